@@ -1,0 +1,3 @@
+"""raysim: federated learning simulated with Ray actors and PyTorch."""
+
+__version__ = "0.1.0"

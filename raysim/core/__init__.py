@@ -1,0 +1,1 @@
+"""The mathematics of federated learning: no engine, no files, no configuration."""

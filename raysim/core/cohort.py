@@ -1,0 +1,62 @@
+"""This round's trained clients, seen as one distributed [K, S] matrix that only collectives touch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from torch import Tensor
+
+from raysim.core.layers import LayerMap
+from raysim.core.mixture import Mixture
+from raysim.core.probe import Probe
+
+
+class Cohort(Protocol):
+    """The clients that came back, sorted by id. K counts them; their models stay where they were trained."""
+
+    clients: tuple[int, ...]
+    layers: LayerMap
+    sizes: Tensor  # [K] int64 training samples
+    steps: Tensor  # [K] int64 local steps taken
+
+    def stat(self, probe: Probe) -> Tensor:
+        """[K, ...] what `probe` measured; came back with training."""
+        ...
+
+    def scalars(self, name: str) -> Tensor:
+        """[K, ...] what clients put into `upload.scalars[name]`; came back with training."""
+        ...
+
+    def each(self, function: Callable[..., Tensor], *payload: Any) -> Tensor:
+        """[K, ...] `function(updates [k, S], layers, *payload)` where the models are: one visit."""
+        ...
+
+    def distances(self, to: Tensor, layers: LayerMap | None = None) -> Tensor:
+        """[K, L] float64, ‖θ_k − to‖ of every layer for a model `to` [P]: one visit."""
+        ...
+
+    def dots(self, with_: Tensor, layers: LayerMap | None = None) -> Tensor:
+        """[K, L] float64, ⟨Δ_k, with_⟩ of every layer: one visit."""
+        ...
+
+    def gram(self) -> Tensor:
+        """[K, K] float64, ⟨Δ_i, Δ_j⟩ over all parameters."""
+        ...
+
+    def predict(self, x: Tensor) -> Tensor:
+        """[K, M, C] logits of every client's model in eval mode on raw rows `x`: one visit."""
+        ...
+
+    def reduce(self, mix: Mixture, of: str = "model", power: int = 1) -> Tensor:
+        """One tree reduction. Of the `model`: the new value [S] that `mix` describes. Of a named upload vector:
+        Σ_k w_k v_k [P] with `mix`'s weights per client. `power` 2 sums squared updates or vectors instead."""
+        ...
+
+    def gather(self) -> Tensor:
+        """[K, S] all updates in the caller's process; raises `MemoryError` past the run's byte limit."""
+        ...
+
+    def by_size(self) -> Mixture: ...
+
+    def uniform(self) -> Mixture: ...

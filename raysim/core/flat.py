@@ -1,0 +1,61 @@
+"""A module whose parameters, gradients and buffers are views of contiguous vectors."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from raysim.core.layers import LayerMap
+
+
+class FlatModel:
+    """`model` laid out over `value` [S] (parameters, then buffers) and `grad` [P].
+
+    An optimiser step, a proximal term or an aggregation is then one call on a vector, and loading a model is one copy.
+    Integer counters are kept as floats beside the other buffers (exact up to 2^24 steps).
+    """
+
+    def __init__(
+        self, model: nn.Module, layers: LayerMap, device: torch.device | str = "cpu", dtype: torch.dtype = torch.float32
+    ):
+        self.model, self.layers = model, layers
+        state = {name: tensor.detach() for name, tensor in model.state_dict(keep_vars=True).items()}
+        self.value = layers.flatten(state).to(device=device, dtype=dtype)
+        self.grad = torch.zeros(layers.P, device=device, dtype=dtype)
+        self.params, self.buffers = self.value[: layers.P], self.value[layers.P :]
+        modules = dict(model.named_modules())
+        for spec in layers.tensors:
+            owner, leaf = modules[spec.module], spec.name.rpartition(".")[2]
+            if spec.kind == "parameter":
+                parameter = owner._parameters[leaf]
+                parameter.data, parameter.grad = spec.view(self.value), spec.view(self.grad)
+            else:
+                owner._buffers[leaf] = spec.view(self.value)
+        # Whatever is neither a parameter nor in the state_dict (non-persistent buffers) follows to the device.
+        model.to(device=device)
+        self.stages: Sequence[nn.Module] = list(model.children())
+        self._body = nn.Sequential(OrderedDict(list(model.named_children())[:-1]))
+        self._body_names = set(self._body.state_dict())
+
+    def forward_from(self, stage: int, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Latent [B, D] and logits [B, C]; stages before `stage` run without a graph."""
+        with torch.no_grad():
+            for module in self.stages[:stage]:
+                x = module(x)
+        for module in self.stages[stage:-1]:
+            x = module(x)
+        return x, self.stages[-1](x)
+
+    def functional(self, value: Tensor, x: Tensor) -> Tensor:
+        """Logits [B, C] of another model value, differentiable in it. In train mode its buffers are updated in place."""
+        return torch.func.functional_call(self.model, self.layers.unflatten(value), (x,))
+
+    def features_of(self, value: Tensor, x: Tensor) -> Tensor:
+        """Latents [B, D] of another model value; its buffers are left as they are."""
+        buffers = value[self.layers.P :].clone()  # in train mode normalisation layers write their statistics
+        tensors = self.layers.unflatten(torch.cat([value[: self.layers.P], buffers]))
+        body = {name: tensor for name, tensor in tensors.items() if name in self._body_names}
+        return torch.func.functional_call(self._body, body, (x,))

@@ -1,0 +1,265 @@
+"""Which slice of the flat vector is which tensor, and which tensors form a layer."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+
+import torch
+from torch import Tensor, nn
+
+NORMS = (nn.modules.batchnorm._BatchNorm, nn.LayerNorm, nn.GroupNorm, nn.modules.instancenorm._InstanceNorm)
+
+
+@dataclass(frozen=True)
+class TensorSpec:
+    """One named tensor of a model and its place in the flat vector."""
+
+    name: str
+    shape: tuple[int, ...]
+    start: int
+    stop: int
+    kind: str  # "parameter", "buffer" (floating) or "counter" (integer, stored as its float value)
+    stage: int  # index of the model's stage that owns it; the last stage is the head
+    order: int  # position in the state_dict
+    module: str  # path of the owning module
+    bare: bool = False  # owned directly by a module that has children (class token, positional embedding)
+    norm: bool = False  # owned by a normalisation layer
+    channels_last: bool = False  # stored as [O, H, W, I], the layout in which CPU convolutions are fastest
+
+    @property
+    def size(self) -> int:
+        return self.stop - self.start
+
+    def view(self, flat: Tensor) -> Tensor:
+        """This tensor inside `flat` [..., S]: a differentiable view [..., *shape]."""
+        part = flat[..., self.start : self.stop]
+        if not self.shape:
+            return part[..., 0]
+        if not self.channels_last:
+            return part.unflatten(-1, self.shape)
+        o, i, h, w = self.shape
+        return part.unflatten(-1, (o, h, w, i)).movedim(-1, -3)
+
+
+@dataclass(frozen=True)
+class LayerMap:
+    """The layout of a model *value*: P parameters, then B buffers, in one vector of S = P + B floats.
+
+    `T` counts the parameter tensors and `L` the layers into which `groups` collects all tensors (methods.md 0.3).
+    A mixture has one column a tensor; a method computes on layers and spreads its result over their tensors.
+    """
+
+    tensors: tuple[TensorSpec, ...]  # parameters first, then buffers
+    names: tuple[str, ...]  # L layer names
+    groups: tuple[int, ...]  # layer of every tensor
+
+    @classmethod
+    def of(cls, model: nn.Module, by: str = "unit", blocks: Sequence[str] = (), channels_last: bool = False) -> LayerMap:
+        """Lay out `model`; `by` is one of `unit`, `module`, `tensor`, `block`, `model`, `bias_group`."""
+        modules = dict(model.named_modules())
+        stages = {name: index for index, (name, _) in enumerate(model.named_children())}
+        counters, buffers, parameters = [], [], []
+        trainable = {name for name, _ in model.named_parameters()}
+        for order, (name, tensor) in enumerate(model.state_dict(keep_vars=True).items()):
+            path = name.rpartition(".")[0]
+            kind = "parameter" if name in trainable else "buffer" if tensor.is_floating_point() else "counter"
+            spec = dict(
+                name=name, shape=tuple(tensor.shape), kind=kind, order=order, module=path,
+                stage=stages.get(name.partition(".")[0], 0), bare=any(True for _ in modules[path].children()),
+                norm=isinstance(modules[path], NORMS),
+                channels_last=channels_last and kind == "parameter" and tensor.dim() == 4,
+            )  # fmt: skip
+            {"parameter": parameters, "buffer": buffers, "counter": counters}[kind].append((spec, tensor.numel()))
+        specs, start = [], 0
+        for spec, size in parameters + buffers + counters:
+            specs.append(TensorSpec(start=start, stop=start + size, **spec))
+            start += size
+        return cls._grouped(tuple(specs), by, tuple(blocks))
+
+    @classmethod
+    def _grouped(cls, specs: tuple[TensorSpec, ...], by: str, blocks: tuple[str, ...] = ()) -> LayerMap:
+        names, group = GROUPINGS[by](sorted(specs, key=lambda s: s.order), blocks)
+        return cls(specs, tuple(names), tuple(group[s.name] for s in specs))
+
+    def regroup(self, by: str, blocks: tuple[str, ...] = ()) -> LayerMap:
+        """The same vector under another grouping."""
+        return _regrouped(self.tensors, by, tuple(blocks))
+
+    @cached_property
+    def T(self) -> int:
+        return sum(s.kind == "parameter" for s in self.tensors)
+
+    @property
+    def L(self) -> int:
+        return len(self.names)
+
+    @cached_property
+    def P(self) -> int:
+        return sum(s.size for s in self.tensors[: self.T])
+
+    @cached_property
+    def S(self) -> int:
+        return self.tensors[-1].stop
+
+    @property
+    def B(self) -> int:
+        return self.S - self.P
+
+    @cached_property
+    def sizes(self) -> Tensor:
+        """Elements of every tensor, int64 [T + Tb]."""
+        return torch.tensor([s.size for s in self.tensors])
+
+    @cached_property
+    def stages(self) -> int:
+        return 1 + max(s.stage for s in self.tensors)
+
+    @cached_property
+    def _group(self) -> Tensor:
+        return torch.tensor(self.groups)
+
+    @cached_property
+    def _segments(self) -> tuple[tuple[int, int, int], ...]:
+        """(start, stop, layer) of maximal runs of one layer, so that a statistic costs one call a run."""
+        runs: list[tuple[int, int, int]] = []
+        for spec, layer in zip(self.tensors, self.groups, strict=True):
+            if runs and runs[-1][2] == layer and spec.start not in (0, self.P):
+                runs[-1] = (runs[-1][0], spec.stop, layer)
+            else:
+                runs.append((spec.start, spec.stop, layer))
+        return tuple(runs)
+
+    def dots(self, a: Tensor, b: Tensor) -> Tensor:
+        """Inner products per layer, float64: [..., P] (or whole values [..., S]) -> [..., L]."""
+        shape = torch.broadcast_shapes(a.shape[:-1], b.shape[:-1])
+        out = torch.zeros(*shape, self.L, dtype=torch.float64, device=a.device)
+        for start, stop, layer in self._segments:
+            if start < a.shape[-1]:
+                out[..., layer] += (a[..., start:stop].double() * b[..., start:stop].double()).sum(-1)
+        return out
+
+    def norms(self, flat: Tensor) -> Tensor:
+        """L2 norm of every layer, squares summed in float64: [..., P] (or [..., S]) -> [..., L]."""
+        return self.dots(flat, flat).sqrt()
+
+    def spread(self, per_layer: Tensor) -> Tensor:
+        """A value for each layer, given to all its tensors, buffers included: [..., L] -> [..., T + Tb]."""
+        return per_layer[..., self._group.to(per_layer.device)]
+
+    def expand(self, per_layer: Tensor) -> Tensor:
+        """A value for each layer, given to all its parameters: [..., L] -> [..., P]."""
+        return self.per_parameter(self.spread(per_layer)[..., : self.T])
+
+    def per_parameter(self, per_tensor: Tensor) -> Tensor:
+        """[..., T] -> [..., P]."""
+        return per_tensor.repeat_interleave(self.sizes[: self.T].to(per_tensor.device), dim=-1, output_size=self.P)
+
+    def span(self, part: str) -> slice:
+        """The parameters of the `head` (last stage), the `body` (all others) or `all`, as a slice of [P]."""
+        first_of_head = self._first_of_stage(self.stages - 1)
+        return {"all": slice(0, self.P), "head": slice(first_of_head, self.P), "body": slice(0, first_of_head)}[part]
+
+    def top(self, stages: int, within: str = "all") -> slice:
+        """The last `stages` stages of the model (or of its body), as a slice of [P]; more than there are means all."""
+        last = self.stages - (within == "body")
+        stop = self._first_of_stage(last)
+        return slice(self._first_of_stage(max(0, last - stages)) if stages else stop, stop)
+
+    def _first_of_stage(self, stage: int) -> int:
+        return next((s.start for s in self.tensors[: self.T] if s.stage >= stage), self.P)
+
+    def where(self, part: str) -> Tensor:
+        """Which tensors, buffers included, belong to the `head` or the `body`: bool [T + Tb]."""
+        head = torch.tensor([s.stage == self.stages - 1 for s in self.tensors])
+        return {"all": torch.ones_like(head), "head": head, "body": ~head}[part]
+
+    def unflatten(self, value: Tensor) -> dict[str, Tensor]:
+        """state_dict names -> views of `value` [S] (or [P]); differentiable, counters stay floating."""
+        return {s.name: s.view(value) for s in self.tensors if s.stop <= value.shape[-1]}
+
+    def state_dict(self, value: Tensor) -> dict[str, Tensor]:
+        """A contiguous copy of `value` [S] (or [P]) under its state_dict names, in state_dict order, counters as int64."""
+        specs = sorted((s for s in self.tensors if s.stop <= value.shape[-1]), key=lambda s: s.order)
+        return {
+            s.name: s.view(value).round().long() if s.kind == "counter" else s.view(value).contiguous().clone()
+            for s in specs
+        }
+
+    def flatten(self, state: dict[str, Tensor]) -> Tensor:
+        """The value [S] of a state_dict. Raises `KeyError` or `ValueError` naming the tensor that does not fit."""
+        value = torch.empty(self.S)
+        for spec in self.tensors:
+            if spec.name not in state:
+                raise KeyError(f"the model's tensor {spec.name!r} is missing")
+            if tuple(state[spec.name].shape) != spec.shape:
+                raise ValueError(f"{spec.name} has shape {tuple(state[spec.name].shape)}, the model needs {spec.shape}")
+            spec.view(value).copy_(state[spec.name])
+        return value
+
+
+@lru_cache(maxsize=16)
+def _regrouped(specs: tuple[TensorSpec, ...], by: str, blocks: tuple[str, ...]) -> LayerMap:
+    return LayerMap._grouped(specs, by, blocks)
+
+
+Grouping = tuple[list[str], dict[str, int]]  # layer names; tensor name -> layer
+
+
+def _group(specs: Sequence[TensorSpec], key) -> Grouping:
+    """Layers in order of appearance of `key(spec)`."""
+    names: dict[str, int] = {}
+    group = {s.name: names.setdefault(key(s), len(names)) for s in specs}
+    return list(names), group
+
+
+def _unit(specs: Sequence[TensorSpec], blocks=()) -> Grouping:
+    """A norm layer joins the unit before it; bare parameters join the first unit."""
+    first = next((s.module for s in specs if not s.bare), specs[0].module)
+    unit: dict[str, str] = {}  # module -> the unit it belongs to
+    for spec in specs:
+        if spec.bare:
+            unit.setdefault(spec.module, first)
+        elif spec.module not in unit:
+            unit[spec.module] = opened if spec.norm and unit else spec.module
+        opened = unit[spec.module]
+    return _group(specs, lambda s: unit[s.module])
+
+
+def _module(specs: Sequence[TensorSpec], blocks=()) -> Grouping:
+    return _group(specs, lambda s: s.name if s.bare else s.module)
+
+
+def _block(specs: Sequence[TensorSpec], blocks=()) -> Grouping:
+    """One layer for each regular expression, in their order; every tensor must match one."""
+    group = {}
+    for spec in specs:
+        match = next((i for i, pattern in enumerate(blocks) if re.search(pattern, spec.name)), None)
+        if match is None:
+            raise ValueError(f"model.blocks: no pattern matches the tensor {spec.name!r}")
+        group[spec.name] = match
+    return list(blocks), group
+
+
+def _bias_group(specs: Sequence[TensorSpec], blocks=()) -> Grouping:
+    """The grouping of FedLWS's released code: a layer closes whenever a name contains "bias" (methods.md 4.1)."""
+    names, group, closed = [], {}, True
+    last_bias = max((i for i, s in enumerate(specs) if "bias" in s.name), default=len(specs))
+    for index, spec in enumerate(specs):
+        if closed and index <= last_bias:
+            names.append(spec.name)
+        group[spec.name] = len(names) - 1
+        closed = "bias" in spec.name
+    return names, group
+
+
+GROUPINGS = {
+    "unit": _unit,
+    "module": _module,
+    "tensor": lambda specs, blocks=(): _group(specs, lambda s: s.name),
+    "block": _block,
+    "model": lambda specs, blocks=(): _group(specs, lambda s: "model"),
+    "bias_group": _bias_group,
+}

@@ -1,0 +1,89 @@
+"""The plan of an aggregation, as data: who sent which tensor, and with what coefficient it enters the global model."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from raysim.core.layers import LayerMap
+
+
+@dataclass(frozen=True)
+class Mixture:
+    """θ⁺_l = anchor_l · θ_l + Σ_k weights_kl · θ_kl for every tensor l; all float64.
+
+    `lam` are the clients' scalar weights. Over the clients that sent a tensor they are renormalised, which gives convex
+    `base` weights: BatchNorm statistics are averaged with those, because signed or scaled weights can make a variance
+    negative. Parameters are averaged with `weights` = base · factor. What nobody sent stays as the server has it.
+    """
+
+    layers: LayerMap
+    lam: Tensor  # [K] non-negative, at least one positive
+    sent: Tensor  # [K, T + Tb] bool: the byte ledger and `support` read this, never the weights
+    factor: Tensor  # [K, T] multipliers (L-DAWA, FedNova, FedLAW); ones otherwise
+    anchor: Tensor  # [T] coefficient of the server's own tensor
+
+    @classmethod
+    def of(cls, lam: Tensor, layers: LayerMap) -> Mixture:
+        """Every client sends everything and counts `lam` [K]."""
+        tensors, T = len(layers.tensors), layers.T
+        lam = lam.double()
+        ones = torch.ones(len(lam), T, dtype=torch.float64)
+        return cls(layers, lam, torch.ones(len(lam), tensors, dtype=torch.bool), ones, torch.zeros(T).double())
+
+    def reweighted(self, lam: Tensor) -> Mixture:
+        """Other client weights [K]; where all are zero or any is not finite there is no average, and they stay."""
+        lam = lam.double()
+        return replace(self, lam=lam) if bool(lam.isfinite().all()) and lam.sum() > 0 else self
+
+    def select(self, mask: Tensor) -> Mixture:
+        """Send only where `mask` [K, T + Tb] (or [K]) is true as well."""
+        return replace(self, sent=self.sent & (mask if mask.dim() == 2 else mask[:, None]))
+
+    def scaled(self, factor: Tensor, anchor: Tensor | None = None) -> Mixture:
+        """Multiply the parameters' weights by `factor` (broadcast to [K, T]) and set the server's coefficient [T]."""
+        return replace(self, factor=self.factor * factor.double(), anchor=self.anchor if anchor is None else anchor)
+
+    def with_buffers_of(self, client: int | None) -> Mixture:
+        """Take the buffers of the client at one position, or of nobody: then they are not sent and stay as they are."""
+        sent = self.sent.clone()
+        sent[:, self.layers.T :] = False
+        if client is not None:
+            sent[client, self.layers.T :] = True
+        return replace(self, sent=sent)
+
+    def support(self) -> Mixture:
+        """Equal weights over the clients that sent each tensor."""
+        return Mixture.of(torch.ones_like(self.lam), self.layers).select(self.sent)
+
+    @cached_property
+    def base(self) -> Tensor:
+        """Convex weights over the uploaders of every tensor [K, T + Tb]; an all-zero column where there are none."""
+        weights = self.lam[:, None] * self.sent
+        total = weights.sum(0)
+        return weights / torch.where(total > 0, total, 1.0)
+
+    @property
+    def weights(self) -> Tensor:
+        """Coefficients of the clients' parameters [K, T]."""
+        return self.base[:, : self.layers.T] * self.factor
+
+    @property
+    def buffers(self) -> Tensor:
+        """Coefficients of the clients' buffers [K, Tb]."""
+        return self.base[:, self.layers.T :]
+
+    @property
+    def own(self) -> Tensor:
+        """Coefficient of the server's tensor [T]: `anchor`, or 1 where nobody sent the tensor."""
+        return torch.where(self.base[:, : self.layers.T].sum(0) > 0, self.anchor, 1.0)
+
+    def per_client(self) -> Tensor:
+        """The one weight of each client [K]. Raises `ValueError` if its tensors have different weights."""
+        weights = self.weights
+        if not torch.allclose(weights, weights[:, :1].expand_as(weights), rtol=1e-12, atol=1e-15):
+            raise ValueError("a client's weight differs between layers here; this method needs one weight a client")
+        return weights[:, 0]

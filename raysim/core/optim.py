@@ -1,0 +1,87 @@
+"""Optimisers over one flat vector: one update however many tensors the model has."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class OptimizerSpec:
+    """What `local` in a configuration says about the clients' optimiser."""
+
+    name: str = "sgd"  # sgd | adam
+    momentum: float = 0.0
+    nesterov: bool = False
+    weight_decay: float = 0.0
+    betas: tuple[float, float] = (0.9, 0.999)
+
+    def build(self, params: Tensor, grad: Tensor, lr: float) -> SGD | Adam:
+        return (Adam if self.name == "adam" else SGD)(self, params, grad, lr)
+
+
+class SGD:
+    """Stochastic gradient descent with momentum, Nesterov momentum and weight decay, as `torch.optim.SGD` defines them.
+
+    `normaliser` accumulates FedNova's ‖a_k‖₁ (Wang et al., 2020): how much gradient the steps so far have applied.
+    """
+
+    def __init__(self, spec: OptimizerSpec, params: Tensor, grad: Tensor, lr: float):
+        self.spec, self.params, self.grad, self.lr = spec, params, grad, lr
+        self.momentum = torch.zeros_like(params) if spec.momentum else None  # [P]
+        self.proximal = 0.0  # μ of a proximal term in the gradient: it contracts what was applied before by 1 - lr·μ
+        self.normaliser, self._weight = 0.0, 0.0
+
+    def step(self, part: slice = slice(None)) -> None:
+        """Update the parameters, or the slice `part` of them, in place. The gradient is used up."""
+        params, grad = self.params[part], self.grad[part]
+        if self.spec.weight_decay:
+            grad.add_(params, alpha=self.spec.weight_decay)
+        if self.momentum is not None:
+            momentum = self.momentum[part].mul_(self.spec.momentum).add_(grad)
+            grad = grad.add_(momentum, alpha=self.spec.momentum) if self.spec.nesterov else momentum
+        params.add_(grad, alpha=-self.lr)
+        self._weight = self.spec.momentum * self._weight + 1
+        self.normaliser = (1 - self.lr * self.proximal) * self.normaliser + self._weight
+
+    def state(self) -> dict[str, Tensor]:
+        """What outlives a round with `local.state: persist`."""
+        return {} if self.momentum is None else {"momentum": self.momentum}
+
+    def load(self, state: dict[str, Tensor]) -> None:
+        if self.momentum is not None:
+            self.momentum.copy_(state["momentum"])
+
+
+class Adam:
+    """Adam with bias correction and L2 weight decay, as `torch.optim.Adam` defines it (epsilon 1e-8)."""
+
+    def __init__(self, spec: OptimizerSpec, params: Tensor, grad: Tensor, lr: float):
+        self.spec, self.params, self.grad, self.lr = spec, params, grad, lr
+        self.mean, self.square = torch.zeros_like(params), torch.zeros_like(params)  # [P]
+        self.steps = 0
+        self.proximal = 0.0
+        self.normaliser = 0.0  # FedNova has no closed form for Adam: steps are counted
+
+    def step(self, part: slice = slice(None)) -> None:
+        """Update the parameters, or the slice `part` of them, in place. The gradient is used up."""
+        params, grad, (b1, b2) = self.params[part], self.grad[part], self.spec.betas
+        self.steps += 1
+        self.normaliser += 1
+        if self.spec.weight_decay:
+            grad.add_(params, alpha=self.spec.weight_decay)
+        mean = self.mean[part].lerp_(grad, 1 - b1)
+        square = self.square[part].mul_(b2).addcmul_(grad, grad, value=1 - b2)
+        scale = (square / (1 - b2**self.steps)).sqrt_().add_(1e-8)
+        params.addcdiv_(mean, scale, value=-self.lr / (1 - b1**self.steps))
+
+    def state(self) -> dict[str, Tensor]:
+        """What outlives a round with `local.state: persist`."""
+        return {"mean": self.mean, "square": self.square, "steps": torch.tensor(float(self.steps))}
+
+    def load(self, state: dict[str, Tensor]) -> None:
+        self.mean.copy_(state["mean"])
+        self.square.copy_(state["square"])
+        self.steps = int(state["steps"])

@@ -1,0 +1,39 @@
+"""Statistics that a client measures during its training visit, so that they cost no second one."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from raysim.core.client import LocalRun
+
+
+class Probe:
+    """A measurement of one client in one round. It is a value: equal probes are measured once.
+
+    `begin` runs after the local initialisation, `batch` after each training step's backward pass, `end` after training.
+    """
+
+    def begin(self, run: LocalRun) -> None: ...
+
+    def batch(self, run: LocalRun, z: Tensor) -> None:
+        """`z` [B, D]: the latents of the batch just trained on."""
+
+    def end(self, run: LocalRun) -> Tensor:
+        """The measurement; comes back as `cohort.stat(probe)` with a leading client dimension."""
+        raise NotImplementedError
+
+    @property
+    def watches_batches(self) -> bool:
+        return type(self).batch is not Probe.batch
+
+
+@dataclass(frozen=True)
+class LayerDistance(Probe):
+    """‖w_k^l − w_g^l‖ for every layer of the run's grouping, [L] (FedLDF's divergence, methods.md 3.1)."""
+
+    def end(self, run: LocalRun) -> Tensor:
+        return run.layers.norms(run.params - run.received[: run.layers.P])

@@ -1,0 +1,20 @@
+"""Named random streams: a draw belongs to (seed, round, client, purpose), never to a process."""
+
+from __future__ import annotations
+
+from hashlib import blake2b
+
+import torch
+
+SERVER = -1  # the "client" of draws made by the server
+
+
+def stream_seed(seed: int, round_: int, client: int, purpose: str) -> int:
+    """A 63-bit seed for one stream; streams of different purposes never share draws."""
+    key = f"{seed}/{round_}/{client}/{purpose}".encode()
+    return int.from_bytes(blake2b(key, digest_size=8).digest(), "big") >> 1
+
+
+def generator(seed: int, round_: int, client: int, purpose: str) -> torch.Generator:
+    """A CPU generator at the start of the stream (seed, round, client, purpose)."""
+    return torch.Generator().manual_seed(stream_seed(seed, round_, client, purpose))

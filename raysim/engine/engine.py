@@ -1,0 +1,507 @@
+"""Cohorts of clients over hosts, wherever the hosts live. An engine adds only how a host is called and replaced."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from abc import ABC, abstractmethod
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from raysim.core.client import Moment
+from raysim.core.layers import LayerMap
+from raysim.core.mixture import Mixture
+from raysim.core.probe import Probe
+from raysim.core.server import Downlink
+from raysim.data import Dataset, Partition
+from raysim.engine import tree
+from raysim.engine.host import HostSpec, Report, SumRequest, Visit
+
+Handle = Any  # a value, or a reference to one
+CHUNK = 1 << 22  # floats of one message of a reduction: larger models travel in pieces, so that levels overlap
+GATHER_BYTES = 2 << 30  # `Cohort.gather` refuses to bring more than this into one process
+ATTEMPTS = 3  # hosts a client may bring down before it is left out of the round
+
+
+class HostLost(Exception):
+    """Hosts died; `hosts` are their indices."""
+
+    def __init__(self, hosts: set[int]):
+        super().__init__(f"hosts {sorted(hosts)} were lost")
+        self.hosts = hosts
+
+
+class StateLost(Exception):
+    """Client states went down with a node; only a checkpoint has them."""
+
+
+@dataclass(frozen=True)
+class Call:
+    """A method of one host with its arguments, and how many results it has."""
+
+    host: int
+    method: str
+    args: tuple[Any, ...]
+    returns: int = 1
+
+
+@dataclass(frozen=True)
+class Span:
+    """One phase on one host, for the timeline; seconds since the epoch."""
+
+    host: int
+    phase: str
+    start: float
+    stop: float
+    sent: int = 0  # payload bytes it serialised for other processes
+
+
+@dataclass
+class Engine(ABC):
+    """Runs cohorts. Subclasses say how a host is called, how its results are awaited, and how a dead one is replaced."""
+
+    spec: HostSpec
+    data: Dataset
+    partition: Partition
+    fan_in: int = 4
+    nodes: list[str] = field(default_factory=list)  # the machine of every host
+    kept: dict[int, Handle] = field(default_factory=dict)  # committed state of clients that have taken part
+    bank: dict[int, Handle] = field(default_factory=dict)  # their last models, where a method asks for them
+    spans: list[Span] = field(default_factory=list)
+    seconds: dict[int, float] = field(default_factory=dict)  # how long each client's last training took
+
+    def __post_init__(self) -> None:
+        _, self.layers = self.spec.network()
+        self.stateful = self.spec.stateful(self.layers)
+        self.keys = itertools.count()
+        self.value = torch.empty(0)  # [S] the server's model, published to the hosts
+        self.published: Handle = None
+        self.published_shared: Handle = None
+
+    # What an engine provides.
+
+    @property
+    @abstractmethod
+    def hosts(self) -> Sequence[Any]:
+        """The hosts, in the order in which a sorted cohort is dealt to them."""
+
+    @abstractmethod
+    def call(self, call: Call) -> list[Handle]:
+        """Begin a call and return handles of its results."""
+
+    @abstractmethod
+    def fetch(self, calls: Sequence[tuple[int, Handle]]) -> list[Any]:
+        """Values of (host, handle)s, in order. Raises `HostLost`."""
+
+    @abstractmethod
+    def put(self, value: Any) -> Handle:
+        """Make a value available to all hosts."""
+
+    @abstractmethod
+    def value_of(self, handle: Handle) -> Any:
+        """The value behind a handle that `put` or a host made. Raises `StateLost`."""
+
+    @abstractmethod
+    def replace(self, hosts: set[int]) -> None:
+        """Put new hosts in the place of dead ones."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Stop all hosts."""
+
+    # What all engines do with it.
+
+    def ask(self, calls: Sequence[Call]) -> list[Any]:
+        """Make calls side by side and return their first results."""
+        handles = [(c.host, self.call(c)[0]) for c in calls]
+        return self.fetch(handles)
+
+    def publish(self, value: Tensor, shared: Mapping[str, Tensor]) -> None:
+        """Make the server's model and what travels with it available to all hosts."""
+        self.value = value
+        self.published = self.put(value.numpy())
+        self.published_shared = self.put({name: tensor.numpy() for name, tensor in shared.items()})
+
+    def train(
+        self, moment: Moment, clients: Sequence[int], downlink: Downlink, *, test: bool = False, trace: bool = False
+    ) -> HostedCohort:
+        """Train `clients` (sorted) from the published model; returns once all have come back or failed."""
+        self.spans.clear()
+        cohort = HostedCohort(self, moment, tuple(clients), downlink, test, trace)
+        cohort.train()
+        return cohort
+
+    def deal(self, clients: Sequence[int]) -> list[tuple[int, ...]]:
+        """Contiguous runs of a sorted cohort, one a host, with the dearest run as cheap as can be."""
+        cost = [self.seconds.get(c, -1.0) for c in clients]
+        if min(cost, default=0.0) < 0:  # not all have been measured: seconds and samples do not compare
+            cost = [float(len(self.partition.train[c])) for c in clients]
+        return [tuple(clients[lo:hi]) for lo, hi in cut(cost, len(self.hosts))]
+
+    def evaluate(self, rows: np.ndarray) -> tuple[float, float]:
+        """Accuracy and mean loss of the published model on `rows` of the data set; hosts share the batches."""
+        batch = self.spec.eval_batch
+        bounds = [round(i * -(-len(rows) // batch) / len(self.hosts)) * batch for i in range(len(self.hosts) + 1)]
+        shares = [(i, rows[a:b]) for i, (a, b) in enumerate(zip(bounds, bounds[1:], strict=False)) if a < len(rows) and a < b]
+
+        def score() -> list[tuple[int, float]]:
+            calls = [Call(i, "evaluate", (self.published, share)) for i, share in shares]
+            return [pair for result in self.ask(calls) for pair in result]
+
+        started = time.time()
+        scores = self.recovering(score)
+        self.spans += [Span(i, "evaluate", started, time.time()) for i, _ in shares]
+        # Batches are the same ones however they are shared, and are added in their order.
+        return sum(c for c, _ in scores) / len(rows), sum(loss for _, loss in scores) / len(rows)
+
+    def personal(
+        self, moment: Moment, clients: Sequence[int], downlink: Downlink
+    ) -> dict[int, tuple[int, int, float]]:
+        """For each client the model it would now be given, tested on its own test samples: correct, samples, loss."""
+        cohort = HostedCohort(self, moment, tuple(clients), downlink)
+
+        def score() -> list[dict[int, tuple[int, int, float]]]:
+            shares = enumerate(self.deal(clients))
+            return self.ask([cohort.call_for(i, "personal", share, 1) for i, share in shares if share])
+
+        return {client: s for result in self.recovering(score) for client, s in result.items()}
+
+    def recovering(self, action: Callable[[], Any], restore: Callable[[set[int]], None] | None = None) -> Any:
+        """`action`, again after every loss of hosts."""
+        while True:
+            try:
+                return action()
+            except HostLost as lost:
+                self.replace(lost.hosts)
+                if restore:
+                    restore(lost.hosts)
+
+    def commit(self, cohort: HostedCohort) -> None:
+        """The round counts: so do the states its clients came back with."""
+        self.kept.update(cohort.new_kept)
+        self.bank.update(cohort.new_bank)
+
+
+class HostedCohort:
+    """A cohort whose models rest on hosts. See `raysim.core.cohort.Cohort`."""
+
+    def __init__(
+        self, engine: Engine, moment: Moment, asked: tuple[int, ...], downlink: Downlink,
+        test: bool = False, trace: bool = False,
+    ):  # fmt: skip
+        self.engine, self.moment, self.asked, self.downlink = engine, moment, asked, downlink
+        self._test, self._trace = test, trace
+        self.layers: LayerMap = engine.layers
+        self.held: dict[int, tuple[int, ...]] = {}  # host -> the clients whose models it holds
+        self.status: dict[int, str] = {}
+        self.trained_by: dict[int, int] = {}  # client -> the host it was tried on
+        self.new_kept: dict[int, Handle] = {}
+        self.new_bank: dict[int, Handle] = {}
+        self.traces: dict[int, Handle] = {}
+        self.tests: dict[int, tuple[int, int, float]] = {}
+        self._rows: dict[int, tuple[Report, int]] = {}
+        self._position = {client: i for i, client in enumerate(asked)}
+        self.server_value = engine.value  # [S] what the round began with
+        self.server = self.server_value[: self.layers.P]
+
+    # Training.
+
+    def call_for(self, host: int, method: str, clients: tuple[int, ...], returns: int) -> Call:
+        """A visit to `clients`, with references to the states and models it needs."""
+        engine, down = self.engine, self.downlink
+        objects: list[Handle] = []
+        kept, bank = {}, {}
+        for client in clients:
+            if client in engine.kept:
+                kept[client] = len(objects)
+                objects.append(engine.kept[client])
+        mix = None
+        wanted: set[int] = set()
+        if down.mix is not None:
+            rows = {c: down.mix[self._position[c]].tolist() for c in clients}
+            mix = {c: tuple(zip(down.bank, row, strict=True)) for c, row in rows.items()}
+            wanted |= set(down.bank)
+        peers = {c: down.peers[self._position[c]] for c in clients} if down.peers else {}
+        wanted |= {peer for those in peers.values() for peer in those}
+        for peer in sorted(wanted & engine.bank.keys()):
+            bank[peer] = len(objects)
+            objects.append(engine.bank[peer])
+        keep_models = engine.spec.stack.peer_models
+        visit = Visit(self.moment, clients, kept, bank, mix, peers, keep_models, self._test, self._trace)
+        return Call(host, method, (visit, engine.published, engine.published_shared, *objects), returns)
+
+    def train(self) -> None:
+        shares = self.engine.deal(self.asked)
+        self._train({i: [share] for i, share in enumerate(shares) if share})
+        self.clients = tuple(sorted(c for c, status in self.status.items() if status == "ok"))
+        rows = [self._rows[c] for c in self.clients]
+        self.sizes = torch.tensor([len(self.engine.partition.train[c]) for c in self.clients])
+        self.steps = torch.tensor([report.steps[i] for report, i in rows])
+        self.held = {i: tuple(c for c in held if c in self._rows) for i, held in self.held.items()}
+        self.held = {i: held for i, held in sorted(self.held.items()) if held}
+
+    def _train(self, queue: dict[int, list[tuple[int, ...]]]) -> None:
+        """Train each host's shares, one at a time. A share that brings its host down is tried again on the host's
+        replacement, then client by client; a client that does so `ATTEMPTS` times is left out."""
+        engine = self.engine
+        per_client = engine.stateful + engine.spec.stack.peer_models + self._trace
+        deaths: Counter[int] = Counter()
+        while queue:
+            wave = [(i, shares.pop(0)) for i, shares in queue.items()]
+            calls = [self.call_for(i, "train", share, 1 + per_client * len(share)) for i, share in wave]
+            handles = [engine.call(call) for call in calls]
+            lost: set[int] = set()
+            for (i, share), results in zip(wave, handles, strict=True):
+                try:
+                    report = engine.fetch([(i, results[0])])[0]
+                except HostLost as error:
+                    lost |= error.hosts
+                    deaths.update(share)
+                    if max(deaths[c] for c in share) >= ATTEMPTS:
+                        self.status |= dict.fromkeys(share, "the process training it died again and again: left out")
+                        self.trained_by |= dict.fromkeys(share, i)
+                    elif deaths[share[0]] > 1:
+                        queue[i] = [(c,) for c in share] + queue[i]
+                    else:
+                        queue[i].insert(0, share)
+                else:
+                    self.held[i] = self.held.get(i, ()) + share
+                    self._take(report, i, share, results[1:])
+            if lost:
+                engine.replace(lost)
+                for i in lost & self.held.keys():  # models of this round that died with their host
+                    queue[i].insert(0, self.held.pop(i))
+            queue = {i: shares for i, shares in queue.items() if shares}
+
+    def _restore(self, lost: set[int]) -> None:
+        """Train again, to the same bits, what died with hosts."""
+        self._train({i: [self.held.pop(i)] for i in lost & self.held.keys()})
+
+    def _take(self, report: Report, host: int, share: tuple[int, ...], handles: list[Handle]) -> None:
+        self.status |= report.status
+        self.trained_by |= dict.fromkeys(share, host)
+        self.tests |= report.tests
+        self._rows |= {client: (report, i) for i, client in enumerate(report.clients)}
+        rest = iter(handles)
+        for client in share:
+            for wanted, into in (
+                (self.engine.stateful, self.new_kept),
+                (self.engine.spec.stack.peer_models, self.new_bank),
+                (self._trace, self.traces),
+            ):
+                if wanted:
+                    handle = next(rest)
+                    if report.status[client] == "ok":
+                        into[client] = handle
+        self.engine.seconds |= dict(zip(report.clients, report.seconds, strict=True))
+        self.engine.spans.append(Span(host, "train", report.started, report.stopped))
+
+    def row(self, client: int) -> tuple[Report, int]:
+        """The report of the client's visit and its row there."""
+        return self._rows[client]
+
+    # What came back with training.
+
+    def _stack(self, arrays: Callable[[Report], np.ndarray]) -> Tensor:
+        return torch.from_numpy(np.stack([arrays(report)[i] for report, i in map(self.row, self.clients)]))
+
+    def stat(self, probe: Probe) -> Tensor:
+        index = self.engine.spec.probes.index(probe)
+        return self._stack(lambda report: report.stats[index])
+
+    def scalars(self, name: str) -> Tensor:
+        return self._stack(lambda report: report.scalars[name])
+
+    def by_size(self) -> Mixture:
+        return Mixture.of(self.sizes, self.layers)
+
+    def uniform(self) -> Mixture:
+        return Mixture.of(torch.ones(len(self.clients)), self.layers)
+
+    # Collectives.
+
+    def _visit(self, method: str, *args: Any) -> Tensor:
+        """Ask every host about the clients it holds: [K, ...] in the order of `clients`."""
+
+        def ask() -> Tensor:
+            results = self.engine.ask([Call(i, method, (held, *args)) for i, held in self.held.items()])
+            by_client = {
+                c: row for held, rows in zip(self.held.values(), results, strict=True) for c, row in zip(held, rows, strict=True)
+            }
+            return torch.from_numpy(np.stack([by_client[c] for c in self.clients]))
+
+        return self.engine.recovering(ask, self._restore)
+
+    def each(self, function: Callable[..., Tensor], *payload: Any) -> Tensor:
+        sent = [p.numpy() if isinstance(p, Tensor) else p for p in payload]
+        return self._visit("each", function, *sent)
+
+    def distances(self, to: Tensor, layers: LayerMap | None = None) -> Tensor:
+        return self.each(_distances, to - self.server, layers or self.layers)
+
+    def dots(self, with_: Tensor, layers: LayerMap | None = None) -> Tensor:
+        return self.each(_dots, with_, layers or self.layers)
+
+    def predict(self, x: np.ndarray) -> Tensor:
+        return self._visit("predict", x)
+
+    def gather(self) -> Tensor:
+        need = len(self.clients) * self.layers.S * 4
+        if need > GATHER_BYTES:
+            raise MemoryError(f"gathering {len(self.clients)} models needs {need / 2**30:.1f} GiB in one process")
+        return self._visit("rows")
+
+    def gram(self) -> Tensor:
+        updates = self.gather()[:, : self.layers.P].double()
+        return updates @ updates.T
+
+    def compute(self, function: Callable[..., Any], *payload: Any, models: bool = False) -> Any:
+        engine = self.engine
+
+        def run() -> Any:
+            updates = []
+            if models:
+                if len(self.clients) * self.layers.S * 4 > GATHER_BYTES:
+                    raise MemoryError(f"{len(self.clients)} models are more than {GATHER_BYTES >> 30} GiB")
+                updates = [engine.call(Call(i, "rows", (held,)))[0] for i, held in self.held.items()]
+            return engine.ask([Call(0, "compute", (function, engine.published, payload, *updates))])[0]
+
+        return engine.recovering(run, self._restore)
+
+    def reduce(self, mix: Mixture, of: str = "model", power: int = 1) -> Tensor:
+        if of != "model":
+            weights = mix.per_client()[:, None]
+            [total] = self._sum([(0, self.layers.P, weights[:, 0].numpy())], of, power)
+            return torch.zeros(self.layers.P) if total is None else total
+        weights = torch.cat([mix.weights, mix.buffers], dim=1)
+        pieces = equal_columns(weights, self.layers)
+        sums = self._sum(pieces, of, power)
+        if power == 2:
+            return torch.cat([torch.zeros(b - a) if s is None else s for (a, b, _), s in zip(pieces, sums, strict=True)])
+        # The leaves are updates: θ⁺ = (own + Σ w) θ + Σ w Δ keeps the small differences of the clients.
+        result = self.server_value.clone()
+        T, keep = self.layers.T, mix.own + mix.weights.sum(0)
+        if not torch.allclose(keep, torch.ones_like(keep), rtol=0, atol=1e-9):
+            result[: self.layers.P] *= self.layers.per_parameter(keep.to(result.dtype))
+        for (start, stop, _), total in zip(pieces, sums, strict=True):
+            if total is not None:
+                result[start:stop] += total
+        self._counters(result, mix.sent[:, T:])
+        return result
+
+    def _counters(self, result: Tensor, sent: Tensor) -> None:
+        """Integer buffers are not averaged: the largest of those that were sent counts (methods.md 0.2)."""
+        specs = [(i, s) for i, s in enumerate(self.layers.tensors[self.layers.T :]) if s.kind == "counter"]
+        if not specs:
+            return
+        values = self._stack(lambda report: report.counters)
+        for column, (i, spec) in enumerate(specs):
+            if sent[:, i].any():
+                result[spec.start : spec.stop] = values[sent[:, i], column].max()
+
+    def _sum(self, pieces: list[tuple[int, int, np.ndarray]], of: str, power: int) -> list[Tensor | None]:
+        """Σ_k weights[k] · rows_k for every piece (start, stop, weights [K]), or None where all weights are zero."""
+        engine, clients = self.engine, len(self.clients)
+        position = {c: i for i, c in enumerate(self.clients)}
+        root = (0, clients)
+
+        def total() -> list[Tensor | None]:
+            roots = []
+            for chunk in chunks(pieces):
+                request = SumRequest(position, {i: pieces[i] for i in chunk}, of, power)
+                roots.append(self._reduce_chunk(request, chunk))
+            merged = {key: value for result in engine.fetch(roots) for key, value in result.items()}
+            arrays = (merged[root, i] for i in range(len(pieces)))
+            return [None if a is None else torch.from_numpy(a) for a in arrays]
+
+        return engine.recovering(total, self._restore)
+
+    def _reduce_chunk(self, request: SumRequest, pieces: list[int]) -> tuple[int, Handle]:
+        """Partial sums inside hosts, merged within each machine, then across: (host, handle) of the whole."""
+        engine, clients = self.engine, len(request.position)
+        holders = list(self.held)
+        levels = tree.schedule(holders, [engine.nodes[i] for i in holders], engine.fan_in)
+        keys = {i: next(engine.keys) for i in holders}
+        # A host that leads its next group keeps its sums until the others' arrive; the others send theirs.
+        leads = [{group[0] for group in level} for level in levels]
+        joined = [{i for group in level for i in group} for level in levels]
+
+        def stays(host: int, level: int) -> bool:
+            following = next((k for k in range(level, len(levels)) if host in joined[k]), None)
+            return following is not None and host in leads[following]
+
+        sums = {
+            i: engine.call(Call(i, "partial", (keys[i], self.held[i], request, stays(i, 0))))[0] for i in holders
+        }
+        for level, groups in enumerate(levels):
+            for leader, *others in groups:
+                args = (keys[leader], clients, pieces, stays(leader, level + 1), *(sums[i] for i in others))
+                sums[leader] = engine.call(Call(leader, "merge", args))[0]
+        root = levels[-1][0][0] if levels else holders[0]
+        return root, sums[root]
+
+    def close(self) -> None:
+        """Let the hosts forget this round's models."""
+        logs = self.engine.recovering(lambda: self.engine.ask([Call(i, "close", ()) for i in self.held]))
+        for host, log in zip(self.held, logs, strict=True):
+            for phase, start, stop, sent in log:
+                self.engine.spans.append(Span(host, phase, start, stop, sent))
+
+
+def _distances(update: Tensor, own: LayerMap, to: Tensor, layers: LayerMap) -> Tensor:
+    return layers.norms(update[: len(to)] - to)
+
+
+def _dots(update: Tensor, own: LayerMap, with_: Tensor, layers: LayerMap) -> Tensor:
+    return layers.dots(update[: len(with_)], with_)
+
+
+def cut(costs: Sequence[float], runs: int) -> list[tuple[int, int]]:
+    """Cut a sequence into at most `runs` contiguous runs so that the dearest is as cheap as can be: [(lo, hi)]."""
+
+    def greedy(limit: float) -> list[tuple[int, int]]:
+        bounds, lo, load = [], 0, 0.0
+        for i, cost in enumerate(costs):
+            if load + cost > limit and i > lo:
+                bounds.append((lo, i))
+                lo, load = i, 0.0
+            load += cost
+        return [*bounds, (lo, len(costs))]
+
+    low, high = max(costs, default=0.0), sum(costs)
+    for _ in range(40):
+        middle = (low + high) / 2
+        low, high = (low, middle) if len(greedy(middle)) <= runs else (middle, high)
+    return greedy(high * (1 + 1e-9))
+
+
+def equal_columns(weights: Tensor, layers: LayerMap) -> list[tuple[int, int, np.ndarray]]:
+    """Pieces (start, stop, weights [K]) of the flat vector in which every client has one weight, of at most `CHUNK`."""
+    columns = weights.T.contiguous().numpy()  # [T + Tb, K]
+    pieces: list[tuple[int, int, np.ndarray]] = []
+    first = 0
+    for i in range(1, len(columns) + 1):
+        if i == len(columns) or not np.array_equal(columns[i], columns[first]):
+            start, stop = layers.tensors[first].start, layers.tensors[i - 1].stop
+            pieces += [(a, min(a + CHUNK, stop), columns[first]) for a in range(start, stop, CHUNK)]
+            first = i
+    return pieces
+
+
+def chunks(pieces: Sequence[tuple[int, int, np.ndarray]]) -> list[list[int]]:
+    """Indices of pieces that travel in one message: at least `CHUNK` floats, as long as there are enough."""
+    groups: list[list[int]] = [[]]
+    size = 0
+    for i, (start, stop, _) in enumerate(pieces):
+        if size >= CHUNK:
+            groups.append([])
+            size = 0
+        groups[-1].append(i)
+        size += stop - start
+    return groups

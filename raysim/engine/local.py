@@ -1,0 +1,43 @@
+"""The engine in this process: one host, called directly."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from raysim.engine.engine import Call, Engine, Handle
+from raysim.engine.host import ClientHost
+
+
+@dataclass
+class LocalEngine(Engine):
+    """Trains one client after the other; for debugging, notebooks, and machines without Ray."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._host = ClientHost(self.spec, self.data, self.partition)
+        self.nodes = ["local"]
+
+    @property
+    def hosts(self) -> Sequence[ClientHost]:
+        return [self._host]
+
+    def call(self, call: Call) -> list[Handle]:
+        result = getattr(self._host, call.method)(*call.args)
+        return result if call.method == "train" else [result]
+
+    def fetch(self, calls: Sequence[tuple[int, Handle]]) -> list[Any]:
+        return [handle for _, handle in calls]
+
+    def put(self, value: Any) -> Handle:
+        return value
+
+    def value_of(self, handle: Handle) -> Any:
+        return handle
+
+    def replace(self, hosts: set[int]) -> None:
+        raise AssertionError("a host in this process cannot be lost alone")
+
+    def close(self) -> None:
+        self._host.close()

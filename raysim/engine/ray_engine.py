@@ -1,0 +1,230 @@
+"""Hosts and the driver as Ray actors. The only file that imports Ray."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+# `uv run` would otherwise make Ray rebuild the environment for every worker, which has it already.
+os.environ.setdefault("RAY_ENABLE_UV_RUN_RUNTIME_ENV", "0")
+os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # an actor without a GPU share sees no GPU; no warning
+
+import ray
+from ray.exceptions import ActorDiedError, ActorUnavailableError, ObjectLostError, RayActorError, RayTaskError
+
+from raysim.config import Config, ConfigError, RayEngineConfig
+from raysim.engine.engine import Call, Engine, Handle, HostLost, StateLost
+from raysim.engine.host import Arrays, ClientHost, HostSpec, Visit
+from raysim.engine.placement import Placement, Resources, place
+
+START_SECONDS = 120  # to place a new host; a cluster that cannot by then has too little left
+DRIVER_ATTEMPTS = 3
+
+
+class HostActor(ClientHost):
+    """A `ClientHost` in a process of its own."""
+
+    def train(self, visit: Visit, value: Any, shared: Arrays, *objects: Arrays) -> Any:
+        results = super().train(visit, value, shared, *objects)
+        return results if len(results) > 1 else results[0]  # Ray does not unpack a single result
+
+    def node(self) -> str:
+        return ray.get_runtime_context().get_node_id()
+
+
+@dataclass
+class RayEngine(Engine):
+    """Hosts as actors that share the cluster's CPUs and GPUs as `placement` says."""
+
+    placement: Placement = Placement(1, 1.0, 0.0)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._data = ray.put(self.data)
+        self._partition = ray.put(self.partition)
+        actors = [self._new_host() for _ in range(self.placement.hosts)]
+        try:
+            nodes = ray.get([actor.node.remote() for actor in actors], timeout=START_SECONDS)
+        except ray.exceptions.GetTimeoutError:
+            raise ConfigError(
+                f"engine.ray: {len(actors)} actors of {self.placement.cpus:g} CPUs and {self.placement.gpus:g} GPUs did not "
+                f"start within {START_SECONDS} s; the cluster is busy with other work"
+            ) from None
+        except RayActorError as error:
+            raise RuntimeError(f"a client actor could not start:\n{error}") from None
+        # Neighbours in the cohort share a machine where they can: their sums are then merged before they travel.
+        order = sorted(range(len(actors)), key=lambda i: nodes[i])
+        self._actors, self.nodes = [actors[i] for i in order], [nodes[i] for i in order]
+
+    def _new_host(self) -> Any:
+        options = {"num_cpus": self.placement.cpus, "num_gpus": self.placement.gpus, "scheduling_strategy": "SPREAD"}
+        return ray.remote(HostActor).options(**options).remote(self.spec, self._data, self._partition)
+
+    @property
+    def hosts(self) -> Sequence[Any]:
+        return self._actors
+
+    def call(self, call: Call) -> list[Handle]:
+        method = getattr(self._actors[call.host], call.method)
+        results = method.options(num_returns=call.returns).remote(*call.args)
+        return results if call.returns > 1 else [results]
+
+    def fetch(self, calls: Sequence[tuple[int, Handle]]) -> list[Any]:
+        values = []
+        for _, handle in calls:
+            try:
+                values.append(ray.get(handle))
+            except (RayActorError, ObjectLostError) as error:
+                dead = self._dead(getattr(error, "actor_id", None))
+                if dead:
+                    raise HostLost(dead) from None
+                if isinstance(error, ObjectLostError):
+                    raise StateLost(str(error)) from None
+                raise
+            except RayTaskError as error:
+                raise error.as_instanceof_cause() from None
+        return values
+
+    def _dead(self, actor_id: str | None) -> set[int]:
+        known = {i for i, actor in enumerate(self._actors) if actor._actor_id.hex() == actor_id}
+        if known:
+            return known
+        dead = set()
+        for i, actor in enumerate(self._actors):
+            try:
+                ray.get(actor.ping.remote())
+            except RayActorError:
+                dead.add(i)
+        return dead
+
+    def put(self, value: Any) -> Handle:
+        return ray.put(value)
+
+    def value_of(self, handle: Handle) -> Any:
+        try:
+            return ray.get(handle)
+        except ObjectLostError as error:
+            raise StateLost(str(error)) from None
+
+    def replace(self, hosts: set[int]) -> None:
+        for i in hosts:
+            actor = self._new_host()
+            ready = actor.node.remote()
+            done, _ = ray.wait([ready], timeout=START_SECONDS)
+            if done:
+                with suppress(RayActorError):
+                    self._actors[i], self.nodes[i] = actor, ray.get(ready)
+                    continue
+            ray.kill(actor)
+            # No room for another process, as after the loss of a node: a living host takes the work over.
+            living = next((j for j in range(len(self._actors)) if j not in hosts), None)
+            if living is None:
+                raise RuntimeError("all client actors died and the cluster has no room for new ones")
+            self._actors[i], self.nodes[i] = self._actors[living], self.nodes[living]
+
+    def close(self) -> None:
+        for actor in set(self._actors):
+            ray.kill(actor)
+
+
+def ray_engine(config: Config, spec: HostSpec, data: Any, partition: Any, cohort: int) -> Engine:
+    """The engine of `config` on the cluster this process is connected to. Raises `ConfigError` for what does not fit."""
+    settings = config.engine
+    assert isinstance(settings, RayEngineConfig)
+    free = ray.available_resources()
+    resources = Resources(free.get("CPU", 0.0), free.get("GPU", 0.0), free.get("memory", float("inf")))
+    layers = spec.network()[1]
+    placement = place(
+        resources, cohort, settings.clients_per_actor, settings.gpu_per_client, settings.threads, 4 * layers.S
+    )
+    return RayEngine(spec, data, partition, settings.fan_in, placement=placement)
+
+
+class Driver:
+    """The federation, in an actor: what the loop over rounds holds never passes the process of the command line."""
+
+    def build(self, config: Config, out: Path, resume: bool) -> None:
+        from raysim.federation import Federation
+
+        self.federation = Federation(config, out, resume, ray_engine)
+
+    def call(self, method: str) -> Any:
+        return getattr(self.federation, method)()
+
+
+class RemoteFederation:
+    """A `Federation` that lives in an actor. If the actor dies, another goes on from the last checkpoint."""
+
+    def __init__(self, config: Config, out: Path, resume: bool):
+        self._config, self._out = config, Path(out).absolute()
+        self._start(resume)
+
+    def _start(self, resume: bool) -> None:
+        # The driver is on the machine of the command line, because it writes the run's folder; it waits more than it works.
+        here = ray.get_runtime_context().get_node_id()
+        strategy = ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy(here, soft=False)
+        self._driver = ray.remote(Driver).options(num_cpus=0, scheduling_strategy=strategy).remote()
+        self._get(self._driver.build.remote(self._config, self._out, resume))
+
+    @staticmethod
+    def _get(reference: Any) -> Any:
+        try:
+            return ray.get(reference)
+        except RayTaskError as error:
+            cause = error.cause
+            if isinstance(cause, Exception):
+                cause.__cause__ = None
+                raise cause from None
+            raise
+
+    def _call(self, method: str) -> Any:
+        for attempt in range(DRIVER_ATTEMPTS):
+            try:
+                return self._get(self._driver.call.remote(method))
+            except (ActorDiedError, ActorUnavailableError):
+                if attempt + 1 == DRIVER_ATTEMPTS:
+                    raise
+                print("the driver died; another goes on from the last checkpoint", file=sys.stderr)
+                self._start(resume=True)
+        raise AssertionError
+
+    def step(self) -> dict[str, Any] | None:
+        return self._call("step")
+
+    def checkpoint(self) -> int:
+        return self._call("checkpoint")
+
+    def finish(self) -> dict[str, Any]:
+        return self._call("finish")
+
+    def close(self) -> None:
+        with suppress(RayActorError):
+            self._get(self._driver.call.remote("close"))
+        ray.kill(self._driver)
+
+
+@contextmanager
+def session(config: Config, address: str | None = None) -> Iterator[Callable[[Config, Path, bool], RemoteFederation]]:
+    """Join the cluster at `address` or RAY_ADDRESS, or start one on this machine and stop it at the end."""
+    joined = address or os.environ.get("RAY_ADDRESS")
+    quiet = {"log_to_driver": False, "logging_level": "ERROR"}
+    started = not ray.is_initialized()
+    if started and joined:
+        ray.init(address=joined, **quiet)
+    elif started:
+        ray.init(address="local", num_cpus=len(os.sched_getaffinity(0)), include_dashboard=False, **quiet)
+    try:
+        yield RemoteFederation
+    finally:
+        if started:
+            ray.shutdown()
+
+
+def cluster_address() -> str | None:
+    """The cluster a run would join, or None where it would start its own."""
+    return os.environ.get("RAY_ADDRESS") or None

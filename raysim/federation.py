@@ -1,0 +1,384 @@
+"""A federation: built from a configuration, played round by round, saved so that it can be resumed to the same bits."""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from raysim import records
+from raysim.checkpoint import Checkpoints
+from raysim.config import Config, ConfigError, LocalEngineConfig, fingerprint, to_yaml
+from raysim.core.client import LocalSettings, Moment
+from raysim.core.layers import LayerMap
+from raysim.core.optim import OptimizerSpec
+from raysim.core.rng import SERVER, stream_seed
+from raysim.core.server import Aggregator, DownlinkRule, Population, Server
+from raysim.core.state import pack, unpack
+from raysim.data import Dataset, Partition, make_partition
+from raysim.engine.engine import Engine, StateLost
+from raysim.engine.host import Arrays, HostSpec
+from raysim.engine.local import LocalEngine
+from raysim.engine.traffic import ledger
+from raysim.models import Inputs
+from raysim.round import Round, run_round, summary
+
+MakeEngine = Callable[[Config, HostSpec, Dataset, Partition, int], Engine]
+
+
+def local_engine(config: Config, spec: HostSpec, data: Dataset, partition: Partition, cohort: int) -> Engine:
+    assert isinstance(config.engine, LocalEngineConfig)
+    return LocalEngine(replace(spec, device=config.engine.device), data, partition)
+
+
+class Federation:
+    """Everything of one run. `step` plays a round; the same configuration gives the same bits on any engine."""
+
+    def __init__(self, config: Config, out: Path, resume: bool = False, make_engine: MakeEngine = local_engine):
+        """Read the data, deal it, build the model and the engine, and write what is known before the first round.
+
+        With `resume`, go on from the last checkpoint in `out`. Raises `DataError`, `ModelError`, `ConfigError` and
+        `PlacementError` for what only the data or the cluster can tell.
+        """
+        torch.set_num_threads(config.engine.threads)
+        self.config, self.folder = config, Path(out)
+        self.data = config.data.name.load(config.data.folder)
+        self.partition = make_partition(
+            self.data, config.data.partition, seed=config.seed,
+            client_test_frac=config.data.client_test_frac, client_val_frac=config.data.client_val_frac,
+            proxy=config.data.proxy if config.data.proxy.samples else None,
+        )  # fmt: skip
+        self.cohort_size = config.rounds.cohort_size(self.partition.clients)
+        self._check()
+        self.spec = host_spec(config, self.data)
+        layers = self.spec.network()[1]
+        self.aggregator = aggregator(config, self.spec)
+        self.server = Server(
+            initial_value(config, self.spec, layers), layers, config.seed, config.rounds.total,
+            Population(torch.from_numpy(self.partition.sizes), torch.from_numpy(self.partition.label_counts(self.data))),
+        )  # fmt: skip
+        for step in self.aggregator.steps:
+            step.prepare(self.server)
+        self.engine = make_engine(config, self.spec, self.data, self.partition, self.cohort_size)
+        self.trace = records.Trace(self.folder, config.record.trace)
+        self.checkpoints = Checkpoints(self.folder)
+        self.t = 0  # the next round
+        self._changed: set[int] = set()  # clients whose state is newer than the last checkpoint
+        self._wall = 0.0  # seconds played before this process took over
+        if resume:
+            self._restore()
+        else:
+            self._describe()
+        self.recorder = records.Recorder(self.folder, self.t)
+        self._begun = time.time() - self._wall
+        self.engine.publish(self.server.value, self.server.shared)
+
+    def _check(self) -> None:
+        """What only the partition can tell."""
+        faults = []
+        empty = int((self.partition.sizes == 0).sum())
+        if empty == self.partition.clients:
+            faults.append("data.partition: no client has a training sample")
+        if self.config.evaluate.personal and not any(len(rows) for rows in self.partition.test):
+            faults.append("evaluate.personal: no client has test samples; set data.client_test_frac")
+        if faults:
+            raise ConfigError(faults)
+
+    # Playing.
+
+    def step(self) -> dict[str, Any] | None:
+        """Play one round and return its summary, or None where the run is complete."""
+        if self.t >= self.server.rounds:
+            return None
+        started = time.perf_counter()
+        try:
+            done = run_round(self, self.t)
+        except StateLost:
+            # Client states died with a node. The rounds since the last checkpoint are played again, to the same bits.
+            self._restore()
+            self.recorder = records.Recorder(self.folder, self.t)
+            self.engine.publish(self.server.value, self.server.shared)
+            return self.step()
+        shown = summary(self, done)
+        if not done.cohort.clients and all("Traceback" in s for s in done.cohort.status.values()):
+            raise RuntimeError(f"every client of round {self.t} failed:\n{shown['failures'][0]}")
+        self._changed |= set(done.cohort.clients)
+        if self.trace.wants(self.t):
+            self._write_trace(done)
+        done.cohort.close()
+        self._record(done, shown, time.perf_counter() - started)
+        self.t += 1
+        if self.t % self.config.rounds.checkpoint_every == 0 or self.t == self.server.rounds:
+            self.checkpoint()
+        else:
+            self.recorder.maybe_flush()
+        return shown | {"seconds": time.perf_counter() - started}
+
+    def evaluates(self, t: int) -> bool:
+        return (t + 1) % self.config.rounds.evaluate_every == 0 or t + 1 == self.server.rounds
+
+    def tests_after_training(self, t: int) -> bool:
+        return self.config.evaluate.personal == "after_train" and self.evaluates(t)
+
+    def evaluate_personal(self, t: int) -> dict[int, tuple[int, int, float]]:
+        """Test the model that every client would be given in round t on its own test samples."""
+        clients = [c for c, rows in enumerate(self.partition.test) if len(rows) and len(self.partition.train[c])]
+        moment = Moment(self.server.seed, t, self.server.rounds, self.partition.clients, self.server.lr)
+        return self.engine.personal(moment, clients, self.aggregator.rule.downlink(clients, self.server))
+
+    def finish(self) -> dict[str, Any]:
+        """Write the final model and say how the run went."""
+        from safetensors.torch import save_file
+
+        self.recorder.close()
+        state = self.server.layers.state_dict(self.server.value)
+        with records.replacing(self.folder / "model.safetensors") as path:
+            save_file(state, path)
+        rounds = records.read(self.folder, "rounds")
+        column = "accuracy" if self.config.evaluate.global_ else "personal_accuracy_micro"
+        scores = [a for a in rounds[column].to_pylist() if a is not None]
+        result = {
+            "final": scores[-1] if scores else None,
+            "best": max(scores, default=None),
+            "last10": sum(scores[-10:]) / len(scores[-10:]) if scores else None,
+            "bytes_up": sum(rounds["bytes_up"].to_pylist()),
+            "bytes_down": sum(rounds["bytes_down"].to_pylist()),
+            "sha256": self.sha256(),
+            "rounds": self.server.rounds,
+            "seconds": rounds["wall"].to_pylist()[-1] if len(rounds) else 0.0,
+        }
+        records.write_json(self.folder / "result.json", result)
+        return result | {"folder": str(self.folder)}
+
+    def sha256(self) -> str:
+        """Hash of the model's parameters under their names; where clients keep models of their own, of those as well."""
+        digest = hashlib.sha256()
+
+        def update(tensors: dict[str, Tensor]) -> None:
+            for name, tensor in tensors.items():
+                digest.update(name.encode())
+                digest.update(tensor.contiguous().numpy().tobytes())
+
+        update(self.server.layers.state_dict(self.server.value))
+        for client in sorted(self.engine.kept):
+            kept = self.engine.value_of(self.engine.kept[client])
+            update({f"{client}.{name}": torch.from_numpy(array) for name, array in sorted(kept.items())})
+        return digest.hexdigest()
+
+    def close(self) -> None:
+        """Stop the engine; what was recorded is written."""
+        self.recorder.flush()
+        self.engine.close()
+
+    # Saving.
+
+    def checkpoint(self) -> int:
+        """Save all that the next round depends on; returns that round."""
+        self.recorder.flush()
+        server = pack({"value": self.server.value, "shared": self.server.shared, "memory": self.server.memory})
+        info = {"round": self.t, "wall": time.time() - self._begun, "config": fingerprint(self.config)}
+        self.checkpoints.save(self.t, server, info, ((c, self._export(c)) for c in sorted(self._changed)))
+        self._changed.clear()
+        return self.t
+
+    def _export(self, client: int) -> Arrays:
+        parts = {"kept": self.engine.kept.get(client), "bank": self.engine.bank.get(client)}
+        return {
+            f"{part}.{name}": array
+            for part, handle in parts.items()
+            if handle is not None
+            for name, array in self.engine.value_of(handle).items()
+        }
+
+    def _restore(self) -> None:
+        """Go back to the last checkpoint, or to the start where there is none."""
+        self.engine.kept.clear()
+        self.engine.bank.clear()
+        self._changed.clear()
+        latest = self.checkpoints.latest()
+        if latest is None:
+            self.server.value = initial_value(self.config, self.spec, self.server.layers)
+            self.server.shared, self.server.memory, self.t = {}, {}, 0
+            for step in self.aggregator.steps:
+                step.prepare(self.server)
+            return
+        saved = self.checkpoints.load(latest)
+        server = unpack(None, saved.server)
+        self.server.value = server["value"]
+        self.server.shared, self.server.memory = server.get("shared", {}), server.get("memory", {})
+        self.t, self._wall = latest, saved.info["wall"]
+        for client, path in saved.clients.items():
+            parts: dict[str, Arrays] = {"kept": {}, "bank": {}}
+            for name, tensor in self.checkpoints.load_client(path).items():
+                part, _, key = name.partition(".")
+                parts[part][key] = tensor.numpy()
+            if parts["kept"]:
+                self.engine.kept[client] = self.engine.put(parts["kept"])
+            if parts["bank"]:
+                self.engine.bank[client] = self.engine.put(parts["bank"])
+
+    # Writing down.
+
+    def _describe(self) -> None:
+        self.folder.mkdir(parents=True, exist_ok=True)
+        with records.replacing(self.folder / "config.yaml") as path:
+            path.write_text(to_yaml(self.config), encoding="utf-8")
+        extra = {"partition_sha256": self.partition.sha256(), "parameters": self.server.layers.P}
+        records.write_json(
+            self.folder / "manifest.json", records.manifest(fingerprint(self.config), self.config.seed, extra)
+        )
+        records.write_table(self.folder, "partition", self.partition.to_table())
+
+    def _record(self, done: Round, shown: dict[str, Any], seconds: float) -> None:
+        cohort, add, t = done.cohort, self.recorder.add, done.t
+        traffic = ledger(
+            cohort, done.mixture, done.downlink, self.server, self.aggregator, self.spec.settings.local_buffers
+        )
+        nodes = self.engine.nodes
+        up = sum(int(column.sum()) for name, column in traffic.items() if name.startswith("up_"))
+        down = sum(int(column.sum()) for name, column in traffic.items() if name.startswith("down_"))
+        add(
+            "rounds", round=t, accuracy=done.accuracy, loss=done.loss, train_loss=shown["train_loss"],
+            clients_ok=shown["clients_ok"], clients_failed=shown["clients_failed"], bytes_up=up, bytes_down=down,
+            seconds=seconds, wall=time.time() - self._begun, **personal_scores(done.personal),
+            **{f"seconds_{phase}": value for phase, value in done.seconds.items()},
+        )  # fmt: skip
+        weights = done.mixture.lam / done.mixture.lam.sum() if done.mixture is not None else torch.empty(0)
+        ok = {c: i for i, c in enumerate(cohort.clients)}
+        held = {c: i for i, clients in cohort.held.items() for c in clients}
+        rows = [(*cohort.row(c), c) if c in ok else None for c in done.drawn]
+        add(
+            "clients", round=t, client=done.drawn, samples=[len(self.partition.train[c]) for c in done.drawn],
+            steps=[r and r[0].steps[r[1]] for r in rows], loss_first=[r and r[0].first_loss[r[1]] for r in rows],
+            loss_last=[r and r[0].last_loss[r[1]] for r in rows], seconds=[r and r[0].seconds[r[1]] for r in rows],
+            weight=[float(weights[ok[c]]) if c in ok else None for c in done.drawn],
+            status=[cohort.status.get(c, "has no training samples") for c in done.drawn],
+            host=[held.get(c) for c in done.drawn], node=[nodes[held[c]] if c in held else None for c in done.drawn],
+            **{f"test_{what}": [cohort.tests.get(c, (None,) * 3)[i] for c in done.drawn]
+               for i, what in enumerate(("correct", "samples", "loss"))},
+        )  # fmt: skip
+        transport = dict.fromkeys(cohort.asked)
+        for span in self.engine.spans:
+            if span.phase == "reduce" and len(cohort.held.get(span.host, ())) == 1:
+                client = cohort.held[span.host][0]
+                transport[client] = (transport[client] or 0) + span.sent
+        add("traffic", round=t, client=cohort.asked, **traffic, transport_up=list(transport.values()))
+        spans = self.engine.spans
+        add(
+            "timeline", round=t, host=[s.host for s in spans], node=[nodes[s.host] for s in spans],
+            phase=[s.phase for s in spans], start=[s.start - self._begun for s in spans],
+            stop=[s.stop - self._begun for s in spans],
+        )  # fmt: skip
+        self._record_layers(done)
+        for note in done.notes:
+            add("notes", round=t, **note_rows(note, cohort.clients, self.server.layers))
+        if done.personal:
+            ids = sorted(done.personal)
+            correct, samples, losses = zip(*(done.personal[c] for c in ids), strict=True)
+            mean = [loss / n if n else None for loss, n in zip(losses, samples, strict=True)]
+            add("personal", round=t, client=ids, correct=correct, samples=samples, loss=mean)
+
+    def _record_layers(self, done: Round) -> None:
+        layers, P = self.server.layers, self.server.layers.P
+        sizes = torch.zeros(layers.L, dtype=torch.long).index_add_(
+            0, torch.tensor(layers.groups[: layers.T]), layers.sizes[: layers.T]
+        )
+        reported = {f"{n.method}.{n.name}": n.value.numpy() for n in done.notes if n.axes == ("layer",)}
+        self.recorder.add(
+            "layers", round=done.t, layer=np.arange(layers.L), name=layers.names, parameters=sizes.numpy(),
+            norm=layers.norms(done.after[:P]).numpy(),
+            update_norm=layers.norms(done.after[:P] - done.before[:P]).numpy(), **reported,
+        )  # fmt: skip
+
+    def _write_trace(self, done: Round) -> None:
+        """Everything a reader needs to compute the round by hand."""
+        layers, t = self.server.layers, done.t
+        self.trace.write(t, "before", layers.state_dict(done.before))
+        self.trace.write(t, "after", layers.state_dict(done.after))
+        for client, handle in done.cohort.traces.items():
+            trace = self.engine.value_of(handle)
+            name = f"client-{client:04d}"
+            self.trace.write(t, name, layers.state_dict(torch.from_numpy(trace["model"])))
+            self.trace.write(t, f"{name}.init", layers.state_dict(torch.from_numpy(trace["init"])))
+            for part in ("state.before", "state.after", "upload"):
+                tensors = {k.removeprefix(f"{part}."): v for k, v in trace.items() if k.startswith(f"{part}.")}
+                if tensors:
+                    self.trace.write(t, f"{name}.{part}", tensors)
+            batches = [trace[k] for k in sorted(trace) if k.startswith("samples.")]
+            self.trace.write_arrays(t, f"{name}.samples", batches)
+
+
+def host_spec(config: Config, data: Dataset) -> HostSpec:
+    """What the hosts need to know of the configuration."""
+    local = config.local
+    optimizer = OptimizerSpec(local.optimizer, local.momentum, local.nesterov, local.weight_decay, tuple(local.betas))
+    settings = LocalSettings(
+        local.epochs, local.batch_size, local.drop_last, optimizer, local.grad_clip, local.state == "persist",
+        config.model.bn_stats == "local",
+    )  # fmt: skip
+    # On CPUs channels-last convolutions are a third faster; the layout is part of the bits, so it is never measured.
+    channels_last = config.model.memory_format != "contiguous" and len(data.sample_shape) == 3
+    probes = [p for w in config.weighting for p in w.probes] + [p for m in config.client for p in m.probes]
+    return HostSpec(
+        config.model.name, Inputs(data.sample_shape, data.num_classes, data.vocab), config.model.options,
+        config.model.layer_by, config.model.blocks, channels_last, settings, tuple(config.client),
+        tuple(dict.fromkeys(probes)), config.evaluate.batch_size, config.engine.threads,
+    )  # fmt: skip
+
+
+def aggregator(config: Config, spec: HostSpec) -> Aggregator:
+    """The server's side of the configuration: companions of client methods first, then the configured steps."""
+    companions = [step for method in config.client for step in method.server_steps()]
+    rules = [rule for method in config.client if (rule := method.downlink_rule()) is not None]
+    weights = next((w.base_weights for w in config.weighting if w.base_weights), spec.stack.base_weights)
+    return Aggregator(
+        weights, tuple(config.weighting), (*companions, *config.server), rules[0] if rules else DownlinkRule(),
+        spec.stack.personal_layers, config.model.bn_stats,
+    )  # fmt: skip
+
+
+def initial_value(config: Config, spec: HostSpec, layers: LayerMap) -> Tensor:
+    """The model every method starts from: drawn from the seed, or read from `model.init`."""
+    if config.model.init:
+        from safetensors.torch import load_file
+
+        try:
+            return layers.flatten(load_file(config.model.init))
+        except (KeyError, ValueError) as error:
+            raise ConfigError(f"model.init: {config.model.init}: {error.args[0]}") from None
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(stream_seed(config.seed, 0, SERVER, "initial model"))
+        model, _ = spec.network()
+    return layers.flatten(model.state_dict())
+
+
+def personal_scores(personal: dict[int, tuple[int, int, float]]) -> dict[str, float]:
+    """Micro and macro accuracy, spread over clients, and the mean of the worst tenth (methods.md 6)."""
+    tested = [(correct, n) for correct, n, _ in personal.values() if n]
+    if not tested:
+        return {}
+    shares = np.sort([correct / n for correct, n in tested])
+    return {
+        "personal_accuracy_micro": sum(c for c, _ in tested) / sum(n for _, n in tested),
+        "personal_accuracy_macro": float(shares.mean()),
+        "personal_accuracy_std": float(shares.std()),
+        "personal_accuracy_worst10": float(shares[: max(1, len(shares) // 10)].mean()),
+    }
+
+
+def note_rows(note, clients: tuple[int, ...], layers: LayerMap) -> dict[str, Any]:
+    """A note's values as rows: one for each element."""
+    labels = {"client": clients, "layer": layers.names}
+    columns: dict[str, Any] = {"method": note.method, "name": note.name, "value": note.value.flatten().tolist()}
+    places = np.unravel_index(np.arange(note.value.numel()), note.value.shape) if note.axes else ()
+    for axis, place in zip(note.axes, places, strict=True):
+        names = labels.get(axis)
+        columns[axis if names else "index"] = [names[i] for i in place] if names else place.tolist()
+    return columns

@@ -1,0 +1,34 @@
+"""FedAvg: Communication-Efficient Learning of Deep Networks from Decentralized Data (McMahan et al., 2017)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from torch import Tensor
+
+from raysim.core.cohort import Cohort
+from raysim.core.mixture import Mixture
+from raysim.core.server import Server, ServerStep, Weighting
+
+
+@dataclass(frozen=True)
+class FedAvg(Weighting):
+    """Weighted mean of client models (McMahan et al., 2017): by training samples, which is the default, or uniform."""
+
+    weights: Literal["size", "uniform"] = "size"
+
+    def plan(self, cohort: Cohort, server: Server, prior: Mixture) -> Mixture:
+        return prior.reweighted((cohort.by_size() if self.weights == "size" else cohort.uniform()).lam)
+
+
+@dataclass(frozen=True)
+class StepSize(ServerStep):
+    """Server step size (FedLAW, Li et al., 2023, table 10): w + eta (ŵ − w)."""
+
+    eta: float = 1.0
+
+    def apply(self, target: Tensor, mixture: Mixture, cohort: Cohort, server: Server) -> Tensor:
+        P, stepped = server.layers.P, target.clone()
+        stepped[:P] = server.params + self.eta * (target[:P] - server.params)
+        return target if self.eta == 1 else stepped

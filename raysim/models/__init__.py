@@ -1,0 +1,59 @@
+"""The models of the papers, and torchvision's, each as ordered stages: features, then a linear head."""
+
+from collections.abc import Callable
+from difflib import get_close_matches
+from functools import partial
+from inspect import signature
+
+from raysim.models import torchvision
+from raysim.models.cnn import alexnet, amazon_mlp, bn_cnn, fedavg_cnn, lenet, mlp, simple_cnn, small_cnn, tiny_bn_cnn
+from raysim.models.densenet import densenet121
+from raysim.models.resnet import resnet8, resnet18, resnet20, resnet56, resnet110, wrn56_4
+from raysim.models.staged import Inputs, Model, ModelError
+from raysim.models.text import fasttext, text_cnn
+from raysim.models.torchvision import resnet18_imagenet
+from raysim.models.vgg import vgg9, vgg16
+from raysim.models.vit import vit
+
+__all__ = ["MODELS", "Inputs", "Model", "ModelError", "build"]
+
+MODELS: dict[str, Callable[..., Model]] = {
+    builder.__name__: builder
+    for builder in (
+        *(simple_cnn, bn_cnn, mlp, lenet, alexnet, fedavg_cnn, small_cnn, tiny_bn_cnn, amazon_mlp),
+        *(resnet8, resnet20, resnet56, resnet110, wrn56_4, resnet18, resnet18_imagenet),
+        *(densenet121, vit, vgg9, vgg16, fasttext, text_cnn),
+    )
+}
+
+
+def build(name: str, inputs: Inputs, **options: object) -> Model:
+    """The model of that name in MODELS, else torchvision's; `torchvision.NAME` is always torchvision's.
+
+    Weights come from torch's global generator, in registration order. ModelError says which name, option or input
+    shape does not fit.
+    """
+    builder = _builder(name)
+    _, *known = signature(builder).parameters
+    for option in options:
+        if option not in known:
+            takes = f" It takes {', '.join(known) or 'none'}."
+            raise ModelError(f"{name}: unknown option '{option}'.{_nearest(option, known)}{takes}")
+    try:
+        return builder(inputs, **options)
+    except ModelError as error:
+        raise ModelError(f"{name}: {error}") from error
+
+
+def _builder(name: str) -> Callable[..., Model]:
+    if name in MODELS:
+        return MODELS[name]
+    architectures = torchvision.architectures()
+    if name.removeprefix("torchvision.") in architectures:
+        return partial(torchvision.classifier, name.removeprefix("torchvision."))
+    raise ModelError(f"unknown model '{name}'.{_nearest(name, [*MODELS, *architectures])}")
+
+
+def _nearest(word: str, words: list[str]) -> str:
+    close = ", ".join(f"'{match}'" for match in get_close_matches(word, words))
+    return f" Did you mean {close}?" if close else ""

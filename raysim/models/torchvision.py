@@ -1,0 +1,70 @@
+"""Torchvision's classification models. Torchvision itself is imported when one of them is asked for, not before."""
+
+from collections import OrderedDict
+from importlib.util import find_spec
+
+from torch import nn
+
+from raysim.models.staged import Inputs, Model, ModelError, stage, width
+
+
+def architectures() -> list[str]:
+    """Names of torchvision's classification models; none where torchvision is not installed."""
+    if find_spec("torchvision") is None:
+        return []
+    from torchvision import models
+
+    return models.list_models(module=models)
+
+
+def _network(architecture: str, inputs: Inputs) -> nn.Module:
+    """The network with its own initialisation, for these classes, channels and image size."""
+    from torchvision import models
+
+    channels, height, width = inputs.image()
+    options: dict[str, object] = {}
+    if architecture.startswith("vit_"):
+        options = {"image_size": height}
+    elif architecture.startswith("maxvit"):
+        options = {"input_size": (height, width)}
+    elif architecture in ("googlenet", "inception_v3"):
+        options = {"aux_logits": False, "init_weights": True}  # a model has one head
+    try:
+        network = models.get_model(architecture, num_classes=inputs.classes, **options)
+    except (AssertionError, ValueError) as error:  # an image size that its patches or windows do not divide
+        raise ModelError(f"cannot be built for {height}x{width} images: {error}") from error
+    path, stem = next((path, m) for path, m in network.named_modules() if isinstance(m, nn.Conv2d))
+    if stem.in_channels != channels:
+        bias = stem.bias is not None
+        conv = nn.Conv2d(channels, stem.out_channels, stem.kernel_size, stem.stride, stem.padding, bias=bias)
+        network.set_submodule(path, conv)
+    return network
+
+
+def classifier(architecture: str, inputs: Inputs) -> Model:
+    """Torchvision's model of that name without auxiliary classifiers; stages: body, head (its last Linear)."""
+    network = _network(architecture, inputs)
+    if architecture.startswith("squeezenet"):
+        # Its classifier is a 1x1 convolution, ReLU and global average. A head is linear: the average comes first.
+        dropout, conv, _, pool = network.classifier
+        network.classifier = nn.Sequential(dropout, pool)
+        head = nn.Linear(conv.in_channels, inputs.classes)
+    else:
+        path, head = [(path, m) for path, m in network.named_modules() if isinstance(m, nn.Linear)][-1]
+        network.set_submodule(path, nn.Identity())
+    width(inputs, {"body": network})  # says so where the images are too small
+    return Model(OrderedDict(body=network, head=head))
+
+
+def resnet18_imagenet(inputs: Inputs) -> Model:
+    """FedALA's ResNet-18, torchvision's with its 7x7 stem; 11 279 112 parameters on Tiny-ImageNet."""
+    network = _network("resnet18", inputs)
+    stages = {
+        "stem": stage(conv=network.conv1, norm=network.bn1, relu=network.relu, pool=network.maxpool),
+        "stage1": network.layer1,
+        "stage2": network.layer2,
+        "stage3": network.layer3,
+        "stage4": network.layer4.extend([network.avgpool, nn.Flatten()]),
+    }
+    width(inputs, stages)
+    return Model(OrderedDict(stages, head=network.fc))

@@ -1,0 +1,1 @@
+"""Tables and figures, drawn from what a run has written."""

@@ -1,0 +1,118 @@
+"""One round of federated learning, as straight-line code."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from raysim.core.client import Moment
+from raysim.core.mixture import Mixture
+from raysim.core.rng import SERVER, generator
+from raysim.core.server import Note
+
+if TYPE_CHECKING:
+    from raysim.core.server import Downlink
+    from raysim.engine.engine import HostedCohort
+    from raysim.federation import Federation
+
+
+@dataclass(frozen=True)
+class Round:
+    """A finished round, as instruments and records see it."""
+
+    t: int
+    drawn: tuple[int, ...]  # clients asked to take part
+    cohort: HostedCohort
+    downlink: Downlink
+    mixture: Mixture | None  # None where nobody came back
+    before: Tensor  # [S] the global model that was sent
+    target: Tensor  # [S] the aggregate, before server steps
+    after: Tensor  # [S]
+    accuracy: float | None
+    loss: float | None
+    personal: dict[int, tuple[int, int, float]]  # client -> correct, samples, summed loss
+    notes: list[Note]
+    seconds: dict[str, float]  # by phase
+
+
+def sample(seed: int, t: int, clients: int, cohort: int) -> tuple[int, ...]:
+    """The sorted cohort of round t: drawn without replacement from (seed, round) alone, so that methods share it."""
+    order = torch.randperm(clients, generator=generator(seed, t, SERVER, "cohort"))
+    return tuple(sorted(order[:cohort].tolist()))
+
+
+def run_round(fed: Federation, t: int) -> Round:
+    """Sample, broadcast, train, plan, reduce, transform, evaluate."""
+    clock = Clock()
+    server, engine, aggregator = fed.server, fed.engine, fed.aggregator
+    server.t, server.lr, server.notes = t, fed.config.local.lr * fed.config.local.lr_decay**t, []
+    moment = Moment(server.seed, t, server.rounds, len(server.population.sizes), server.lr)
+    drawn = sample(server.seed, t, moment.clients, fed.cohort_size)
+    clients = tuple(c for c in drawn if server.population.sizes[c] > 0)
+
+    downlink = aggregator.rule.downlink(clients, server)
+    cohort = engine.train(moment, clients, downlink, test=fed.tests_after_training(t), trace=fed.trace.wants(t))
+    clock.lap("train")
+
+    before, mixture, target = server.value, None, server.value
+    if cohort.clients:
+        mixture = aggregator.plan(cohort, server)
+        target = cohort.reduce(mixture)
+        clock.lap("reduce")
+        server.value = aggregator.transform(target, mixture, cohort, server)
+        clock.lap("server")
+
+    engine.commit(cohort)
+    engine.publish(server.value, server.shared)
+    accuracy = loss = None
+    personal = cohort.tests
+    if fed.evaluates(t):
+        if fed.config.evaluate.global_ and len(fed.partition.server_test):
+            accuracy, loss = engine.evaluate(fed.partition.server_test)
+        if fed.config.evaluate.personal == "after_init":
+            personal = fed.evaluate_personal(t + 1)
+        clock.lap("evaluate")
+    return Round(
+        t, drawn, cohort, downlink, mixture, before, target, server.value, accuracy, loss, personal, server.notes,
+        clock.seconds,
+    )  # fmt: skip
+
+
+class Clock:
+    """Seconds by phase."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = {}
+        self._last = time.perf_counter()
+
+    def lap(self, phase: str) -> None:
+        now = time.perf_counter()
+        self.seconds[phase] = now - self._last
+        self._last = now
+
+
+def summary(fed: Federation, done: Round) -> dict[str, Any]:
+    """What is shown of a round."""
+    cohort = done.cohort
+    losses = [cohort.row(c)[0].last_loss[cohort.row(c)[1]] for c in cohort.clients]
+    sizes = cohort.sizes.tolist()
+    train_loss = sum(loss * n for loss, n in zip(losses, sizes, strict=True)) / sum(sizes) if sizes else None
+    failures = [
+        f"client {c}, round {done.t}, node {fed.engine.nodes[cohort.trained_by[c]]}: {status}"
+        for c, status in sorted(cohort.status.items())
+        if status != "ok"
+    ]
+    return {
+        "round": done.t,
+        "rounds": fed.server.rounds,
+        "accuracy": done.accuracy,
+        "loss": done.loss,
+        "train_loss": train_loss,
+        "clients_ok": len(cohort.clients),
+        "clients_failed": len(done.drawn) - len(cohort.clients),
+        "failures": failures,
+    }

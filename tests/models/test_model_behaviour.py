@@ -1,0 +1,149 @@
+"""What every model promises, whatever its architecture."""
+
+import copy
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+from torch.nn import functional as F
+
+from raysim.models import MODELS, Inputs, Model, build
+
+# Small samples keep this quick: most of the models are fully convolutional.
+IMAGE, DIGIT = Inputs((3, 32, 32), 10), Inputs((1, 8, 8), 10)
+INPUTS = dict.fromkeys(MODELS, IMAGE) | {
+    "bn_cnn": Inputs((1, 28, 28), 10),
+    "mlp": DIGIT,
+    "lenet": Inputs((1, 28, 28), 10),
+    "fedavg_cnn": Inputs((1, 28, 28), 10),
+    "small_cnn": DIGIT,
+    "tiny_bn_cnn": DIGIT,
+    "resnet110": DIGIT,
+    "wrn56_4": DIGIT,
+    "densenet121": DIGIT,
+    "vit": DIGIT,
+    "amazon_mlp": Inputs((50,), 2),
+    "fasttext": Inputs((12,), 4, vocab=30),
+    "text_cnn": Inputs((12,), 4, vocab=30),
+}
+
+
+@pytest.fixture(scope="module", params=sorted(MODELS))
+def fresh(request: pytest.FixtureRequest) -> tuple[Model, Tensor]:
+    """A model in training mode, and a batch of two."""
+    torch.manual_seed(0)
+    inputs = INPUTS[request.param]
+    return build(request.param, inputs), batch(inputs)
+
+
+def batch(inputs: Inputs) -> Tensor:
+    if inputs.vocab is not None:
+        return torch.randint(inputs.vocab, (2, *inputs.shape))
+    return torch.randn(2, *inputs.shape)
+
+
+def test_structure(fresh: tuple[Model, Tensor]) -> None:
+    model, _ = fresh
+    *stages, last = (name for name, _ in model.named_children())
+    assert last == "head" and isinstance(model.head, nn.Linear) and stages
+    for stage in model:
+        assert list(stage.parameters())
+    assert all(module.training for module in model.modules())
+    assert not any(getattr(module, "num_batches_tracked", 0) for module in model.modules())
+
+
+def test_features_then_head_is_the_model(fresh: tuple[Model, Tensor]) -> None:
+    model, x = fresh
+    model = copy.deepcopy(model).eval()
+    with torch.no_grad():
+        z = model.features(x)
+        assert z.shape == (2, model.head.in_features)
+        assert torch.equal(model.head(z), model(x))
+
+
+def test_trains(fresh: tuple[Model, Tensor]) -> None:
+    """Every parameter gets a gradient, and features may be used twice: in the loss and in a penalty."""
+    model, x = fresh
+    model = copy.deepcopy(model)
+    z = model.features(x)
+    loss = F.cross_entropy(model.head(z), torch.tensor([0, 1])) + z.square().mean()
+    loss.backward()
+    assert loss.isfinite()
+    for name, p in model.named_parameters():
+        assert p.grad is not None and p.grad.isfinite().all(), name
+
+
+def test_float64_channels_last_and_functional_call(fresh: tuple[Model, Tensor]) -> None:
+    model, x = fresh
+    model = copy.deepcopy(model).double().eval()
+    x = x.double() if x.is_floating_point() else x
+    with torch.no_grad():
+        y = model(x)
+        assert y.dtype == torch.float64
+        assert torch.equal(functional_call(copy.deepcopy(model).to("meta"), model.state_dict(), x), y)
+        if x.dim() == 4:
+            z = model.features(x)
+            model.to(memory_format=torch.channels_last)
+            torch.testing.assert_close(model.features(x.contiguous(memory_format=torch.channels_last)), z)
+
+
+@pytest.mark.parametrize("name", ["simple_cnn", "vgg16", "resnet20", "text_cnn"])
+def test_building_draws_the_initial_weights_and_nothing_else(name: str) -> None:
+    """In registration order and by the framework's own initialisation: one seed, one model, whatever the machine."""
+    torch.manual_seed(1)
+    model = build(name, INPUTS[name])
+    drawn_next = torch.rand(())
+    weights = [p.detach().clone() for p in model.parameters()]
+    torch.manual_seed(1)
+    for module in model.modules():
+        if hasattr(module, "reset_parameters"):
+            module.reset_parameters()
+    assert all(torch.equal(p, w) for p, w in zip(model.parameters(), weights, strict=True))
+    assert torch.rand(()) == drawn_next
+
+
+def test_fasttext_averages_over_the_padding() -> None:
+    model = build("fasttext", Inputs((4,), 2, vocab=5))
+    tokens = torch.tensor([[3, 0, 0, 0]])
+    torch.testing.assert_close(model.embedding(tokens), model.embedding.weight[[3]] / 4)
+
+
+def test_text_cnn_takes_the_maximum_over_time() -> None:
+    model = build("text_cnn", Inputs((7,), 2, vocab=9)).eval()
+    tokens = torch.tensor([[1, 2, 3, 4, 5, 6, 7]])
+    windows = model.embedding.weight[tokens[0]].unfold(0, 3, 1)  # [5, E, 3]
+    conv = model.ngrams.convs[0]
+    by_hand = (windows.flatten(1) @ conv.weight.flatten(1).T + conv.bias).relu().max(dim=0).values
+    torch.testing.assert_close(model.features(tokens)[0, :100], by_hand)
+
+
+def test_vgg16_centres_small_images() -> None:
+    model = build("vgg16", Inputs((1, 28, 28), 62)).eval()
+    x = torch.randn(1, 1, 28, 28)
+    unpadded = nn.Sequential(*list(model.block1)[1:])
+    torch.testing.assert_close(model.block1(x), unpadded(F.pad(x, (2, 2, 2, 2))))
+
+
+def test_vit_attention_is_scaled_dot_product() -> None:
+    attention = build("vit", DIGIT).eval().block0.attention
+    x = torch.randn(2, 5, 512)
+    q, k, v = (part.unflatten(2, (8, 64)).transpose(1, 2) for part in attention.qkv(attention.norm(x)).chunk(3, dim=2))
+    mixed = F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2)
+    torch.testing.assert_close(attention(x), x + attention.out(mixed))
+
+
+def test_vit_reads_its_class_token() -> None:
+    model = build("vit", DIGIT).eval()
+    z = model.features(torch.randn(3, 1, 8, 8))
+    assert z.shape == (3, 512)
+    torch.testing.assert_close(z.mean(dim=1), torch.zeros(3), atol=1e-5, rtol=0)  # its last step is a LayerNorm
+
+
+@pytest.mark.parametrize(("name", "probability"), [("text_cnn", 0.8), ("vit", 0.1)])
+def test_dropout(name: str, probability: float) -> None:
+    def found(model: Model) -> set[float]:
+        return {module.p for module in model.modules() if isinstance(module, nn.Dropout)}
+
+    assert found(build(name, INPUTS[name])) == {probability}
+    assert found(build(name, INPUTS[name], dropout=0.0)) == {0.0}

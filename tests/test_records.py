@@ -1,0 +1,292 @@
+"""Tables that can be read while they grow, and lose nothing in a crash."""
+
+import json
+import math
+import os
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pytest
+import torch
+from safetensors.torch import load_file
+
+import raysim.records
+from raysim.records import MERGE, TABLES, Recorder, Trace, manifest, read, read_arrays, write_json, write_table
+
+ROOT = Path(raysim.records.__file__).parents[1]
+
+
+def played(recorder: Recorder, t: int, clients: int = 3) -> None:
+    """A round's rows, recognisable by their round."""
+    recorder.add("clients", round=t, client=range(clients), samples=np.full(clients, t), status="ok")
+    recorder.add("notes", round=t, method="m", name="tau", layer=["a", "b"], value=np.array([t, -t], np.float32))
+    recorder.add(
+        "rounds", round=t, clients_ok=clients, clients_failed=0, bytes_up=1, bytes_down=2, seconds=0.5, wall=float(t)
+    )
+
+
+def rounds_of(folder: Path, table: str) -> list[int]:
+    return read(folder, table)["round"].to_pylist()
+
+
+def test_rows_come_back(tmp_path):
+    run = tmp_path / "alpha=0.1"  # a name that Arrow's data sets would turn into a column
+    weights = np.array([0.25, np.nan, 0.5], np.float32)
+    with Recorder(run) as recorder:
+        recorder.add("clients", round=0, client=[3, 5, 8], weight=weights, steps=[4, None, 6], status="ok", node="n0")
+        weights[:] = 7  # the caller may use its buffer again
+        recorder.add("clients", round=1, client=torch.tensor([9]), status=np.array(["lost"]))
+        recorder.add("clients", round=1, client=[], status="ok")
+        assert read(run, "clients").num_rows == 0
+    rows = read(run, "clients")
+    assert rows.schema.equals(TABLES["clients"], check_metadata=True)
+    assert rows["client"].to_pylist() == [3, 5, 8, 9]
+    assert rows["status"].to_pylist() == ["ok", "ok", "ok", "lost"]
+    assert rows["steps"].to_pylist() == [4, None, 6, None]
+    weight = rows["weight"].to_pylist()
+    assert weight[0] == 0.25
+    assert math.isnan(weight[1])
+    assert weight[3] is None
+
+
+def test_layers_take_what_methods_report(tmp_path):
+    layer = {"layer": [0, 1], "name": ["conv", "head"], "parameters": [10, 5], "norm": 1.0, "update_norm": 0.1}
+    recorder = Recorder(tmp_path)
+    recorder.add("layers", round=0, **layer)
+    recorder.flush()
+    recorder.add("layers", round=1, **layer, **{"fedlws.gamma": torch.tensor([0.9, 0.8], dtype=torch.float64)})
+    recorder.add("layers", round=2, **layer, uploaders=[3, 4])
+    recorder.flush()
+    for _ in ("parts", "merged"):
+        rows = read(tmp_path, "layers")
+        assert rows["fedlws.gamma"].to_pylist() == [None, None, 0.9, 0.8, None, None]
+        assert rows["uploaders"].to_pylist() == [None] * 4 + [3.0, 4.0]
+        assert rows.schema.field("layer").metadata[b"unit"] == b"index"
+        recorder.close()
+
+
+@pytest.mark.parametrize(
+    ("table", "columns", "says"),
+    [
+        ("round", {}, "unknown table 'round'"),
+        ("clients", {"round": 0, "client": 1}, "missing status"),
+        ("clients", {"round": 0, "client": 1, "status": "ok", "lost": 1.0}, "no column lost"),
+        ("clients", {"round": 0, "client": [1, 2], "status": ["ok"]}, "unequal length"),
+        ("clients", {"round": 0, "client": np.ones((2, 2)), "status": "ok"}, "one dimension"),
+        ("clients", {"round": 0, "client": 1, "status": "ok", "steps": 2.5}, "column steps"),
+        ("clients", {"round": 0, "client": None, "status": "ok"}, "column client"),
+        ("clients", {"round": 0, "client": 1, "status": "ok", "weight": "much"}, "column weight"),
+        ("clients", {"round": -1, "client": 1, "status": "ok"}, "count from 0"),
+    ],
+)
+def test_wrong_rows_are_named(tmp_path, table, columns, says):
+    def record() -> None:
+        recorder = Recorder(tmp_path)
+        recorder.add(table, **columns)
+        recorder.flush()
+
+    with pytest.raises(ValueError, match=says):
+        record()
+
+
+def test_many_rows(tmp_path):
+    with Recorder(tmp_path) as recorder:
+        for t in range(1000):
+            recorder.add("personal", round=t, client=np.arange(100), correct=np.arange(100) * t, samples=200)
+    rows = read(tmp_path, "personal")
+    assert rows["correct"].to_numpy().reshape(1000, 100).tolist() == np.outer(range(1000), range(100)).tolist()
+    assert rows["loss"].null_count == rows.num_rows == 100_000
+
+
+def test_parts_stay_few_and_end_as_one(tmp_path):
+    flushes = MERGE * MERGE + MERGE + 1
+    recorder = Recorder(tmp_path)
+    for t in range(flushes):
+        recorder.add("personal", round=t, client=[2, 1], correct=t, samples=t)
+        recorder.flush()
+    assert sorted(path.name for path in (tmp_path / "personal").iterdir()) == [
+        "part-000000-000255-000000-000255.parquet",
+        "part-000256-000271-000256-000271.parquet",
+        "part-000272-000272-000272.parquet",
+    ]
+    recorder.close()
+    assert len(list((tmp_path / "personal").iterdir())) == 1
+    rows = read(tmp_path, "personal")
+    assert rows["correct"].to_pylist() == [t for t in range(flushes) for _ in range(2)]
+    assert rows["client"].to_pylist() == [2, 1] * flushes  # within a round, as added
+
+
+def test_flushes_wait_for_their_time(tmp_path, monkeypatch):
+    recorder = Recorder(tmp_path)
+    played(recorder, 0)
+    recorder.maybe_flush()
+    assert rounds_of(tmp_path, "rounds") == []
+    later = time.monotonic() + raysim.records.FLUSH_SECONDS
+    monkeypatch.setattr(time, "monotonic", lambda: later)
+    recorder.maybe_flush()
+    assert rounds_of(tmp_path, "rounds") == [0]
+
+
+READER = """
+import sys
+from pathlib import Path
+from raysim.records import read
+
+run, reads, seen = Path(sys.argv[1]), 0, 0
+while True:
+    stop = (run / "stop").exists()
+    rounds = read(run, "rounds")["round"].to_pylist()
+    clients = read(run, "clients")
+    assert rounds == list(range(len(rounds))), rounds
+    assert len(rounds) >= seen
+    complete = clients["round"].to_pylist()[: 3 * len(rounds)]
+    assert complete == [t for t in rounds for _ in range(3)], "a listed round lacks rows, or has them twice"
+    assert clients["samples"].to_pylist() == clients["round"].to_pylist()
+    reads, seen = reads + 1, len(rounds)
+    if reads == 1:
+        (run / "reading").touch()
+    if stop:
+        print(reads, seen)
+        break
+"""
+
+
+def test_reading_while_writing(tmp_path):
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    reader = subprocess.Popen(
+        [sys.executable, "-c", READER, str(tmp_path)], env=environment, stdout=subprocess.PIPE, text=True
+    )
+    try:
+        t, recorder = 0, Recorder(tmp_path)
+        while not (tmp_path / "reading").exists() and reader.poll() is None:
+            time.sleep(0.01)
+        stop = time.monotonic() + 1
+        while time.monotonic() < stop and reader.poll() is None:
+            played(recorder, t)
+            t += 1
+            recorder.flush()
+            if t % 23 == 0:
+                recorder.close()
+        (tmp_path / "stop").touch()
+        output, _ = reader.communicate(timeout=30)
+    finally:
+        reader.kill()
+    assert reader.returncode == 0
+    reads, seen = map(int, output.split())
+    assert reads > 5
+    assert seen == t > MERGE
+
+
+def written(folder: Path) -> None:
+    """Rounds 0 to 19 in parts 0-3, 4-7, ..., 16-19, as an interrupted run leaves them."""
+    recorder = Recorder(folder)
+    for t in range(20):
+        played(recorder, t)
+        if t % 4 == 3:
+            recorder.flush()
+
+
+@pytest.mark.parametrize("merged", [False, True])
+@pytest.mark.parametrize("start", [0, 1, 8, 10, 19, 20])
+def test_resuming_removes_later_rounds(tmp_path, start, merged):
+    written(tmp_path)
+    if merged:
+        Recorder(tmp_path, 20).close()
+    partition = pa.table({"client": [0, 1], "label": [1, 0]})
+    write_table(tmp_path, "partition", partition)
+    recorder = Recorder(tmp_path, start)
+    assert rounds_of(tmp_path, "rounds") == list(range(start))
+    assert rounds_of(tmp_path, "notes") == [t for t in range(start) for _ in range(2)]
+    last = [path.name.split("-")[2] for path in (tmp_path / "rounds").iterdir()]
+    assert max(last, default="") == (f"{start - 1:06d}" if start else "")
+    played(recorder, start)
+    recorder.close()
+    assert rounds_of(tmp_path, "clients") == [t for t in range(start + 1) for _ in range(3)]
+    assert read(tmp_path, "partition").equals(partition)
+
+
+class Crash(BaseException):
+    pass
+
+
+@pytest.mark.parametrize("doing", ["trim", "close"])
+def test_a_crash_loses_and_doubles_nothing(tmp_path, monkeypatch, doing):
+    """Dies at every rename and removal in turn: from then on no file changes any more."""
+    for moment in range(1000):
+        run = tmp_path / str(moment)
+        written(run)
+        recorder = Recorder(run, 20)
+        calls = 0
+
+        def dying(action):
+            def call(*arguments, **named):
+                nonlocal calls
+                calls += 1
+                if calls > moment:  # noqa: B023
+                    raise Crash
+                return action(*arguments, **named)
+
+            return call
+
+        with monkeypatch.context() as patch:
+            for owner, name in ((os, "replace"), (Path, "rename"), (Path, "unlink")):
+                patch.setattr(owner, name, dying(getattr(owner, name)))
+            try:
+                Recorder(run, 10) if doing == "trim" else recorder.close()
+                finished = True
+            except Crash:
+                finished = False
+        everything = rounds_of(run, "rounds")
+        assert everything[:10] == list(range(10))
+        assert len(set(everything)) == len(everything)
+        assert doing == "trim" or everything == list(range(20))
+        Recorder(run, 10).close()
+        assert rounds_of(run, "rounds") == list(range(10))
+        assert rounds_of(run, "clients") == [t for t in range(10) for _ in range(3)]
+        assert len(list((run / "rounds").iterdir())) == 1
+        if finished:
+            break
+    assert moment > 5
+
+
+def test_unknown_table(tmp_path):
+    with pytest.raises(FileNotFoundError, match="partition"):
+        read(tmp_path, "partition")
+
+
+def test_trace_writes_what_it_is_given(tmp_path):
+    trace = Trace(tmp_path, [3])
+    assert [t for t in range(5) if trace.wants(t)] == [3]
+    assert Trace(tmp_path, "rounds").wants(7)
+    assert not Trace(tmp_path).wants(0)
+    with pytest.raises(ValueError, match="'all'"):
+        Trace(tmp_path, "all")
+
+    flat = torch.arange(12.0)
+    views = {"conv.weight": flat[:6].view(2, 3).T, "conv.bias": flat[4:8], "bn.num_batches_tracked": torch.tensor(5)}
+    trace.write(3, "client-0007.init", views)
+    back = load_file(tmp_path / "trace/round-0003/client-0007.init.safetensors")
+    assert back.keys() == views.keys()
+    assert all(torch.equal(back[name], views[name]) and back[name].dtype == views[name].dtype for name in views)
+
+    for steps in ([[4, 1, 2], [], [9]], [], [[]]):
+        trace.write_arrays(3, "client-0007.samples", steps)
+        assert [step.tolist() for step in read_arrays(trace.path(3, "client-0007.samples"))] == steps
+
+
+def test_manifest_describes_the_machine_and_nobody(tmp_path):
+    described = manifest("abc", 8, {"partition_hash": "def"})
+    write_json(tmp_path / "manifest.json", described)
+    text = (tmp_path / "manifest.json").read_text()
+    assert json.loads(text) == described
+    assert described["seed"] == 8
+    assert described["partition_hash"] == "def"
+    assert {"python", "torch", "numpy", "pyarrow"} <= described["versions"].keys()
+    assert described["hardware"]["cores"] >= 1
+    assert described["hardware"]["memory_bytes"] > 0
+    assert not any(private in text for private in (str(Path.home()), str(ROOT), socket.gethostname()))
