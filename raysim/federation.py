@@ -20,7 +20,7 @@ from raysim.core.client import LocalSettings, Moment
 from raysim.core.layers import LayerMap
 from raysim.core.optim import OptimizerSpec
 from raysim.core.rng import SERVER, stream_seed
-from raysim.core.server import Aggregator, DownlinkRule, Population, Server
+from raysim.core.server import Aggregator, DownlinkRule, Note, Population, Server
 from raysim.core.state import pack, unpack
 from raysim.data import Dataset, Partition, make_partition
 from raysim.engine.engine import Engine, StateLost
@@ -62,7 +62,8 @@ class Federation:
         self.aggregator = aggregator(config, self.spec)
         self.server = Server(
             initial_value(config, self.spec, layers), layers, config.seed, config.rounds.total,
-            Population(torch.from_numpy(self.partition.sizes), torch.from_numpy(self.partition.label_counts(self.data))),
+            Population(*map(torch.from_numpy, (self.partition.sizes, self.partition.label_counts(self.data)))),
+            proxy=self.partition.proxy,
         )  # fmt: skip
         for step in self.aggregator.steps:
             step.prepare(self.server)
@@ -158,7 +159,7 @@ class Federation:
         return result | {"folder": str(self.folder)}
 
     def sha256(self) -> str:
-        """Hash of the model's parameters under their names; where clients keep models of their own, of those as well."""
+        """Hash of the model's tensors under their names, and of all that clients keep."""
         digest = hashlib.sha256()
 
         def update(tensors: dict[str, Tensor]) -> None:
@@ -308,9 +309,9 @@ class Federation:
             self.trace.write(t, name, layers.state_dict(torch.from_numpy(trace["model"])))
             self.trace.write(t, f"{name}.init", layers.state_dict(torch.from_numpy(trace["init"])))
             for part in ("state.before", "state.after", "upload"):
-                tensors = {k.removeprefix(f"{part}."): v for k, v in trace.items() if k.startswith(f"{part}.")}
-                if tensors:
-                    self.trace.write(t, f"{name}.{part}", tensors)
+                arrays = {k.removeprefix(f"{part}."): v for k, v in trace.items() if k.startswith(f"{part}.")}
+                if arrays:
+                    self.trace.write(t, f"{name}.{part}", by_tensor(arrays, layers))
             batches = [trace[k] for k in sorted(trace) if k.startswith("samples.")]
             self.trace.write_arrays(t, f"{name}.samples", batches)
 
@@ -373,7 +374,19 @@ def personal_scores(personal: dict[int, tuple[int, int, float]]) -> dict[str, fl
     }
 
 
-def note_rows(note, clients: tuple[int, ...], layers: LayerMap) -> dict[str, Any]:
+def by_tensor(arrays: Arrays, layers: LayerMap) -> dict[str, Tensor]:
+    """Arrays of the model's size, split under the names of its tensors; the others as they are."""
+    named: dict[str, Tensor] = {}
+    for name, array in arrays.items():
+        tensor = torch.from_numpy(array)
+        if array.shape in ((layers.P,), (layers.S,)):
+            named |= {f"{name}.{inner}": part for inner, part in layers.state_dict(tensor).items()}
+        else:
+            named[name] = tensor
+    return named
+
+
+def note_rows(note: Note, clients: tuple[int, ...], layers: LayerMap) -> dict[str, Any]:
     """A note's values as rows: one for each element."""
     labels = {"client": clients, "layer": layers.names}
     columns: dict[str, Any] = {"method": note.method, "name": note.name, "value": note.value.flatten().tolist()}

@@ -33,7 +33,8 @@ class FlatModel:
                 parameter = owner._parameters[leaf]
                 parameter.data, parameter.grad = spec.view(self.value), spec.view(self.grad)
             else:
-                owner._buffers[leaf] = spec.view(self.value)
+                # .data: a version counter of its own, or autograd takes one layer's statistics for another's weights
+                owner._buffers[leaf] = spec.view(self.value).data
         # Whatever is neither a parameter nor in the state_dict (non-persistent buffers) follows to the device.
         model.to(device=device)
         self.stages: Sequence[nn.Module] = list(model.children())

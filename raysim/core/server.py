@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -49,6 +50,7 @@ class Server:
     t: int = 0
     shared: dict[str, Tensor] = field(default_factory=dict)  # travels with the model (SCAFFOLD's control)
     memory: dict[str, Any] = field(default_factory=dict)  # one private slot a method
+    proxy: np.ndarray = field(default_factory=lambda: np.empty(0, np.int64))  # rows of the server's own samples
     notes: list[Note] = field(default_factory=list)  # of this round
 
     @property

@@ -1,6 +1,5 @@
-"""Data sets, who holds which sample, and mini-batches. Knows nothing of methods or engines."""
+"""Data sets, and who holds which sample. Knows nothing of methods or engines."""
 
-from raysim.data.batches import batch_slices
 from raysim.data.datasets import SOURCES, Dataset
 from raysim.data.errors import DataError
 from raysim.data.partition import PARTITIONS, Partition, Proxy, Scheme, make_partition
@@ -13,6 +12,5 @@ __all__ = [
     "Partition",
     "Proxy",
     "Scheme",
-    "batch_slices",
     "make_partition",
 ]

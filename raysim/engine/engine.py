@@ -21,7 +21,7 @@ from raysim.core.probe import Probe
 from raysim.core.server import Downlink
 from raysim.data import Dataset, Partition
 from raysim.engine import tree
-from raysim.engine.host import HostSpec, Report, SumRequest, Visit
+from raysim.engine.host import HostSpec, Report, SumRequest, Visit, tensor_of
 
 Handle = Any  # a value, or a reference to one
 CHUNK = 1 << 22  # floats of one message of a reduction: larger models travel in pieces, so that levels overlap
@@ -418,7 +418,7 @@ class HostedCohort:
                 roots.append(self._reduce_chunk(request, chunk))
             merged = {key: value for result in engine.fetch(roots) for key, value in result.items()}
             arrays = (merged[root, i] for i in range(len(pieces)))
-            return [None if a is None else torch.from_numpy(a) for a in arrays]
+            return [None if a is None else tensor_of(a) for a in arrays]
 
         return engine.recovering(total, self._restore)
 

@@ -6,6 +6,7 @@ import ctypes
 import sys
 import time
 import traceback
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -424,8 +425,14 @@ def choose_device(name: str) -> torch.device:
 
 
 def on_device(array: np.ndarray, device: torch.device) -> Tensor:
-    """A tensor over `array`, which may be read-only: nobody writes to what was received."""
-    return torch.from_numpy(array).to(device)
+    return tensor_of(array).to(device)
+
+
+def tensor_of(array: np.ndarray) -> Tensor:
+    """A tensor over `array`. It may be read-only, of which torch warns: nobody writes to what was received."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)
+        return torch.from_numpy(array)
 
 
 def to_numpy(tensor: Tensor) -> np.ndarray:

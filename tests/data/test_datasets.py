@@ -498,7 +498,7 @@ def test_cifar_is_downloaded_when_a_checksum_is_wrong(tmp_path, monkeypatch):
     whole = broken.read_bytes()
     broken.write_bytes(whole[:-1] + b"x")
     with pytest.raises(
-        DataError, match="data_batch_3: missing, or its checksum is wrong; delete .* set download: true"
+        DataError, match=r"data_batch_3: missing, or its checksum is wrong; delete .* set download: true"
     ):
         CIFAR10(download=False).load(tmp_path)
 
@@ -542,7 +542,7 @@ def test_a_pickle_runs_nothing(tmp_path, monkeypatch):
     ]
     for attack in attacks:
         write_cifar(tmp_path, "CIFAR10", monkeypatch, data_batch_2=pickle.dumps({"data": attack}, 2))
-        with pytest.raises(DataError, match="data_batch_2: refused to unpickle .* only NumPy arrays are allowed"):
+        with pytest.raises(DataError, match=r"data_batch_2: refused to unpickle .* only NumPy arrays are allowed"):
             CIFAR10().load(tmp_path)
     assert not trace.exists()
     import _codecs

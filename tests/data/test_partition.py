@@ -230,7 +230,7 @@ def test_p4_fills_everybody_and_caps(seed):
 
 def test_p4_least_of_the_library_and_a_clear_end():
     assert make_partition(DATA, DirichletCapped(0.3, 50, least=None), seed=0).sizes.min() >= 25 * 3 // 4  # 2500 / 2·50
-    with pytest.raises(DataError, match="dirichlet_capped: in 2000 redraws .* not 260; raise alpha, or lower least"):
+    with pytest.raises(DataError, match=r"dirichlet_capped: in 2000 redraws .* not 260; raise alpha, or lower least"):
         make_partition(DATA, DirichletCapped(0.3, 10, least=260), seed=0)
 
 
@@ -258,7 +258,7 @@ def test_p5_switches_change_the_split():
         .tolist()
         for sharing in ("ceil", "floor")
     }
-    # 5 · 2 / 4 = 2.5 clients a class. ceil: 0-2 take classes 0 and 1, so that 3, 4 are left; floor: client 4 gets nothing.
+    # 5 · 2 / 4 = 2.5 clients a class. ceil: 0, 1, 2 take classes 0 and 1, 3 and 4 are left. floor: 4 gets nothing.
     assert holders == {"ceil": [3, 3, 2, 2], "floor": [2, 2, 2, 2]}
     with pytest.raises(DataError, match="lower least or clients, or set balanced"):
         make_partition(data, Pathological(4, 100), seed=1)

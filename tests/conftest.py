@@ -1,0 +1,68 @@
+"""A federation small enough for hundreds of runs, and one Ray session for all tests that need it."""
+
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from raysim.config import Config, from_dict
+from raysim.federation import Federation
+
+
+def tiny(**changes: Any) -> Config:
+    """Eight unequal clients, three a round, a BatchNorm net of 2k parameters, momentum, a decaying learning rate.
+
+    `changes` are top-level keys; mappings are merged one level deep.
+    """
+    raw: dict[str, Any] = {
+        "name": "tiny",
+        "seed": 3,
+        "data": {
+            "name": {"synthetic": {"samples": 260, "shape": [1, 8, 8], "classes": 4}},
+            "partition": {"dirichlet_counts": {"alpha": 0.8, "clients": 8, "min_size": 6}},
+        },
+        "model": {"name": "tiny_bn_cnn"},
+        "rounds": {"total": 3, "participation": 0.4, "evaluate_every": 3, "checkpoint_every": 100},
+        "local": {"batch_size": 8, "lr": 0.1, "lr_decay": 0.9, "momentum": 0.9, "weight_decay": 1e-4},
+        "engine": "local",
+    }
+    for key, value in changes.items():
+        merge = isinstance(value, Mapping) and isinstance(raw.get(key), Mapping)
+        raw[key] = {**raw[key], **value} if merge else value
+    return from_dict(raw)
+
+
+def play(config: Config, out: Path, **kwargs: Any) -> Federation:
+    """Play a whole run and close it; the federation is returned to be looked at."""
+    federation = Federation(config, out, **kwargs)
+    try:
+        while federation.step() is not None:
+            pass
+        federation.finish()
+    finally:
+        federation.close()
+    return federation
+
+
+@pytest.fixture(scope="session")
+def cluster() -> Iterator[None]:
+    """A local Ray cluster with room for many small actors."""
+    import ray
+
+    ray.init(
+        address="local", num_cpus=16, include_dashboard=False, log_to_driver=False, logging_level="ERROR",
+        object_store_memory=256 << 20,
+    )  # fmt: skip
+    yield
+    ray.shutdown()
+
+
+@pytest.fixture
+def shared_data() -> Path:
+    """The folder of real data that some checks read; users of raysim do not have it."""
+    root = os.environ.get("RAYSIM_DATA")
+    if not root or not Path(root).is_dir():
+        pytest.skip("RAYSIM_DATA names no folder of real data")
+    return Path(root)
