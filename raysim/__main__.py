@@ -150,11 +150,11 @@ def top(version: Annotated[bool, typer.Option("--version", help="Print the versi
 
 @contextmanager
 def reported() -> Iterator[None]:
-    """An error of our own is a sentence for the user; any other is a bug and keeps its traceback."""
+    """An error of our own, or of files and networks, is a sentence; any other is a bug and keeps its traceback."""
     try:
         yield
     except Exception as error:
-        if not type(error).__module__.startswith("raysim."):
+        if not (isinstance(error, OSError) or type(error).__module__.startswith("raysim.")):
             raise
         from raysim.config import ConfigError
 
@@ -194,8 +194,13 @@ class Interrupts:
         self.in_round = False
 
     def __enter__(self) -> Interrupts:
-        self._before = {number: signal.signal(number, self._on) for number in (signal.SIGINT, signal.SIGTERM)}
+        self._before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+        self.install()
         return self
+
+    def install(self) -> None:
+        for number in self._before:
+            signal.signal(number, self._on)
 
     def __exit__(self, *error: object) -> None:
         for number, handler in self._before.items():
@@ -226,6 +231,7 @@ def simulate(config: Config, folder: Path, address: str | None, *, resume: bool)
     interrupts = Interrupts()
     try:
         with interrupts, engine(config, address) as launch:
+            interrupts.install()  # again: Ray has put its own handler of SIGTERM in place
             federation = launch(config, folder, resume)
             try:
                 print(header(config), flush=True)
@@ -242,8 +248,12 @@ def engine(config: Config, address: str | None) -> Iterator[Callable[[Config, Pa
     from raysim.config import ConfigError, LocalEngineConfig
 
     if not isinstance(config.engine, LocalEngineConfig):
+        from raysim.doctor import answers
         from raysim.engine.ray_engine import session
 
+        joined = address or os.environ.get("RAY_ADDRESS", "")
+        if not answers(joined):  # Ray would try for many minutes, deaf to Ctrl-C
+            raise ConfigError(f"{'--address' if address else 'RAY_ADDRESS'}: no Ray cluster answers at {joined}.")
         with session(config, address) as launch:
             yield launch
         return
@@ -275,9 +285,10 @@ def play(federation: Any, folder: Path, interrupts: Interrupts) -> int:
 
 
 def way_on(folder: Path) -> str:
-    if any((folder / "checkpoints").glob("*")):
+    if any((folder / "checkpoints").glob("*.json")):
         return f"`raysim resume {folder}` continues."
-    return "No checkpoint was written."
+    started = (folder / "config.yaml").exists()
+    return f"There is no checkpoint yet: `raysim resume {folder}` starts anew." if started else "Nothing was written."
 
 
 # ---------------------------------------------------------------------------------------------- lines for people

@@ -159,7 +159,7 @@ def _gpus() -> Iterator[Finding]:
 
 def _ray() -> Finding:
     address = os.environ.get("RAY_ADDRESS")
-    if address and not _answers(address):
+    if address and not answers(address):
         problem = f"nothing answers at {address}. Start the cluster, or unset RAY_ADDRESS."
         return Finding("ray", f"RAY_ADDRESS is {address}", problem)
     try:
@@ -171,9 +171,10 @@ def _ray() -> Finding:
     return Finding("ray", f"cluster found at {found}" if found else local)
 
 
-def _answers(address: str) -> bool:
+def answers(address: str) -> bool:
+    """Whether something listens at HOST:PORT; words such as `auto` are no places and pass."""
     host, _, port = address.removeprefix("ray://").rpartition(":")
-    if not host or not port.isdecimal():  # "auto" and "local" are no places
+    if not host or not port.isdecimal():
         return True
     try:
         socket.create_connection((host.strip("[]"), int(port)), timeout=3).close()

@@ -24,7 +24,7 @@ from raysim.core.server import Aggregator, DownlinkRule, Note, Population, Serve
 from raysim.core.state import pack, unpack
 from raysim.data import Dataset, Partition, make_partition
 from raysim.engine.engine import Engine, StateLost
-from raysim.engine.host import Arrays, HostSpec
+from raysim.engine.host import Arrays, HostSpec, Outcome
 from raysim.engine.local import LocalEngine
 from raysim.engine.traffic import ledger
 from raysim.models import Inputs
@@ -68,6 +68,7 @@ class Federation:
         for step in self.aggregator.steps:
             step.prepare(self.server)
         self.engine = make_engine(config, self.spec, self.data, self.partition, self.cohort_size)
+        self.engine.begin(self.server.value)
         self.trace = records.Trace(self.folder, config.record.trace)
         self.checkpoints = Checkpoints(self.folder)
         self.t = 0  # the next round
@@ -108,9 +109,10 @@ class Federation:
             self.engine.publish(self.server.value, self.server.shared)
             return self.step()
         shown = summary(self, done)
-        if not done.cohort.clients and all("Traceback" in s for s in done.cohort.status.values()):
+        statuses = [outcome.status for outcome in done.cohort.outcomes.values()]
+        if statuses and all("Traceback" in status for status in statuses):
             raise RuntimeError(f"every client of round {self.t} failed:\n{shown['failures'][0]}")
-        self._changed |= set(done.cohort.clients)
+        self._changed |= {*done.cohort.clients, *done.cohort.new_kept}
         if self.trace.wants(self.t):
             self._write_trace(done)
         done.cohort.close()
@@ -131,7 +133,8 @@ class Federation:
     def evaluate_personal(self, t: int) -> dict[int, tuple[int, int, float]]:
         """Test the model that every client would be given in round t on its own test samples."""
         clients = [c for c, rows in enumerate(self.partition.test) if len(rows) and len(self.partition.train[c])]
-        moment = Moment(self.server.seed, t, self.server.rounds, self.partition.clients, self.server.lr)
+        samples = int(self.partition.sizes.sum())
+        moment = Moment(self.server.seed, t, self.server.rounds, self.partition.clients, self.server.lr, samples)
         return self.engine.personal(moment, clients, self.aggregator.rule.downlink(clients, self.server))
 
     def finish(self) -> dict[str, Any]:
@@ -254,16 +257,21 @@ class Federation:
         weights = done.mixture.lam / done.mixture.lam.sum() if done.mixture is not None else torch.empty(0)
         ok = {c: i for i, c in enumerate(cohort.clients)}
         held = {c: i for i, clients in cohort.held.items() for c in clients}
-        rows = [(*cohort.row(c), c) if c in ok else None for c in done.drawn]
+        empty = Outcome("has no training samples")
+        outcomes = [cohort.outcomes.get(c, empty) for c in done.drawn]
+        tests = [outcome.test or (None, None, None) for outcome in outcomes]
+
+        def of(field: str) -> list[Any]:
+            return [getattr(outcome, field) if outcome.status == "ok" else None for outcome in outcomes]
+
         add(
             "clients", round=t, client=done.drawn, samples=[len(self.partition.train[c]) for c in done.drawn],
-            steps=[r and r[0].steps[r[1]] for r in rows], loss_first=[r and r[0].first_loss[r[1]] for r in rows],
-            loss_last=[r and r[0].last_loss[r[1]] for r in rows], seconds=[r and r[0].seconds[r[1]] for r in rows],
+            steps=of("steps"), loss_first=of("first_loss"), loss_last=of("last_loss"), seconds=of("seconds"),
             weight=[float(weights[ok[c]]) if c in ok else None for c in done.drawn],
-            status=[cohort.status.get(c, "has no training samples") for c in done.drawn],
+            status=[outcome.status for outcome in outcomes],
             host=[held.get(c) for c in done.drawn], node=[nodes[held[c]] if c in held else None for c in done.drawn],
-            **{f"test_{what}": [cohort.tests.get(c, (None,) * 3)[i] for c in done.drawn]
-               for i, what in enumerate(("correct", "samples", "loss"))},
+            test_correct=[c for c, _, _ in tests], test_samples=[n for _, n, _ in tests],
+            test_loss=[loss and loss / n for _, n, loss in tests],
         )  # fmt: skip
         transport = dict.fromkeys(cohort.asked)
         for span in self.engine.spans:
@@ -326,7 +334,9 @@ def host_spec(config: Config, data: Dataset) -> HostSpec:
     )  # fmt: skip
     # On CPUs channels-last convolutions are a third faster; the layout is part of the bits, so it is never measured.
     channels_last = config.model.memory_format != "contiguous" and len(data.sample_shape) == 3
-    probes = [p for w in config.weighting for p in w.probes] + [p for m in config.client for p in m.probes]
+    companions = [step for method in config.client for step in method.server_steps()]
+    methods = (*config.weighting, *config.client, *config.server, *companions)
+    probes = [probe for method in methods for probe in method.probes]
     return HostSpec(
         config.model.name, Inputs(data.sample_shape, data.num_classes, data.vocab), config.model.options,
         config.model.layer_by, config.model.blocks, channels_last, settings, tuple(config.client),

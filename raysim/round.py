@@ -50,17 +50,25 @@ def run_round(fed: Federation, t: int) -> Round:
     clock = Clock()
     server, engine, aggregator = fed.server, fed.engine, fed.aggregator
     server.t, server.lr, server.notes = t, fed.config.local.lr * fed.config.local.lr_decay**t, []
-    moment = Moment(server.seed, t, server.rounds, len(server.population.sizes), server.lr)
+    server.once = {}
+    samples = int(server.population.sizes.sum())
+    moment = Moment(server.seed, t, server.rounds, len(server.population.sizes), server.lr, samples)
     drawn = sample(server.seed, t, moment.clients, fed.cohort_size)
     clients = tuple(c for c in drawn if server.population.sizes[c] > 0)
 
     downlink = aggregator.rule.downlink(clients, server)
-    cohort = engine.train(moment, clients, downlink, test=fed.tests_after_training(t), trace=fed.trace.wants(t))
+    cohort = engine.cohort(moment, clients, downlink, test=fed.tests_after_training(t), trace=fed.trace.wants(t))
+    # Where the plan needs nothing that training tells, models are summed as they are trained and never kept.
+    foreseen = aggregator.plan(cohort, server) if aggregator.foresees and clients else None
+    cohort.train(foreseen)
+    if engine.spec.stack.starts_everyone:
+        others = tuple(c for c in range(moment.clients) if server.population.sizes[c] > 0 and c not in drawn)
+        cohort.new_kept |= engine.initialize(moment, others, aggregator.rule.downlink(others, server))
     clock.lap("train")
 
     before, mixture, target = server.value, None, server.value
     if cohort.clients:
-        mixture = aggregator.plan(cohort, server)
+        mixture = foreseen if foreseen and cohort.clients == clients else aggregator.plan(cohort, server)
         target = cohort.reduce(mixture)
         clock.lap("reduce")
         server.value = aggregator.transform(target, mixture, cohort, server)
@@ -69,7 +77,7 @@ def run_round(fed: Federation, t: int) -> Round:
     engine.commit(cohort)
     engine.publish(server.value, server.shared)
     accuracy = loss = None
-    personal = cohort.tests
+    personal = {c: outcome.test for c, outcome in cohort.outcomes.items() if outcome.test}
     if fed.evaluates(t):
         if fed.config.evaluate.global_ and len(fed.partition.server_test):
             accuracy, loss = engine.evaluate(fed.partition.server_test)
@@ -98,13 +106,13 @@ class Clock:
 def summary(fed: Federation, done: Round) -> dict[str, Any]:
     """What is shown of a round."""
     cohort = done.cohort
-    losses = [cohort.row(c)[0].last_loss[cohort.row(c)[1]] for c in cohort.clients]
+    losses = [cohort.outcomes[c].last_loss for c in cohort.clients]
     sizes = cohort.sizes.tolist()
     train_loss = sum(loss * n for loss, n in zip(losses, sizes, strict=True)) / sum(sizes) if sizes else None
     failures = [
-        f"client {c}, round {done.t}, node {fed.engine.nodes[cohort.trained_by[c]]}: {status}"
-        for c, status in sorted(cohort.status.items())
-        if status != "ok"
+        f"client {c}, round {done.t}, node {fed.engine.nodes[cohort.trained_by[c]]}: {outcome.status}"
+        for c, outcome in sorted(cohort.outcomes.items())
+        if outcome.status != "ok"
     ]
     return {
         "round": done.t,

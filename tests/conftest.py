@@ -2,13 +2,17 @@
 
 import os
 from collections.abc import Iterator, Mapping
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from raysim.config import Config, from_dict
-from raysim.federation import Federation
+from raysim.federation import Federation, MakeEngine
+
+if TYPE_CHECKING:
+    from ray.cluster_utils import Cluster
 
 
 def tiny(**changes: Any) -> Config:
@@ -47,16 +51,25 @@ def play(config: Config, out: Path, **kwargs: Any) -> Federation:
 
 
 @pytest.fixture(scope="session")
-def cluster() -> Iterator[None]:
-    """A local Ray cluster with room for many small actors."""
+def cluster() -> Iterator["Cluster"]:
+    """This process connected to a Ray cluster of one node with room for many small actors; tests may add nodes."""
     import ray
+    from ray.cluster_utils import Cluster
 
-    ray.init(
-        address="local", num_cpus=16, include_dashboard=False, log_to_driver=False, logging_level="ERROR",
-        object_store_memory=256 << 20,
-    )  # fmt: skip
-    yield
+    head = {"num_cpus": 16, "include_dashboard": False, "object_store_memory": 512 << 20}
+    cluster = Cluster(initialize_head=True, head_node_args=head)
+    ray.init(address=cluster.address, log_to_driver=False, logging_level="ERROR")
+    yield cluster
     ray.shutdown()
+    cluster.shutdown()
+
+
+@pytest.fixture(scope="session")
+def warm_ray(cluster: "Cluster") -> MakeEngine:
+    """Makes Ray engines whose host processes go on to serve the next one: starting them takes most of a test's time."""
+    from raysim.engine.ray_engine import Pool, ray_engine
+
+    return partial(ray_engine, pool=Pool())
 
 
 @pytest.fixture

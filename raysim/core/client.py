@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
@@ -15,7 +16,7 @@ from raysim.core.flat import FlatModel
 from raysim.core.layers import LayerMap
 from raysim.core.optim import SGD, Adam, OptimizerSpec
 from raysim.core.probe import Probe
-from raysim.core.rng import generator
+from raysim.core.rng import generator, seed_layers, stream_seed
 
 if TYPE_CHECKING:
     from raysim.core.server import DownlinkRule, ServerStep
@@ -34,12 +35,22 @@ class ClientMethod:
     probes: ClassVar[tuple[Probe, ...]] = ()
     personal_layers: ClassVar[str | None] = None  # "head": stays with the client, is never sent or overwritten
     keeps_params: ClassVar[bool] = False  # keep the trained model between rounds, as `run.previous`
+    initial_previous: ClassVar[bool] = False  # `run.previous` of a newcomer is the model that the run began with
+    batches_per_step: ClassVar[int] = 1  # batches that `step` is given as one
     base_weights: ClassVar[str | None] = None  # "uniform" where the paper averages without sizes
-    peer_models: ClassVar[bool] = False  # the server keeps every client's last model for its downlink rule
+    peer_models: ClassVar[bool] = False  # a bank keeps every client's last upload: for others, and as its `run.previous`
 
     def new_state(self, layers: LayerMap) -> Any:
         """The state of a client that takes part for the first time, or None."""
         return None
+
+    def starts_everyone(self) -> bool:
+        """Whether clients that are not drawn run `start` as well, each round, and keep what it leaves."""
+        return False
+
+    def optimizer(self, spec: OptimizerSpec) -> OptimizerSpec:
+        """The optimiser of local training, where the paper asks for another than the configured one."""
+        return spec
 
     def server_steps(self) -> tuple[ServerStep, ...]:
         """The server's half of the method, applied before the configured steps."""
@@ -65,10 +76,15 @@ class ClientMethod:
         run.fit()
 
     def personal(self, run: LocalRun) -> None:
-        """Leave in `run.params` the model that is evaluated for this client."""
-        run.stack.start(run)
+        """Leave in `run.params` the model that is evaluated for this client: by default the one it has just trained or,
+        where it has not trained, the one it would start from."""
+        if not run.steps:
+            run.stack.start(run)
 
     # Additive hooks: a stack applies all of them, in list order.
+
+    def begin(self, run: LocalRun) -> None:
+        """After the local initialisation, before training."""
 
     def penalty(self, run: LocalRun, x: Tensor, y: Tensor, z: Tensor, loss: Tensor) -> Tensor | float:
         """A term added to the objective; `z` [B, D] are the latents and `loss` the cross-entropy of the batch."""
@@ -105,6 +121,7 @@ class ClientStack:
                 names = " and ".join(type(m).__name__ for m in owners)
                 raise ValueError(f"{names} both own the hook {hook!r}; a stack can have one")
             setattr(self, hook, getattr(owners[0] if owners else plain, hook))
+        self.beginners = [m.begin for m in self.methods if overrides(m, "begin")]
         self.penalties = [m.penalty for m in self.methods if overrides(m, "penalty")]
         self.observers = [m.observe_grad for m in self.methods if overrides(m, "observe_grad")]
         self.corrections = [m.correct_grad for m in self.methods if overrides(m, "correct_grad")]
@@ -122,6 +139,23 @@ class ClientStack:
     @property
     def keeps_params(self) -> bool:
         return any(m.keeps_params for m in self.methods)
+
+    @property
+    def initial_previous(self) -> bool:
+        return any(m.initial_previous for m in self.methods)
+
+    @property
+    def starts_everyone(self) -> bool:
+        return any(m.starts_everyone() for m in self.methods)
+
+    @property
+    def batches_per_step(self) -> int:
+        return max((m.batches_per_step for m in self.methods), default=1)
+
+    def optimizer(self, spec: OptimizerSpec) -> OptimizerSpec:
+        for method in self.methods:
+            spec = method.optimizer(spec)
+        return spec
 
     @property
     def peer_models(self) -> bool:
@@ -164,11 +198,15 @@ class ClientData:
 
 @dataclass
 class Upload:
-    """What a client sends: its model, further vectors, scalars for the server's methods. Sizes are counted as sent."""
+    """What a client sends: its model, further vectors, scalars for the server's methods. Sizes are counted as sent.
+
+    Scalars of type bool are sent as the indices of those that are true.
+    """
 
     value: Tensor  # [S] parameters and buffers
     vectors: dict[str, Tensor] = field(default_factory=dict)  # reducible with `cohort.reduce(mix, of=name)`
-    scalars: dict[str, Tensor] = field(default_factory=dict)  # come back as `cohort.scalars(name)`
+    scalars: dict[str, Tensor] = field(default_factory=dict)  # come back as `cohort.scalars(name)`; bools: see below
+    kept: Tensor | None = None  # [S] bool: the elements of `value` that are sent, the others being as received; None: all
 
 
 @dataclass(frozen=True)
@@ -193,6 +231,7 @@ class Moment:
     rounds: int  # total
     clients: int  # N, in the federation
     lr: float  # this round's local learning rate
+    samples: int = 0  # training samples of all N clients together
 
 
 class LocalRun:
@@ -212,12 +251,14 @@ class LocalRun:
         self.layers: LayerMap = flat.layers
         self.model, self.value, self.grad = flat.model, flat.value, flat.grad
         self.params, self.buffers = flat.params, flat.buffers
+        self.uploaded = flat.value  # [S] what the server gets to see, for probes: a method may send another model
         self._kept = kept  # states by method name, and the simulator's own entries: previous, personal, buffers, ...
         self.lr = moment.lr
-        self.optimizer: SGD | Adam = settings.optimizer.build(self.params, self.grad, self.lr)
+        self.optimizer: SGD | Adam = stack.optimizer(settings.optimizer).build(self.params, self.grad, self.lr)
         if settings.persist and "optimizer" in kept:
             self.optimizer.load(kept["optimizer"])
         self.trained = slice(None)  # the parameters that an optimiser step moves
+        self.first_stage = 0  # stages before this one are not trained and need no graph
         self.epoch, self.epochs = 0, settings.epochs
         self.steps = 0
         self.losses: list[list[tuple[Tensor, int]]] = []  # per epoch: mean loss and samples of every batch
@@ -232,14 +273,16 @@ class LocalRun:
 
     @property
     def previous(self) -> Tensor | None:
-        """The model [S] this client trained last, for methods with `keeps_params`; None before the first time."""
+        """The model [S] this client trained last, for methods with `keeps_params`, or uploaded last, for those with
+        `peer_models`; None before the first time."""
         return self._kept.get("previous")
 
     def state(self, method: ClientMethod) -> Any:
         """This client's state of `method`; changes count once the round is committed."""
         name = type(method).__name__.lower()
         if name not in self._kept:
-            self._kept[name] = method.new_state(self.layers)
+            with self.params.device:
+                self._kept[name] = method.new_state(self.layers)
         return self._kept[name]
 
     def generator(self, purpose: str) -> torch.Generator:
@@ -248,9 +291,21 @@ class LocalRun:
             self._streams[purpose] = generator(self.moment.seed, self.t, self.client, purpose)
         return self._streams[purpose]
 
+    @contextmanager
+    def aside(self, purpose: str) -> Iterator[None]:
+        """Passes besides the main training: what layers draw in them (dropout) is not taken from that one's stream."""
+        device = self.value.device
+        with torch.random.fork_rng([device] if device.type == "cuda" else []):
+            seed_layers(stream_seed(self.moment.seed, self.t, self.client, f"{purpose} model"), device)
+            yield
+
     def receive(self) -> None:
         """Load what the server sent, except the layers (and, with `bn_stats: local`, buffers) that stay with the client."""
-        self.value.copy_(self.received)
+        self.load(self.received)
+
+    def load(self, value: Tensor) -> None:
+        """Load a model `value` [S], except the layers and buffers that stay with the client."""
+        self.value.copy_(value)
         if "personal" in self._kept:
             self.params[self.layers.span(self.stack.personal_layers or "head")] = self._kept["personal"]
         if self.settings.local_buffers and "buffers" in self._kept:
@@ -269,32 +324,36 @@ class LocalRun:
         """Batches of the training samples in `order` [n]. One gather a pass: the batches themselves are views."""
         x, y = self.data.train
         on_device = order.to(y.device)
-        x, y = x[on_device], y[on_device]
+        x, y = take(x, on_device), y[on_device]
         for part in batch_slices(len(order), batch_size or self.settings.batch_size, self.settings.drop_last):
             if self.orders is not None:
                 self.orders.append((purpose, order[part]))
             yield x[part], y[part]
 
-    def fit(self, epochs: int | None = None, only: str = "all") -> None:
-        """Epochs of `step` over the training samples; `only` ("head", "body") trains those layers alone."""
+    def fit(self, epochs: int | None = None, only: str = "all", purpose: str = "batches") -> None:
+        """Epochs of `step` over the training samples; `only` ("head", "body") trains those layers alone.
+
+        A pass besides the main training has a `purpose` of its own, so that it does not reorder that one's batches.
+        """
         self.trained = self.layers.span(only) if only != "all" else slice(None)
+        self.first_stage = self.layers.stages - 1 if only == "head" else 0
         self.epochs = self.settings.epochs if epochs is None else epochs
         step = self.stack.step
         for self.epoch in range(self.epochs):
             self.losses.append([])
-            for x, y in self.batches():
+            for x, y in self.batches(purpose=purpose, batch_size=self.settings.batch_size * self.stack.batches_per_step):
                 step(self, x, y)
                 self.steps += 1
-        self.trained = slice(None)
+        self.trained, self.first_stage = slice(None), 0
 
-    def gradient(self, x: Tensor, y: Tensor, corrected: bool = True, stage: int = 0) -> Tensor:
+    def gradient(self, x: Tensor, y: Tensor, corrected: bool = True, stage: int | None = None) -> Tensor:
         """Fill `run.grad` with the gradient of the objective on a batch and return its cross-entropy (0-d, detached).
 
         Not `corrected`, it is the bare cross-entropy's gradient: no penalties, corrections, clipping or statistics.
-        Stages before `stage` run without a graph and get no gradient.
+        Stages before `stage` (default: those that are not trained) run without a graph and get no gradient.
         """
         self.grad.zero_()
-        z, logits = self.flat.forward_from(stage, x)
+        z, logits = self.flat.forward_from(self.first_stage if stage is None else stage, x)
         loss = F.cross_entropy(logits, y)
         if not corrected:
             loss.backward()
@@ -310,7 +369,8 @@ class LocalRun:
         for correct in self.stack.corrections:
             correct(self)
         if self.settings.grad_clip is not None:
-            self.grad.mul_((self.settings.grad_clip / self.grad.norm().clamp_min(1e-12)).clamp_max(1.0))
+            grad = self.grad[self.trained]
+            grad.mul_((self.settings.grad_clip / grad.norm().clamp_min(1e-12)).clamp_max(1.0))
         loss = loss.detach()
         if self.losses:
             self.losses[-1].append((loss, len(y)))
@@ -319,6 +379,13 @@ class LocalRun:
     def features(self, value: Tensor, x: Tensor) -> Tensor:
         """Latents [B, D] of another model `value` [S], in the present mode; none of its buffers changes."""
         return self.flat.features_of(value, x)
+
+
+def take(x: Tensor, rows: Tensor) -> Tensor:
+    """x[rows], in the memory format of `x`: indexing would be several times slower where that is channels-last."""
+    if x.dim() == 4 and x.is_contiguous(memory_format=torch.channels_last):
+        return x.permute(0, 2, 3, 1).index_select(0, rows).permute(0, 3, 1, 2)
+    return x.index_select(0, rows)
 
 
 def batch_slices(n: int, batch_size: int, drop_last: bool) -> list[slice]:

@@ -20,6 +20,11 @@ class Cohort(Protocol):
     sizes: Tensor  # [K] int64 training samples
     steps: Tensor  # [K] int64 local steps taken
 
+    @property
+    def counters(self) -> Tensor:
+        """[K, ...] float64, integer buffers of the uploaded models; came back with training."""
+        ...
+
     def stat(self, probe: Probe) -> Tensor:
         """[K, ...] what `probe` measured; came back with training."""
         ...
@@ -33,7 +38,7 @@ class Cohort(Protocol):
         ...
 
     def distances(self, to: Tensor, layers: LayerMap | None = None) -> Tensor:
-        """[K, L] float64, ‖θ_k − to‖ of every layer for a model `to` [P]: one visit."""
+        """[K, L] float64, ‖θ_k − to‖ of every layer for a model `to` [P] (or a whole value [S]): one visit."""
         ...
 
     def dots(self, with_: Tensor, layers: LayerMap | None = None) -> Tensor:

@@ -114,6 +114,11 @@ class LayerMap:
         return torch.tensor([s.size for s in self.tensors])
 
     @cached_property
+    def counts(self) -> Tensor:
+        """Parameters of every layer, int64 [L]."""
+        return torch.zeros(self.L, dtype=torch.long).index_add_(0, self._group[: self.T], self.sizes[: self.T])
+
+    @cached_property
     def stages(self) -> int:
         return 1 + max(s.stage for s in self.tensors)
 
@@ -149,13 +154,19 @@ class LayerMap:
         """A value for each layer, given to all its tensors, buffers included: [..., L] -> [..., T + Tb]."""
         return per_layer[..., self._group.to(per_layer.device)]
 
+    def collect(self, per_tensor: Tensor) -> Tensor:
+        """What `spread` gave back: the value of each layer's first tensor, [..., T + Tb] -> [..., L]."""
+        first = torch.tensor([self.groups.index(layer) for layer in range(self.L)])
+        return per_tensor[..., first.to(per_tensor.device)]
+
     def expand(self, per_layer: Tensor) -> Tensor:
         """A value for each layer, given to all its parameters: [..., L] -> [..., P]."""
-        return self.per_parameter(self.spread(per_layer)[..., : self.T])
+        return self.per_element(self.spread(per_layer)[..., : self.T])
 
-    def per_parameter(self, per_tensor: Tensor) -> Tensor:
-        """[..., T] -> [..., P]."""
-        return per_tensor.repeat_interleave(self.sizes[: self.T].to(per_tensor.device), dim=-1, output_size=self.P)
+    def per_element(self, per_tensor: Tensor) -> Tensor:
+        """A value for each tensor, given to all its elements: [..., T] -> [..., P], or [..., T + Tb] -> [..., S]."""
+        sizes = self.sizes[: per_tensor.shape[-1]].to(per_tensor.device)
+        return per_tensor.repeat_interleave(sizes, dim=-1, output_size=self.P if len(sizes) == self.T else self.S)
 
     def span(self, part: str) -> slice:
         """The parameters of the `head` (last stage), the `body` (all others) or `all`, as a slice of [P]."""
@@ -167,6 +178,15 @@ class LayerMap:
         last = self.stages - (within == "body")
         stop = self._first_of_stage(last)
         return slice(self._first_of_stage(max(0, last - stages)) if stages else stop, stop)
+
+    def top_tensors(self, tensors: int, within: str = "all") -> slice:
+        """The last `tensors` parameter tensors of the model (or of its body), as a slice of [P]; 0 means all."""
+        stop = self._first_of_stage(self.stages - (within == "body"))
+        return slice([s.start for s in self.tensors[: self.T] if s.stop <= stop][-tensors:][0], stop)
+
+    def stage_at(self, start: int) -> int:
+        """The stage of the parameter at `start` of [P]."""
+        return next(s.stage for s in self.tensors if s.start <= start < s.stop)
 
     def _first_of_stage(self, stage: int) -> int:
         return next((s.start for s in self.tensors[: self.T] if s.stage >= stage), self.P)

@@ -23,7 +23,7 @@ class Mixture:
     layers: LayerMap
     lam: Tensor  # [K] non-negative, at least one positive
     sent: Tensor  # [K, T + Tb] bool: the byte ledger and `support` read this, never the weights
-    factor: Tensor  # [K, T] multipliers (L-DAWA, FedNova, FedLAW); ones otherwise
+    factor: Tensor  # [K, T + Tb] multipliers (L-DAWA, FedNova, FedLAW); ones otherwise
     anchor: Tensor  # [T] coefficient of the server's own tensor
 
     @classmethod
@@ -31,8 +31,8 @@ class Mixture:
         """Every client sends everything and counts `lam` [K]."""
         tensors, T = len(layers.tensors), layers.T
         lam = lam.double()
-        ones = torch.ones(len(lam), T, dtype=torch.float64)
-        return cls(layers, lam, torch.ones(len(lam), tensors, dtype=torch.bool), ones, torch.zeros(T).double())
+        ones = torch.ones(len(lam), tensors, dtype=torch.float64)
+        return cls(layers, lam, ones.bool(), ones, torch.zeros(T).double())
 
     def reweighted(self, lam: Tensor) -> Mixture:
         """Other client weights [K]; where all are zero or any is not finite there is no average, and they stay."""
@@ -43,9 +43,22 @@ class Mixture:
         """Send only where `mask` [K, T + Tb] (or [K]) is true as well."""
         return replace(self, sent=self.sent & (mask if mask.dim() == 2 else mask[:, None]))
 
+    def best(self, score: Tensor, n: int) -> Tensor:
+        """The `n` clients with the greatest `score` [K, L] of each layer among those that may send it, bool [K, L].
+
+        Of clients with equal scores the one with the lower id comes first.
+        """
+        offered = self.layers.collect(self.sent)
+        order = score.masked_fill(~offered, -torch.inf).argsort(dim=0, descending=True, stable=True)
+        return offered & (order.argsort(dim=0) < n)
+
     def scaled(self, factor: Tensor, anchor: Tensor | None = None) -> Mixture:
-        """Multiply the parameters' weights by `factor` (broadcast to [K, T]) and set the server's coefficient [T]."""
-        return replace(self, factor=self.factor * factor.double(), anchor=self.anchor if anchor is None else anchor)
+        """Multiply weights by `factor`, which broadcasts to the parameters' tensors [K, T] or has a column for every one
+        [K, T + Tb]; set the server's coefficient [T]."""
+        product = self.factor.clone()
+        every = factor.dim() > 0 and factor.shape[-1] == product.shape[1]
+        product[:, : None if every else self.layers.T] *= factor.double()
+        return replace(self, factor=product, anchor=self.anchor if anchor is None else anchor)
 
     def with_buffers_of(self, client: int | None) -> Mixture:
         """Take the buffers of the client at one position, or of nobody: then they are not sent and stay as they are."""
@@ -69,17 +82,23 @@ class Mixture:
     @property
     def weights(self) -> Tensor:
         """Coefficients of the clients' parameters [K, T]."""
-        return self.base[:, : self.layers.T] * self.factor
+        return (self.base * self.factor)[:, : self.layers.T]
 
     @property
     def buffers(self) -> Tensor:
         """Coefficients of the clients' buffers [K, Tb]."""
-        return self.base[:, self.layers.T :]
+        return (self.base * self.factor)[:, self.layers.T :]
 
     @property
     def own(self) -> Tensor:
         """Coefficient of the server's tensor [T]: `anchor`, or 1 where nobody sent the tensor."""
         return torch.where(self.base[:, : self.layers.T].sum(0) > 0, self.anchor, 1.0)
+
+    @property
+    def kept(self) -> Tensor:
+        """Coefficient of the server's tensor [T + Tb] where clients enter with updates: θ⁺ = kept · θ + Σ_k w_k Δ_k."""
+        buffers = torch.where(self.base[:, self.layers.T :].sum(0) > 0, self.buffers.sum(0), 1.0)
+        return torch.cat([self.own + self.weights.sum(0), buffers])
 
     def per_client(self) -> Tensor:
         """The one weight of each client [K]. Raises `ValueError` if its tensors have different weights."""

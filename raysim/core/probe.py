@@ -33,7 +33,10 @@ class Probe:
 
 @dataclass(frozen=True)
 class LayerDistance(Probe):
-    """‖w_k^l − w_g^l‖ for every layer of the run's grouping, [L] (FedLDF's divergence, methods.md 3.1)."""
+    """‖w_k^l − w_g^l‖ of what is uploaded, for every layer of the run's grouping, [L] (FedLDF's divergence)."""
+
+    buffers: bool = False  # running statistics and counters belong to their layers
 
     def end(self, run: LocalRun) -> Tensor:
-        return run.layers.norms(run.params - run.received[: run.layers.P])
+        size = run.layers.S if self.buffers else run.layers.P
+        return run.layers.norms(run.uploaded[:size] - run.received[:size])

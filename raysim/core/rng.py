@@ -18,3 +18,11 @@ def stream_seed(seed: int, round_: int, client: int, purpose: str) -> int:
 def generator(seed: int, round_: int, client: int, purpose: str) -> torch.Generator:
     """A CPU generator at the start of the stream (seed, round, client, purpose)."""
     return torch.Generator().manual_seed(stream_seed(seed, round_, client, purpose))
+
+
+def seed_layers(seed: int, device: torch.device) -> None:
+    """Seed torch's global stream, from which layers draw for themselves (dropout)."""
+    # torch.manual_seed would also seed devices that this process does not use, and remember each time that it did.
+    torch.default_generator.manual_seed(seed)
+    if device.type == "cuda":
+        torch.cuda.manual_seed(seed)

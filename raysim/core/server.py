@@ -52,6 +52,7 @@ class Server:
     memory: dict[str, Any] = field(default_factory=dict)  # one private slot a method
     proxy: np.ndarray = field(default_factory=lambda: np.empty(0, np.int64))  # rows of the server's own samples
     notes: list[Note] = field(default_factory=list)  # of this round
+    once: dict[int, int] = field(default_factory=dict)  # numbers that clients sent this round, and never again
 
     @property
     def params(self) -> Tensor:
@@ -76,9 +77,18 @@ class Weighting:
     """
 
     stage: ClassVar[str] = "weigh"
-    probes: ClassVar[tuple[Probe, ...]] = ()
     base_weights: ClassVar[str | None] = None
     needs_proxy: ClassVar[bool] = False
+    foresees: ClassVar[bool] = False  # plans from what is known before training: the cohort, sizes, labels, streams
+
+    @property
+    def probes(self) -> tuple[Probe, ...]:
+        """What clients measure for this method while they train."""
+        return ()
+
+    def mask_bits(self, layers: LayerMap) -> int:
+        """Bits that tell a client what to send, where the server chooses."""
+        return 0
 
     def plan(self, cohort: Cohort, server: Server, prior: Mixture) -> Mixture:
         raise NotImplementedError
@@ -89,6 +99,12 @@ class ServerStep:
     """What the server does with the reduced model; steps chain in list order."""
 
     needs_proxy: ClassVar[bool] = False
+    reads_models: ClassVar[bool] = True  # False: works on the aggregate alone, so that models need not be kept
+
+    @property
+    def probes(self) -> tuple[Probe, ...]:
+        """What clients measure for this step while they train."""
+        return ()
 
     def prepare(self, server: Server) -> None:
         """Before the first round: what the server remembers or shares from the start."""
@@ -126,8 +142,9 @@ class Aggregator:
     bn_stats: str = "average"  # average | local | first (methods.md 0.2)
 
     @property
-    def probes(self) -> tuple[Probe, ...]:
-        return tuple(p for w in self.weightings for p in w.probes)
+    def foresees(self) -> bool:
+        """Whether the plan is known before training and no step reads a client's model."""
+        return all(w.foresees for w in self.weightings) and not any(s.reads_models for s in self.steps)
 
     def plan(self, cohort: Cohort, server: Server) -> Mixture:
         """Fold the weightings by stage, whatever order they were listed in."""

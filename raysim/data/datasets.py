@@ -75,9 +75,15 @@ class Dataset:
         """Rows of `x` [B, ...], on any device, to the model's input: float32 of the same shape, or int64 tokens."""
         if self.is_text:
             return x.long()
-        per_channel = (-1,) + (1,) * (x.dim() - 2)
-        x = x.float() / self.scale  # the order of torchvision's ToTensor and Normalize, so that the bits agree
-        return (x - x.new_tensor(self.mean).view(per_channel)) / x.new_tensor(self.std).view(per_channel)
+        x = x.float()  # a copy, changed in place in the order of torchvision's ToTensor and Normalize: the bits agree
+        if self.scale != 1:
+            x.div_(self.scale)
+        for values, change in ((self.mean, x.sub_), (self.std, x.div_)):
+            if len(values) == 1:
+                change(values[0])
+            else:
+                change(x.new_tensor(values).view((-1,) + (1,) * (x.dim() - 2)))
+        return x
 
 
 # A source is a frozen dataclass of settings with two methods: `load(root)` returns the Dataset, and `check(root)`

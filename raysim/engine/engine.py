@@ -21,7 +21,7 @@ from raysim.core.probe import Probe
 from raysim.core.server import Downlink
 from raysim.data import Dataset, Partition
 from raysim.engine import tree
-from raysim.engine.host import HostSpec, Report, SumRequest, Visit, tensor_of
+from raysim.engine.host import HostSpec, Outcome, Report, SumRequest, Visit, tensor_of
 
 Handle = Any  # a value, or a reference to one
 CHUNK = 1 << 22  # floats of one message of a reduction: larger models travel in pieces, so that levels overlap
@@ -83,6 +83,7 @@ class Engine(ABC):
         self.value = torch.empty(0)  # [S] the server's model, published to the hosts
         self.published: Handle = None
         self.published_shared: Handle = None
+        self.newcomer: Handle = None  # what a client that has not taken part yet keeps, where that is not nothing
 
     # What an engine provides.
 
@@ -122,20 +123,36 @@ class Engine(ABC):
         handles = [(c.host, self.call(c)[0]) for c in calls]
         return self.fetch(handles)
 
+    def begin(self, value: Tensor) -> None:
+        """`value` [S] is the model that the run began with: newcomers may have it as their previous one."""
+        if self.spec.stack.initial_previous:
+            self.newcomer = self.put({"previous": value.numpy().copy()})
+
     def publish(self, value: Tensor, shared: Mapping[str, Tensor]) -> None:
         """Make the server's model and what travels with it available to all hosts."""
         self.value = value
         self.published = self.put(value.numpy())
         self.published_shared = self.put({name: tensor.numpy() for name, tensor in shared.items()})
 
-    def train(
+    def cohort(
         self, moment: Moment, clients: Sequence[int], downlink: Downlink, *, test: bool = False, trace: bool = False
     ) -> HostedCohort:
-        """Train `clients` (sorted) from the published model; returns once all have come back or failed."""
+        """`clients` (sorted) that will train from the published model."""
         self.spans.clear()
-        cohort = HostedCohort(self, moment, tuple(clients), downlink, test, trace)
-        cohort.train()
-        return cohort
+        return HostedCohort(self, moment, tuple(clients), downlink, test, trace)
+
+    def initialize(self, moment: Moment, clients: Sequence[int], downlink: Downlink) -> dict[int, Handle]:
+        """Let `clients` (sorted) initialise from the published model without training; returns what they then keep."""
+        cohort = HostedCohort(self, moment, tuple(clients), downlink)
+
+        def start() -> dict[int, Handle]:
+            shares = [(i, share) for i, share in enumerate(self.deal(clients)) if share]
+            results = [self.call(cohort.call_for(i, "initialize", share, 1 + len(share))) for i, share in shares]
+            self.fetch([(i, result[0]) for (i, _), result in zip(shares, results, strict=True)])
+            kept = [zip(share, result[1:], strict=True) for (_, share), result in zip(shares, results, strict=True)]
+            return {client: handle for pairs in kept for client, handle in pairs}
+
+        return self.recovering(start) if clients else {}
 
     def deal(self, clients: Sequence[int]) -> list[tuple[int, ...]]:
         """Contiguous runs of a sorted cohort, one a host, with the dearest run as cheap as can be."""
@@ -198,14 +215,15 @@ class HostedCohort:
         self.engine, self.moment, self.asked, self.downlink = engine, moment, asked, downlink
         self._test, self._trace = test, trace
         self.layers: LayerMap = engine.layers
+        self.clients = asked
+        self.sizes = self._sizes()
         self.held: dict[int, tuple[int, ...]] = {}  # host -> the clients whose models it holds
-        self.status: dict[int, str] = {}
+        self.outcomes: dict[int, Outcome] = {}
         self.trained_by: dict[int, int] = {}  # client -> the host it was tried on
         self.new_kept: dict[int, Handle] = {}
         self.new_bank: dict[int, Handle] = {}
         self.traces: dict[int, Handle] = {}
-        self.tests: dict[int, tuple[int, int, float]] = {}
-        self._rows: dict[int, tuple[Report, int]] = {}
+        self._foreseen: tuple[Mixture, SumRequest] | None = None
         self._position = {client: i for i, client in enumerate(asked)}
         self.server_value = engine.value  # [S] what the round began with
         self.server = self.server_value[: self.layers.P]
@@ -218,9 +236,10 @@ class HostedCohort:
         objects: list[Handle] = []
         kept, bank = {}, {}
         for client in clients:
-            if client in engine.kept:
+            handle = engine.kept.get(client, engine.newcomer)
+            if handle is not None:
                 kept[client] = len(objects)
-                objects.append(engine.kept[client])
+                objects.append(handle)
         mix = None
         wanted: set[int] = set()
         if down.mix is not None:
@@ -233,18 +252,38 @@ class HostedCohort:
             bank[peer] = len(objects)
             objects.append(engine.bank[peer])
         keep_models = engine.spec.stack.peer_models
-        visit = Visit(self.moment, clients, kept, bank, mix, peers, keep_models, self._test, self._trace)
+        foreseen = self._foreseen[1] if self._foreseen else None
+        visit = Visit(self.moment, clients, kept, bank, mix, peers, keep_models, self._test, self._trace, foreseen)
         return Call(host, method, (visit, engine.published, engine.published_shared, *objects), returns)
 
-    def train(self) -> None:
+    def train(self, foreseen: Mixture | None = None) -> None:
+        """Train all; returns once they have come back or failed. With a plan that was `foreseen` hosts add the models
+        as they train them and keep none; whatever else is then asked of the models trains them again."""
+        if foreseen is not None:
+            pieces = equal_columns(torch.cat([foreseen.weights, foreseen.buffers], dim=1), self.layers)
+            request = SumRequest(self._position, dict(enumerate(pieces)), foreseen=True)
+            self._foreseen = foreseen, request
         shares = self.engine.deal(self.asked)
         self._train({i: [share] for i, share in enumerate(shares) if share})
-        self.clients = tuple(sorted(c for c, status in self.status.items() if status == "ok"))
-        rows = [self._rows[c] for c in self.clients]
-        self.sizes = torch.tensor([len(self.engine.partition.train[c]) for c in self.clients])
-        self.steps = torch.tensor([report.steps[i] for report, i in rows])
-        self.held = {i: tuple(c for c in held if c in self._rows) for i, held in self.held.items()}
-        self.held = {i: held for i, held in sorted(self.held.items()) if held}
+        self._count()
+
+    def _count(self) -> None:
+        """Who came back."""
+        self.clients = tuple(c for c in self.asked if self.outcomes[c].status == "ok")
+        self.sizes = self._sizes()
+        self.steps = torch.tensor([self.outcomes[c].steps for c in self.clients])
+        ok = set(self.clients)
+        held = {i: tuple(c for c in clients if c in ok) for i, clients in sorted(self.held.items())}
+        self.held = {i: clients for i, clients in held.items() if clients}
+
+    def _sizes(self) -> Tensor:
+        return torch.tensor([len(self.engine.partition.train[c]) for c in self.clients])
+
+    def _need_models(self) -> None:
+        """The models were only summed, and are asked for after all: train them again, to the same bits."""
+        if self._foreseen:
+            self._foreseen = None
+            self._train({i: [self.held.pop(i)] for i in list(self.held)})
 
     def _train(self, queue: dict[int, list[tuple[int, ...]]]) -> None:
         """Train each host's shares, one at a time. A share that brings its host down is tried again on the host's
@@ -264,7 +303,7 @@ class HostedCohort:
                     lost |= error.hosts
                     deaths.update(share)
                     if max(deaths[c] for c in share) >= ATTEMPTS:
-                        self.status |= dict.fromkeys(share, "the process training it died again and again: left out")
+                        self.outcomes |= {c: Outcome("the process training it died again and again") for c in share}
                         self.trained_by |= dict.fromkeys(share, i)
                     elif deaths[share[0]] > 1:
                         queue[i] = [(c,) for c in share] + queue[i]
@@ -284,10 +323,8 @@ class HostedCohort:
         self._train({i: [self.held.pop(i)] for i in lost & self.held.keys()})
 
     def _take(self, report: Report, host: int, share: tuple[int, ...], handles: list[Handle]) -> None:
-        self.status |= report.status
+        self.outcomes |= report.outcomes
         self.trained_by |= dict.fromkeys(share, host)
-        self.tests |= report.tests
-        self._rows |= {client: (report, i) for i, client in enumerate(report.clients)}
         rest = iter(handles)
         for client in share:
             for wanted, into in (
@@ -297,26 +334,26 @@ class HostedCohort:
             ):
                 if wanted:
                     handle = next(rest)
-                    if report.status[client] == "ok":
+                    if report.outcomes[client].status == "ok":
                         into[client] = handle
-        self.engine.seconds |= dict(zip(report.clients, report.seconds, strict=True))
+        self.engine.seconds |= {c: outcome.seconds for c, outcome in report.outcomes.items()}
         self.engine.spans.append(Span(host, "train", report.started, report.stopped))
-
-    def row(self, client: int) -> tuple[Report, int]:
-        """The report of the client's visit and its row there."""
-        return self._rows[client]
 
     # What came back with training.
 
-    def _stack(self, arrays: Callable[[Report], np.ndarray]) -> Tensor:
-        return torch.from_numpy(np.stack([arrays(report)[i] for report, i in map(self.row, self.clients)]))
+    def _stack(self, array: Callable[[Outcome], Any]) -> Tensor:
+        return torch.from_numpy(np.stack([array(self.outcomes[c]) for c in self.clients]))
 
     def stat(self, probe: Probe) -> Tensor:
         index = self.engine.spec.probes.index(probe)
-        return self._stack(lambda report: report.stats[index])
+        return self._stack(lambda outcome: outcome.stats[index])
 
     def scalars(self, name: str) -> Tensor:
-        return self._stack(lambda report: report.scalars[name])
+        return self._stack(lambda outcome: outcome.scalars[name])
+
+    @property
+    def counters(self) -> Tensor:
+        return self._stack(lambda outcome: outcome.counters)
 
     def by_size(self) -> Mixture:
         return Mixture.of(self.sizes, self.layers)
@@ -328,6 +365,7 @@ class HostedCohort:
 
     def _visit(self, method: str, *args: Any) -> Tensor:
         """Ask every host about the clients it holds: [K, ...] in the order of `clients`."""
+        self._need_models()
 
         def ask() -> Tensor:
             results = self.engine.ask([Call(i, method, (held, *args)) for i, held in self.held.items()])
@@ -343,7 +381,7 @@ class HostedCohort:
         return self._visit("each", function, *sent)
 
     def distances(self, to: Tensor, layers: LayerMap | None = None) -> Tensor:
-        return self.each(_distances, to - self.server, layers or self.layers)
+        return self.each(_distances, to - self.server_value[: len(to)], layers or self.layers)
 
     def dots(self, with_: Tensor, layers: LayerMap | None = None) -> Tensor:
         return self.each(_dots, with_, layers or self.layers)
@@ -363,6 +401,8 @@ class HostedCohort:
 
     def compute(self, function: Callable[..., Any], *payload: Any, models: bool = False) -> Any:
         engine = self.engine
+        if models:
+            self._need_models()
 
         def run() -> Any:
             updates = []
@@ -381,18 +421,19 @@ class HostedCohort:
             return torch.zeros(self.layers.P) if total is None else total
         weights = torch.cat([mix.weights, mix.buffers], dim=1)
         pieces = equal_columns(weights, self.layers)
-        sums = self._sum(pieces, of, power)
+        as_foreseen = self._foreseen is not None and mix is self._foreseen[0] and self.clients == self.asked
+        sums = self._sum(pieces, of, power, as_foreseen and power == 1)
         if power == 2:
             return torch.cat([torch.zeros(b - a) if s is None else s for (a, b, _), s in zip(pieces, sums, strict=True)])
-        # The leaves are updates: θ⁺ = (own + Σ w) θ + Σ w Δ keeps the small differences of the clients.
+        # The leaves are updates: that way the small differences of the clients are kept.
         result = self.server_value.clone()
-        T, keep = self.layers.T, mix.own + mix.weights.sum(0)
-        if not torch.allclose(keep, torch.ones_like(keep), rtol=0, atol=1e-9):
-            result[: self.layers.P] *= self.layers.per_parameter(keep.to(result.dtype))
+        kept = mix.kept
+        if not torch.allclose(kept, torch.ones_like(kept), rtol=0, atol=1e-9):
+            result *= self.layers.per_element(kept.to(result.dtype))
         for (start, stop, _), total in zip(pieces, sums, strict=True):
             if total is not None:
                 result[start:stop] += total
-        self._counters(result, mix.sent[:, T:])
+        self._counters(result, mix.sent[:, self.layers.T :])
         return result
 
     def _counters(self, result: Tensor, sent: Tensor) -> None:
@@ -400,21 +441,25 @@ class HostedCohort:
         specs = [(i, s) for i, s in enumerate(self.layers.tensors[self.layers.T :]) if s.kind == "counter"]
         if not specs:
             return
-        values = self._stack(lambda report: report.counters)
+        values = self.counters
         for column, (i, spec) in enumerate(specs):
             if sent[:, i].any():
                 result[spec.start : spec.stop] = values[sent[:, i], column].max()
 
-    def _sum(self, pieces: list[tuple[int, int, np.ndarray]], of: str, power: int) -> list[Tensor | None]:
+    def _sum(
+        self, pieces: list[tuple[int, int, np.ndarray]], of: str, power: int, foreseen: bool = False
+    ) -> list[Tensor | None]:
         """Σ_k weights[k] · rows_k for every piece (start, stop, weights [K]), or None where all weights are zero."""
         engine, clients = self.engine, len(self.clients)
         position = {c: i for i, c in enumerate(self.clients)}
         root = (0, clients)
+        if not foreseen and of == "model":
+            self._need_models()
 
         def total() -> list[Tensor | None]:
             roots = []
-            for chunk in chunks(pieces):
-                request = SumRequest(position, {i: pieces[i] for i in chunk}, of, power)
+            for chunk in [list(range(len(pieces)))] if foreseen else chunks(pieces):
+                request = SumRequest(position, {i: pieces[i] for i in chunk}, of, power, foreseen)
                 roots.append(self._reduce_chunk(request, chunk))
             merged = {key: value for result in engine.fetch(roots) for key, value in result.items()}
             arrays = (merged[root, i] for i in range(len(pieces)))

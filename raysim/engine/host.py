@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import ctypes
+import math
 import sys
 import time
 import traceback
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -20,7 +22,7 @@ from raysim.core.client import ClientData, ClientMethod, ClientStack, LocalRun, 
 from raysim.core.flat import FlatModel
 from raysim.core.layers import LayerMap
 from raysim.core.probe import Probe
-from raysim.core.rng import stream_seed
+from raysim.core.rng import seed_layers, stream_seed
 from raysim.core.state import pack, unpack
 from raysim.data import Dataset, Partition
 from raysim.engine import tree
@@ -45,6 +47,7 @@ class HostSpec:
     eval_batch: int = 512
     threads: int = 1
     device: str = "auto"  # auto: a GPU if this process has one
+    keep_freed_memory: bool = True
 
     def network(self) -> tuple[torch.nn.Module, LayerMap]:
         model = build(self.model, self.inputs, **self.options)
@@ -74,25 +77,33 @@ class Visit:
     keep_models: bool = False  # hand out the uploaded models, for the bank
     test: bool = False  # test each trained model on its client's test samples
     trace: bool = False
+    foreseen: SumRequest | None = None  # the plan, where it was known before training: sum the models, keep none
+
+
+@dataclass
+class Outcome:
+    """What comes back from one client in numbers. Where `status` is not "ok" it says why, and the rest is empty."""
+
+    status: str
+    steps: int = 0
+    first_loss: float = float("nan")  # mean training loss of the first local epoch
+    last_loss: float = float("nan")
+    seconds: float = 0.0
+    stats: list[np.ndarray] = field(default_factory=list)  # one a probe
+    scalars: Arrays = field(default_factory=dict)
+    counters: list[float] = field(default_factory=list)  # the model's integer buffers
+    vector_bytes: int = 0  # of further uploads
+    kept: np.ndarray | None = None  # [T + Tb] elements of every tensor that it sends; None: all
+    test: tuple[int, int, float] | None = None  # correct, samples, summed loss
 
 
 @dataclass
 class Report:
-    """What comes back from a visit in numbers; arrays have one row for each client with status "ok"."""
+    """What comes back from a visit."""
 
-    clients: list[int]
-    status: dict[int, str]
-    steps: list[int]
-    first_loss: list[float]
-    last_loss: list[float]
-    seconds: list[float]
-    stats: list[np.ndarray]  # one [k, ...] a probe
-    scalars: dict[str, np.ndarray]
-    counters: np.ndarray  # [k, number of counters] the models' integer buffers
-    vectors: dict[str, int]  # bytes of every further upload of one client
-    tests: dict[int, tuple[int, int, float]]  # client -> correct, samples, summed loss
-    started: float = 0.0
-    stopped: float = 0.0
+    outcomes: dict[int, Outcome]  # by client
+    started: float  # seconds since the epoch
+    stopped: float
 
 
 class ClientHost:
@@ -100,7 +111,8 @@ class ClientHost:
 
     def __init__(self, spec: HostSpec, data: Dataset, partition: Partition):
         torch.set_num_threads(spec.threads)
-        keep_freed_memory()
+        if spec.keep_freed_memory:
+            keep_freed_memory()
         self.spec, self.data, self.partition = spec, data, partition
         self.device = choose_device(spec.device)
         model, layers = spec.network()
@@ -111,7 +123,9 @@ class ClientHost:
         self.row: dict[int, int] = {}  # client -> its row
         self.vectors: dict[str, dict[int, Tensor]] = {}  # further uploads by name and client
         self.t = -1
+        self._counters = [spec for spec in layers.tensors if spec.kind == "counter"]
         self._pending: dict[int, tree.Partials] = {}  # partial sums that wait here to be merged
+        self._foreseen: tree.Partials = {}  # sums made while training
         self._log: list[tuple[str, float, float, int]] = []
         self._server: Tensor = torch.empty(0)
 
@@ -127,59 +141,72 @@ class ClientHost:
         self.t = visit.moment.t
         self._server = server = on_device(value, self.device)
         shared_tensors = {name: on_device(array, self.device) for name, array in shared.items()}
-        self._grow(len(self.row) + len(visit.clients))
-        report = Report([], {}, [], [], [], [], [[] for _ in self.spec.probes], {}, np.empty(0), {}, {}, started)  # type: ignore[misc]
-        counters, outputs = [], []
-        global_stream = torch.get_rng_state()
-        for client in visit.clients:
-            begun = time.perf_counter()
+        outcomes: dict[int, Outcome] = {}
+        outputs: dict[int, list[Arrays]] = {}
+
+        def train(client: int, update: Tensor) -> bool:
+            """Leave the client's update in `update` [S]; whether there is one."""
             kept: Arrays = objects[visit.kept[client]] if client in visit.kept else {}
-            out: list[Any] = []
+            trace: Arrays = {f"state.before.{name}": array for name, array in kept.items()} if visit.trace else {}
+            begun = time.perf_counter()
             try:
                 run = self._run(visit, client, server, shared_tensors, kept, objects)
-                trace = {f"state.before.{name}": array for name, array in kept.items()} if visit.trace else {}
-                stats, upload = self._train(run, trace)
-                update = self._keep(client, upload, server)
+                outcome, upload = self._train(run, trace)
+                torch.sub(upload.value, server, out=update)
+                if not finite(update):
+                    outcome = Outcome("its model is not finite (NaN or Inf): refused")
             except Exception:
-                report.status[client] = traceback.format_exc()
-                out = [dict(kept)] if self.stateful else []
-                out += [{}] * (visit.keep_models + visit.trace)
-                outputs.append(out)
-                continue
-            if not finite(update):
-                report.status[client] = "its model is not finite (NaN or Inf): refused"
-            else:
-                report.status[client] = "ok"
-                report.clients.append(client)
-                report.steps.append(run.steps)
-                report.first_loss.append(mean_loss(run.losses[0]) if run.losses else float("nan"))
-                report.last_loss.append(mean_loss(run.losses[-1]) if run.losses else float("nan"))
-                report.seconds.append(time.perf_counter() - begun)
-                counters.append([float(s.view(upload.value)) for s in self.layers.tensors if s.kind == "counter"])
-                for column, stat in zip(report.stats, stats, strict=True):
-                    column.append(stat.detach().cpu().numpy())  # type: ignore[attr-defined]
-                for name, scalar in upload.scalars.items():
-                    report.scalars.setdefault(name, []).append(scalar.detach().cpu().numpy())  # type: ignore
-                report.vectors = {name: v.numel() * v.element_size() for name, v in upload.vectors.items()}
+                outcome = Outcome(traceback.format_exc())
+            outcome.seconds = time.perf_counter() - begun
+            outcomes[client] = outcome
+            ok = outcome.status == "ok"
+            out = outputs[client] = []
+            if ok:
+                for name, vector in upload.vectors.items():
+                    self.vectors.setdefault(name, {})[client] = vector.detach().clone()
                 if visit.test:
-                    report.tests[client] = self.test(client)
-            accepted = report.status[client] == "ok"
+                    outcome.test = self.test(client)
             if self.stateful:
-                out.append(self._kept_arrays(run) if accepted else dict(kept))
+                out.append(self._kept_arrays(run) if ok else {})
             if visit.keep_models:
-                out.append({"value": to_numpy(upload.value)} if accepted else {})
+                out.append({"value": to_numpy(upload.value)} if ok else {})
             if visit.trace:
-                trace |= {f"state.after.{name}": array for name, array in out[0].items()} if self.stateful else {}
-                trace |= {f"upload.{name}": to_numpy(v) for name, v in upload.vectors.items()}
-                trace |= {f"upload.{name}": to_numpy(v) for name, v in upload.scalars.items()}
-                out.append(trace)
-            outputs.append(out)
-        torch.set_rng_state(global_stream)
-        report.stats = [np.stack(column) if column else np.empty(0) for column in report.stats]  # type: ignore
-        report.scalars = {name: np.stack(column) for name, column in report.scalars.items()}  # type: ignore
-        report.counters = np.array(counters, dtype=np.float64)
-        report.stopped = time.time()
-        return [report, *(item for out in outputs for item in out)]
+                out.append(trace | self._traced(upload, out[0] if self.stateful else {}) if ok else {})
+            return ok
+
+        with self._global_stream():
+            if visit.foreseen is None:
+                self._grow(len(self.row) + len(visit.clients))
+                for client in visit.clients:
+                    train(client, self.updates[self.row.setdefault(client, len(self.row))])
+            else:
+                self._sum_while_training(visit, visit.foreseen, train)
+        results = [item for client in visit.clients for item in outputs[client]]
+        return [Report(outcomes, started, time.time()), *results]
+
+    def _sum_while_training(self, visit: Visit, request: SumRequest, train: Callable[[int, Tensor], bool]) -> None:
+        """Train in the order of the tree and add each model as it comes: no more than its depth are held at once."""
+        positions = {request.position[c]: c for c in visit.clients}
+
+        def leaf(position: int) -> dict[int, Tensor | None]:
+            update = torch.empty(self.layers.S, device=self.device)
+            if not train(positions[position], update):
+                return dict.fromkeys(request.pieces)
+            parts = {i: (update[start:stop], float(w[position])) for i, (start, stop, w) in request.pieces.items()}
+            return {i: part.mul_(weight) if weight else None for i, (part, weight) in parts.items()}
+
+        for node in tree.cover(set(positions), len(request.position)):
+            self._foreseen |= {(node, piece): part for piece, part in tree.accumulate(node, leaf).items()}
+
+    @contextmanager
+    def _global_stream(self) -> Iterator[None]:
+        """Put torch's global random stream back afterwards, and the model in train mode before."""
+        before = torch.get_rng_state()
+        self.flat.model.train()
+        try:
+            yield
+        finally:
+            torch.set_rng_state(before)
 
     def _run(
         self, visit: Visit, client: int, server: Tensor, shared: Mapping[str, Tensor], kept: Arrays, objects: Sequence[Arrays]
@@ -198,12 +225,10 @@ class ClientHost:
         )  # fmt: skip
         run.orders = [] if visit.trace else None
         run.batch_probes = [p for p in self.spec.probes if p.watches_batches]
-        # Layers that draw for themselves (dropout) use torch's global stream.
-        torch.manual_seed(stream_seed(visit.moment.seed, visit.moment.t, client, "model"))
-        self.flat.model.train()
+        seed_layers(stream_seed(visit.moment.seed, visit.moment.t, client, "model"), self.device)
         return run
 
-    def _train(self, run: LocalRun, trace: Arrays) -> tuple[list[Tensor], Upload]:
+    def _train(self, run: LocalRun, trace: Arrays) -> tuple[Outcome, Upload]:
         self.stack.start(run)
         if run.orders is not None:
             trace["init"] = to_numpy(run.value)
@@ -213,19 +238,26 @@ class ClientHost:
         upload = Upload(run.value)
         for finish in self.stack.finishers:
             finish(run, upload)
+        run.uploaded = upload.value
         stats = [probe.end(run) for probe in self.spec.probes]
         if run.orders is not None:
-            trace["model"] = to_numpy(upload.value)
             rows = self.partition.train[run.client]
             trace |= {f"samples.{i:04d}.{name}": rows[batch.numpy()] for i, (name, batch) in enumerate(run.orders)}
-        return stats, upload
+        losses = [mean_loss(batches) for batches in {id(b): b for b in (run.losses[:1] + run.losses[-1:])}.values()]
+        outcome = Outcome(
+            "ok", run.steps, *((losses[0], losses[-1]) if losses else ()),
+            stats=[to_numpy(stat) for stat in stats],
+            scalars={name: to_numpy(scalar) for name, scalar in upload.scalars.items()},
+            counters=[float(s.view(upload.value)) for s in self._counters],
+            vector_bytes=sum(v.numel() * v.element_size() for v in upload.vectors.values()),
+        )  # fmt: skip
+        if upload.kept is not None:
+            outcome.kept = np.array([int(upload.kept[s.start : s.stop].sum()) for s in self.layers.tensors])
+        return outcome, upload
 
-    def _keep(self, client: int, upload: Upload, server: Tensor) -> Tensor:
-        update = self.updates[self.row.setdefault(client, len(self.row))]
-        torch.sub(upload.value, server, out=update)
-        for name, vector in upload.vectors.items():
-            self.vectors.setdefault(name, {})[client] = vector.detach().clone()
-        return update
+    def _traced(self, upload: Upload, kept: Arrays) -> Arrays:
+        trace = {"model": to_numpy(upload.value)} | {f"state.after.{name}": array for name, array in kept.items()}
+        return trace | {f"upload.{name}": to_numpy(v) for name, v in (*upload.vectors.items(), *upload.scalars.items())}
 
     def _grow(self, rows: int) -> None:
         if rows > len(self.updates):
@@ -303,14 +335,13 @@ class ClientHost:
         """Test, for each client, the model it would now be given. No state is kept."""
         server = on_device(value, self.device)
         shared_tensors = {name: on_device(array, self.device) for name, array in shared.items()}
-        global_stream = torch.get_rng_state()
         scores = {}
-        for client in visit.clients:
-            kept = objects[visit.kept[client]] if client in visit.kept else {}
-            run = self._run(visit, client, server, shared_tensors, kept, objects)
-            self.stack.personal(run)
-            scores[client] = self.test(client)
-        torch.set_rng_state(global_stream)
+        with self._global_stream():
+            for client in visit.clients:
+                kept = objects[visit.kept[client]] if client in visit.kept else {}
+                run = self._run(visit, client, server, shared_tensors, kept, objects)
+                self.stack.personal(run)
+                scores[client] = self.test(client)
         return scores
 
     @torch.no_grad()
@@ -349,6 +380,8 @@ class ClientHost:
     def partial(self, key: int, clients: Sequence[int], request: SumRequest, stay: bool) -> Arrays:
         """Sum the largest nodes of the tree that `clients`, held here, make up. With `stay` they wait under `key`."""
         started = time.time()
+        if request.foreseen:
+            return self._leave(key, self._foreseen, stay, started)
         positions = {request.position[c]: c for c in clients}
         source = self.vectors.get(request.of, {})
         rows = {
@@ -388,7 +421,7 @@ class ClientHost:
 
     def close(self) -> list[tuple[str, float, float, int]]:
         """Forget the trained models (their memory is used again); return (phase, start, stop, bytes sent)s since."""
-        self.row, self.vectors, self._pending = {}, {}, {}
+        self.row, self.vectors, self._pending, self._foreseen = {}, {}, {}, {}
         self.t = -1
         log, self._log = self._log, []
         return log
@@ -402,6 +435,7 @@ class SumRequest:
     pieces: Mapping[int, tuple[int, int, np.ndarray]]  # piece -> start, stop, float64 weights [K]
     of: str = "model"
     power: int = 1
+    foreseen: bool = False  # the sums were made while training
 
 
 @dataclass(frozen=True)
@@ -449,7 +483,7 @@ def mean_loss(batches: Sequence[tuple[Tensor, int]]) -> float:
 
 def finite(update: Tensor) -> bool:
     # The sum is one fast pass; only where it overflows is every element looked at.
-    return bool(update.sum().isfinite()) or bool(update.isfinite().all())
+    return math.isfinite(update.sum()) or bool(update.isfinite().all())
 
 
 def keep_freed_memory() -> None:

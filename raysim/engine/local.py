@@ -25,7 +25,7 @@ class LocalEngine(Engine):
 
     def call(self, call: Call) -> list[Handle]:
         result = getattr(self._host, call.method)(*call.args)
-        return result if call.method == "train" else [result]
+        return result if call.method in ("train", "initialize") else [result]
 
     def fetch(self, calls: Sequence[tuple[int, Handle]]) -> list[Any]:
         return [handle for _, handle in calls]

@@ -6,7 +6,8 @@ import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,33 +28,80 @@ DRIVER_ATTEMPTS = 3
 
 
 class HostActor(ClientHost):
-    """A `ClientHost` in a process of its own."""
+    """A `ClientHost` in a process of its own; with `become` for `__init__`, because a process can serve many runs."""
+
+    def __init__(self) -> None:
+        self.t = -1
+
+    def become(self, spec: HostSpec, data: Any, partition: Any) -> str:
+        """Be a host of this run, whatever the process was before; returns the node it is on."""
+        super().__init__(spec, data, partition)
+        return ray.get_runtime_context().get_node_id()
+
+    def forget(self) -> None:
+        """Free all that the last run has left here."""
+        self.__dict__.clear()
 
     def train(self, visit: Visit, value: Any, shared: Arrays, *objects: Arrays) -> Any:
         results = super().train(visit, value, shared, *objects)
         return results if len(results) > 1 else results[0]  # Ray does not unpack a single result
 
-    def node(self) -> str:
-        return ray.get_runtime_context().get_node_id()
+
+class Pool:
+    """Idle host actors. To start a process costs seconds, to make it a host of the next run milliseconds."""
+
+    def __init__(self) -> None:
+        self._share = (0.0, 0.0)  # CPUs and GPUs of each
+        self._idle: list[Any] = []
+
+    def free(self, resources: Resources) -> Resources:
+        """What the cluster has free when it counts the pool's actors as such."""
+        (cpus, gpus), idle = self._share, len(self._idle)
+        return replace(resources, cpus=resources.cpus + idle * cpus, gpus=resources.gpus + idle * gpus)
+
+    def take(self, cpus: float, gpus: float) -> Any:
+        """A living actor that reserves this share, or None. Actors of another share make room."""
+        if self._share != (cpus, gpus):
+            self.clear()
+        while self._idle:
+            actor = self._idle.pop()
+            with suppress(RayActorError):
+                ray.get(actor.forget.remote())
+                return actor
+        return None
+
+    def give(self, actor: Any, cpus: float, gpus: float) -> None:
+        """Keep an actor that no run needs any more."""
+        if self._share != (cpus, gpus):
+            self.clear()
+        self._share = (cpus, gpus)
+        actor.forget.remote()
+        self._idle.append(actor)
+
+    def clear(self) -> None:
+        """Stop the idle actors."""
+        while self._idle:
+            ray.kill(self._idle.pop())
 
 
 @dataclass
 class RayEngine(Engine):
-    """Hosts as actors that share the cluster's CPUs and GPUs as `placement` says."""
+    """Hosts as actors that share the cluster's CPUs and GPUs as `placement` says; from a pool, if there is one."""
 
-    placement: Placement = Placement(1, 1.0, 0.0)
+    placement: Placement = Placement(1, 1.0, 0.0)  # noqa: RUF009 (a frozen value)
+    pool: Pool | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
         self._data = ray.put(self.data)
         self._partition = ray.put(self.partition)
-        actors = [self._new_host() for _ in range(self.placement.hosts)]
+        actors, ready = zip(*(self._new_host() for _ in range(self.placement.hosts)), strict=True)
         try:
-            nodes = ray.get([actor.node.remote() for actor in actors], timeout=START_SECONDS)
+            nodes = ray.get(list(ready), timeout=START_SECONDS)
         except ray.exceptions.GetTimeoutError:
             raise ConfigError(
-                f"engine.ray: {len(actors)} actors of {self.placement.cpus:g} CPUs and {self.placement.gpus:g} GPUs did not "
-                f"start within {START_SECONDS} s; the cluster is busy with other work"
+                f"engine.ray: {len(actors)} actors of {self.placement.cpus:g} CPUs and {self.placement.gpus:g} GPUs "
+                f"did not start within {START_SECONDS} s; the cluster is busy with other work"
             ) from None
         except RayActorError as error:
             raise RuntimeError(f"a client actor could not start:\n{error}") from None
@@ -61,9 +109,14 @@ class RayEngine(Engine):
         order = sorted(range(len(actors)), key=lambda i: nodes[i])
         self._actors, self.nodes = [actors[i] for i in order], [nodes[i] for i in order]
 
-    def _new_host(self) -> Any:
-        options = {"num_cpus": self.placement.cpus, "num_gpus": self.placement.gpus, "scheduling_strategy": "SPREAD"}
-        return ray.remote(HostActor).options(**options).remote(self.spec, self._data, self._partition)
+    def _new_host(self) -> tuple[Any, Any]:
+        """An actor, and a reference to its node that is there once it is ready."""
+        cpus, gpus = self.placement.cpus, self.placement.gpus
+        actor = self.pool.take(cpus, gpus) if self.pool else None
+        if actor is None:
+            options = {"num_cpus": cpus, "num_gpus": gpus, "scheduling_strategy": "SPREAD"}
+            actor = ray.remote(HostActor).options(**options).remote()
+        return actor, actor.become.remote(self.spec, self._data, self._partition)
 
     @property
     def hosts(self) -> Sequence[Any]:
@@ -113,8 +166,7 @@ class RayEngine(Engine):
 
     def replace(self, hosts: set[int]) -> None:
         for i in hosts:
-            actor = self._new_host()
-            ready = actor.node.remote()
+            actor, ready = self._new_host()
             done, _ = ray.wait([ready], timeout=START_SECONDS)
             if done:
                 with suppress(RayActorError):
@@ -129,29 +181,44 @@ class RayEngine(Engine):
 
     def close(self) -> None:
         for actor in set(self._actors):
-            ray.kill(actor)
+            if self.pool:
+                self.pool.give(actor, self.placement.cpus, self.placement.gpus)
+            else:
+                ray.kill(actor)
 
 
-def ray_engine(config: Config, spec: HostSpec, data: Any, partition: Any, cohort: int) -> Engine:
-    """The engine of `config` on the cluster this process is connected to. Raises `ConfigError` for what does not fit."""
+def free_resources() -> Resources:
+    """What the cluster this process is connected to has free."""
+    free = ray.available_resources()
+    return Resources(free.get("CPU", 0.0), free.get("GPU", 0.0), free.get("memory", float("inf")))
+
+
+def ray_engine(
+    config: Config, spec: HostSpec, data: Any, partition: Any, cohort: int, resources: Resources | None = None,
+    pool: Pool | None = None,
+) -> Engine:  # fmt: skip
+    """The engine of `config` on `resources` (default: what the cluster has free), with hosts of `pool` first.
+
+    Raises `PlacementError` and `ConfigError` for what does not fit.
+    """
     settings = config.engine
     assert isinstance(settings, RayEngineConfig)
-    free = ray.available_resources()
-    resources = Resources(free.get("CPU", 0.0), free.get("GPU", 0.0), free.get("memory", float("inf")))
+    if resources is None:
+        resources = pool.free(free_resources()) if pool else free_resources()
     layers = spec.network()[1]
     placement = place(
         resources, cohort, settings.clients_per_actor, settings.gpu_per_client, settings.threads, 4 * layers.S
     )
-    return RayEngine(spec, data, partition, settings.fan_in, placement=placement)
+    return RayEngine(spec, data, partition, settings.fan_in, placement=placement, pool=pool)
 
 
 class Driver:
     """The federation, in an actor: what the loop over rounds holds never passes the process of the command line."""
 
-    def build(self, config: Config, out: Path, resume: bool) -> None:
+    def build(self, config: Config, out: Path, resume: bool, resources: Resources) -> None:
         from raysim.federation import Federation
 
-        self.federation = Federation(config, out, resume, ray_engine)
+        self.federation = Federation(config, out, resume, partial(ray_engine, resources=resources))
 
     def call(self, method: str) -> Any:
         return getattr(self.federation, method)()
@@ -162,14 +229,16 @@ class RemoteFederation:
 
     def __init__(self, config: Config, out: Path, resume: bool):
         self._config, self._out = config, Path(out).absolute()
+        # Counted once: when another driver takes over, the hosts of the one that died may still be on their way out.
+        self._resources = free_resources()
         self._start(resume)
 
     def _start(self, resume: bool) -> None:
-        # The driver is on the machine of the command line, because it writes the run's folder; it waits more than it works.
+        # The driver is on the machine of the command line: it writes the run's folder, and waits more than it works.
         here = ray.get_runtime_context().get_node_id()
         strategy = ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy(here, soft=False)
         self._driver = ray.remote(Driver).options(num_cpus=0, scheduling_strategy=strategy).remote()
-        self._get(self._driver.build.remote(self._config, self._out, resume))
+        self._get(self._driver.build.remote(self._config, self._out, resume, self._resources))
 
     @staticmethod
     def _get(reference: Any) -> Any:

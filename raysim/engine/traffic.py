@@ -8,7 +8,7 @@ from raysim.core.mixture import Mixture
 from raysim.core.server import Aggregator, Downlink, Server
 from raysim.engine.engine import HostedCohort
 
-FLOAT = 4
+FLOAT = INDEX = 4
 
 
 def ledger(
@@ -24,26 +24,26 @@ def ledger(
     came = [i for i, c in enumerate(clients) if c in position]
     if mixture is not None:
         sent = mixture.sent.numpy()
-        up["up_params"][came] = FLOAT * sent[:, :T] @ sizes[:T]
-        up["up_buffers"][came] = FLOAT * sent[:, T:] @ sizes[T:]
         for i in came:
-            report, row = cohort.row(clients[i])
-            up["up_vectors"][i] = sum(report.vectors.values())
-            up["up_scalars"][i] = FLOAT * (
-                sum(stat[row].size for stat in report.stats) + sum(s[row].size for s in report.scalars.values())
-            )
+            outcome, row = cohort.outcomes[clients[i]], sent[position[clients[i]]]
+            kept = row * (sizes if outcome.kept is None else outcome.kept)
+            up["up_params"][i], up["up_buffers"][i] = FLOAT * kept[:T].sum(), FLOAT * kept[T:].sum()
+            up["up_vectors"][i] = outcome.vector_bytes
+            masks = [a for a in outcome.scalars.values() if a.dtype == bool]
+            numbers = [a for a in (*outcome.stats, *outcome.scalars.values()) if a.dtype != bool]
+            up["up_scalars"][i] = FLOAT * (sum(a.size for a in numbers) + server.once.get(clients[i], 0))
+            up["up_masks"][i] = INDEX * sum(int(a.sum()) for a in masks)
 
     personal = layers.where(aggregator.personal_layers).numpy() if aggregator.personal_layers else np.zeros(len(sizes), bool)
     model = FLOAT * int(sizes[:T][~personal[:T]].sum())
     buffers = 0 if local_buffers else FLOAT * int(sizes[T:][~personal[T:]].sum())
     models = np.array([1 + len(peers) for peers in downlink.peers]) if downlink.peers else zeros + 1
-    selects = any(w.stage == "select" for w in aggregator.weightings)
     down = {
         "down_params": models * model,
         "down_buffers": models * buffers,
         "down_vectors": zeros + FLOAT * sum(v.numel() for v in server.shared.values()),
         "down_scalars": zeros,
-        "down_masks": zeros + (-(-layers.L // 8) if selects else 0),  # which layers to send, one bit each
+        "down_masks": zeros + sum(-(-w.mask_bits(layers) // 8) for w in aggregator.weightings),
     }
     columns = up | down
     return columns | {"bytes": np.sum(list(columns.values()), axis=0)}

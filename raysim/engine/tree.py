@@ -7,7 +7,7 @@ it splits in the middle. A host sums the largest nodes whose leaves it holds all
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TypeVar
 
 import torch
@@ -66,6 +66,18 @@ def weighted_sum(rows: Mapping[int, Tensor], weights: Mapping[int, float], node:
     for start in range(0, len(out), block):
         fill(node, out[start : start + block], start, 0)
     return True
+
+
+def accumulate(node: Node, leaf: Callable[[int], dict[int, Tensor | None]]) -> dict[int, Tensor | None]:
+    """Σ leaf(position) of `node` in tree order, piece by piece; leaves are asked for in order, and used up."""
+    lo, hi = node
+    if hi - lo == 1:
+        return leaf(lo)
+    left, right = (accumulate(child, leaf) for child in children(node))
+    for piece, part in right.items():
+        mine = left[piece]
+        left[piece] = part if mine is None else mine if part is None else mine.add_(part)
+    return left
 
 
 def merge(partials: Partials, clients: int, pieces: Sequence[int]) -> Partials:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from statistics import pstdev
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -11,14 +12,17 @@ from torch import Tensor
 from raysim.core.client import ClientMethod, LocalRun
 from raysim.core.layers import LayerMap
 
-MAX_EPOCHS = 100  # the rule for convergence may never be met (methods.md 6.1)
+if TYPE_CHECKING:
+    from raysim.config import Config
+
+MAX_EPOCHS = 100  # the rule for convergence may never be met
 
 
 @dataclass
 class ALAState:
-    """A client's element-wise weights of the top layers, in [0, 1]."""
+    """A client's element-wise weights of the top layers, in [0, 1]; None until they are first learned."""
 
-    weights: Tensor
+    weights: Tensor | None = None
     settled: bool = False  # the first, long optimisation is done
 
 
@@ -26,40 +30,79 @@ class ALAState:
 class FedALA(ClientMethod):
     """Start from an element-wise mix of global and local model, learned on local data (FedALA, 2023, algorithm 1).
 
-    In the top `layers` stages: Θ̂ = Θ_i + (Θ − Θ_i) ⊙ W, W ← clip(W − η ∂L/∂Θ̂ ⊙ (Θ − Θ_i), 0, 1) on `fraction` of the
-    client's samples, the first time until the loss settles, one pass ever after. Below them the global model is taken.
+    In the top `layers` stages of what is downloaded (or the last `tensors` of its parameter tensors, 0 for all):
+    Θ̂ = Θ_i + (Θ − Θ_i) ⊙ W, W ← clip(W − eta ∂L/∂Θ̂ ⊙ (Θ − Θ_i), 0, 1) on a `fraction` of the client's samples, the
+    first time until the loss settles, one pass ever after. Below them the download is taken. It combines with methods
+    that do not start for themselves; Θ is whatever the client is sent, Θ_i what it trained last.
+
+    The released code (preset `official_001`): `tensors: 2`, `window: true`, `clients: all`, `threshold: 0.1`.
+    BatchNorm runs in train mode while W is learned, and its statistics are as if it had not. A batch that
+    `local.drop_last` drops is dropped here too.
     """
 
     eta: float = 1.0
     fraction: float = 0.8
     layers: int = 1
+    tensors: int | None = None
     threshold: float = 0.01  # standard deviation of the last ten epochs' losses at which W has settled
+    window: bool = False  # neighbouring samples in stored order, where the paper draws at random
+    clients: Literal["cohort", "all"] = "cohort"  # all: those that are not drawn mix as well, and keep the mix as Θ_i
+    freeze: bool = False  # W stays as the first optimisation left it
     keeps_params: ClassVar[bool] = True
 
+    def check(self, config: Config) -> str | None:
+        if not 0 < self.fraction <= 1:
+            return f"fraction is {self.fraction}; it must be in (0, 1]."
+        if self.layers < 1:
+            return f"layers is {self.layers}; at least the last stage must be mixed."
+        return f"tensors is {self.tensors}; 0 means all." if self.tensors is not None and self.tensors < 0 else None
+
     def new_state(self, layers: LayerMap) -> ALAState:
-        return ALAState(torch.ones(layers.P)[layers.top(self.layers)])
+        return ALAState()
+
+    def starts_everyone(self) -> bool:
+        return self.clients == "all"
 
     def start(self, run: LocalRun) -> None:
         run.receive()
-        if run.previous is None:
+        top = self._top(run)
+        if run.previous is None or torch.equal(run.previous[top], run.received[top]):
             return
-        top, state = run.layers.top(self.layers), run.state(self)
-        old, gap = run.previous[top], run.received[top] - run.previous[top]
-        first = run.layers.stages - self.layers  # gradients stop here
-        buffers = run.buffers.clone()  # learning W leaves no trace in BatchNorm's statistics
+        state, old, new = run.state(self), run.previous[top], run.received[top]
+        if state.weights is None:
+            state.weights = torch.ones_like(new)
+        if not (self.freeze and state.settled):
+            self._learn(run, state, old, new, top)
+        torch.lerp(old, new, state.weights, out=run.params[top])  # exactly the global model where W is 1
+
+    def _learn(self, run: LocalRun, state: ALAState, old: Tensor, new: Tensor, top: slice) -> None:
+        first, gap, samples = run.layers.stage_at(top.start), new - old, self._samples(run)
+        buffers = run.buffers.clone()
         losses: list[float] = []
         while not losses or not (state.settled or has_settled(losses, self.threshold)):
-            for x, y in run.batches(self.fraction, purpose="ala"):
-                run.params[top] = old + gap * state.weights
+            for x, y in run.slices(samples, "ala"):
+                torch.lerp(old, new, state.weights, out=run.params[top])
                 loss = run.gradient(x, y, corrected=False, stage=first)
                 state.weights.sub_(self.eta * run.grad[top] * gap).clamp_(0, 1)
             losses.append(float(loss))
         state.settled = True
-        run.params[top] = old + gap * state.weights
         run.buffers.copy_(buffers)
+
+    def _top(self, run: LocalRun) -> slice:
+        downloaded = "body" if run.stack.personal_layers == "head" else "all"
+        if self.tensors is not None:
+            return run.layers.top_tensors(self.tensors, downloaded)
+        return run.layers.top(self.layers, downloaded)
+
+    def _samples(self, run: LocalRun) -> Tensor:
+        """Those that W is learned on in this round, in the order of all its epochs."""
+        n, stream = len(run.data.train.y), run.generator("ala")
+        count = max(1, int(self.fraction * n))
+        if self.window:
+            return torch.arange(count) + torch.randint(n - count + 1, (1,), generator=stream)
+        return torch.randperm(n, generator=stream)[:count]
 
 
 def has_settled(losses: list[float], threshold: float) -> bool:
     """Whether the last ten epochs' losses hardly differ, or there have been as many epochs as there may be."""
-    steady = len(losses) > 10 and torch.tensor(losses[-10:]).std(correction=0).item() < threshold
-    return steady or len(losses) >= MAX_EPOCHS
+    return (len(losses) > 10 and pstdev(losses[-10:]) < threshold) or len(losses) >= MAX_EPOCHS

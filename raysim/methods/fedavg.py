@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 from torch import Tensor
 
@@ -17,6 +17,7 @@ class FedAvg(Weighting):
     """Weighted mean of client models (McMahan et al., 2017): by training samples, which is the default, or uniform."""
 
     weights: Literal["size", "uniform"] = "size"
+    foresees: ClassVar[bool] = True
 
     def plan(self, cohort: Cohort, server: Server, prior: Mixture) -> Mixture:
         return prior.reweighted((cohort.by_size() if self.weights == "size" else cohort.uniform()).lam)
@@ -27,6 +28,7 @@ class StepSize(ServerStep):
     """Server step size (FedLAW, Li et al., 2023, table 10): w + eta (ŵ − w)."""
 
     eta: float = 1.0
+    reads_models: ClassVar[bool] = False
 
     def apply(self, target: Tensor, mixture: Mixture, cohort: Cohort, server: Server) -> Tensor:
         P, stepped = server.layers.P, target.clone()

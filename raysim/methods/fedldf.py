@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, ClassVar, Literal
+
+import torch
 
 from raysim.core.cohort import Cohort
+from raysim.core.layers import LayerMap
 from raysim.core.mixture import Mixture
 from raysim.core.probe import LayerDistance, Probe
 from raysim.core.server import Server, Weighting
@@ -13,24 +16,40 @@ from raysim.core.server import Server, Weighting
 if TYPE_CHECKING:
     from raysim.config import Config
 
+EPS = 1e-12
+
 
 @dataclass(frozen=True)
 class FedLDF(Weighting):
-    """Each layer is sent only by the `top_n` clients where it moved most (FedLDF, 2024, algorithm 1)."""
+    """Each layer is sent only by the `top_n` clients where it moved most (FedLDF, 2024, algorithm 1).
+
+    The divergence ‖w_k^l − w_g^l‖ may be recorded relative to √P_l (`l2_rms`) or to ‖w_g^l‖ (`relative`). That compares
+    layers; within a layer, where clients are ranked, it changes no order and so no model.
+    """
 
     top_n: int
+    metric: Literal["l2", "l2_rms", "relative"] = "l2"
     stage: ClassVar[str] = "select"
-    divergence: ClassVar[Probe] = LayerDistance()
-    probes: ClassVar[tuple[Probe, ...]] = (divergence,)
+
+    @property
+    def probes(self) -> tuple[Probe, ...]:
+        return (LayerDistance(),)
+
+    def mask_bits(self, layers: LayerMap) -> int:
+        return layers.L
 
     def check(self, config: Config) -> str | None:
         return f"top_n is {self.top_n}; at least one client must send a layer." if self.top_n < 1 else None
 
     def plan(self, cohort: Cohort, server: Server, prior: Mixture) -> Mixture:
-        divergence = cohort.stat(self.divergence)  # [K, L]
-        # Equal divergence: the client with the lower id sends.
-        rank = divergence.argsort(dim=0, descending=True, stable=True).argsort(dim=0)
-        chosen = rank < self.top_n
+        layers = server.layers
+        scale = {
+            "l2": torch.ones(layers.L).double(),
+            "l2_rms": layers.counts.double().sqrt(),
+            "relative": layers.norms(server.params),
+        }
+        divergence = cohort.stat(LayerDistance()) / scale[self.metric].clamp_min(EPS)  # [K, L]
+        chosen = prior.best(divergence, self.top_n)
         server.note(self, "divergence", divergence, "client", "layer")
         server.note(self, "uploads", chosen, "client", "layer")
-        return prior.select(server.layers.spread(chosen))
+        return prior.select(layers.spread(chosen))

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 import torch
 from torch import Tensor
 
-from raysim.core.client import ClientMethod, LocalRun, Upload
+from raysim.core.client import ClientMethod, LocalRun, Upload, batch_slices, overrides
 from raysim.core.cohort import Cohort
 from raysim.core.layers import LayerMap
 from raysim.core.mixture import Mixture
@@ -27,16 +27,27 @@ class Control:
 
 @dataclass(frozen=True)
 class SCAFFOLD(ClientMethod):
-    """Local steps corrected by control variates (Karimireddy et al., 2020, option II): w ← w − η(∇F − c_k + c).
+    """Local steps corrected by control variates (SCAFFOLD, Karimireddy et al., 2020): w ← w − η(∇F − c_k + c).
 
-    c_k⁺ = c_k − c + (w_g − w_k)/(Sη) after S steps with this round's η, which needs plain SGD.
+    After S steps c_k becomes: `option_2`, c_k − c + (w_g − w_k)/(Sη), which needs plain SGD; `option_1`, the gradient of
+    all the client's samples at w_g, one more pass (in batches of the usual size, with their own BatchNorm statistics);
+    `mean_grad`, the mean of the gradients seen while training, for momentum and Adam. η is this round's; the global step
+    size is `server: [step_size]`. Weights are uniform, and another weighting leaves the mean of the controls uniform.
     """
 
+    c_update: Literal["option_2", "option_1", "mean_grad"] = "option_2"
     base_weights: ClassVar[str | None] = "uniform"
 
     def check(self, config: Config) -> str | None:
+        if self.c_update != "option_2":
+            return None
         if config.local.optimizer != "sgd" or config.local.momentum or config.local.weight_decay:
-            return "option II reads the mean gradient off the update, which needs sgd without momentum and weight decay."
+            return (
+                "option_2 reads the mean gradient off the update, which needs sgd without momentum and weight decay. "
+                "Set c_update: mean_grad."
+            )
+        if any(overrides(method, "start") for method in config.client):
+            return "option_2 reads the mean gradient off w_g − w_k, but training starts elsewhere. Set c_update: mean_grad."
         return None
 
     def new_state(self, layers: LayerMap) -> Control:
@@ -45,13 +56,22 @@ class SCAFFOLD(ClientMethod):
     def server_steps(self) -> tuple[ServerStep, ...]:
         return (AverageControls(),)
 
+    def observe_grad(self, run: LocalRun) -> None:
+        if self.c_update == "mean_grad":
+            run.scratch.setdefault("scaffold", torch.zeros_like(run.grad)).add_(run.grad)
+
     def correct_grad(self, run: LocalRun) -> None:
         run.grad.add_(run.shared["scaffold"]).sub_(run.state(self).c)
 
     def finish(self, run: LocalRun, upload: Upload) -> None:
-        state, P = run.state(self), run.layers.P
-        drift = (run.received[:P] - run.params) / (max(1, run.steps) * run.lr)
-        update = drift - run.shared["scaffold"]  # c_k⁺ − c_k
+        state, steps = run.state(self), max(1, run.steps)
+        if self.c_update == "option_2":
+            drift = (run.received[: run.layers.P] - run.params) / (steps * run.lr)
+            update = drift - run.shared["scaffold"]  # c_k⁺ − c_k
+        elif self.c_update == "option_1":
+            update = full_gradient(run, run.received) - state.c
+        else:
+            update = run.scratch["scaffold"] / steps - state.c
         state.c += update
         upload.vectors["scaffold"] = update
 
@@ -68,3 +88,15 @@ class AverageControls(ServerStep):
         share = len(cohort.clients) / len(server.population.sizes)
         server.shared["scaffold"] = server.shared["scaffold"] + share * mean
         return target
+
+
+def full_gradient(run: LocalRun, value: Tensor) -> Tensor:
+    """The mean cross-entropy's gradient [P] at `value` [S] over all of the client's samples; the model stays as it is."""
+    trained = run.value.clone()
+    run.value.copy_(value)
+    total, (x, y) = torch.zeros_like(run.grad), run.data.train
+    for part in batch_slices(len(y), run.settings.batch_size, drop_last=False):
+        run.gradient(x[part], y[part], corrected=False)
+        total.add_(run.grad, alpha=len(y[part]) / len(y))
+    run.value.copy_(trained)
+    return total

@@ -1,17 +1,63 @@
 """The same bits on any engine, with any packing, for every method."""
 
+from pathlib import Path
+from typing import Any
+
 import pytest
 from case import cases
 from conftest import play, tiny
 
-from raysim.engine.ray_engine import ray_engine
+from raysim import records
+from raysim.federation import MakeEngine, local_engine
 
 CASES = cases()
 
+# A method for each kind of state. Nine clients a round, so that the tree of additions is lopsided.
+NINE = {
+    "data": {"partition": {"dirichlet_counts": {"alpha": 0.8, "clients": 12, "min_size": 4}}},
+    "rounds": {"participation": 0.75},
+}
+MATRIX = {
+    "fedavg": {},
+    "fedlws": {"server": ["fedlws"]},
+    "fedldf": {"weighting": [{"fedldf": {"top_n": 2}}]},
+    "scaffold": {"client": ["scaffold"], "local": {"momentum": 0.0, "weight_decay": 0.0}},
+    "fedala": {"client": [{"fedala": {"layers": 2}}]},
+}
+PACKINGS = {  # actors: clients_per_actor and fan_in
+    "1 actor": (9, 4),
+    "2 actors": (5, 2),
+    "5 actors, fan-in 2": (2, 2),
+    "5 actors, fan-in 8": (2, 8),
+    "one actor a client, fan-in 2": (1, 2),
+    "one actor a client, fan-in 8": (1, 8),
+}
+
+
+def outcome(changes: dict[str, Any], folder: Path, make_engine: MakeEngine = local_engine) -> dict[str, Any]:
+    """The run's hash, and what was measured on the way."""
+    federation = play(tiny(**changes), folder, make_engine=make_engine)
+    rounds, clients = records.read(folder, "rounds"), records.read(folder, "clients")
+    assert set(clients["status"].to_pylist()) == {"ok"}
+    return {
+        "sha256": federation.sha256(),
+        "rounds": rounds.select(["accuracy", "loss", "train_loss", "bytes_up", "bytes_down"]).to_pydict(),
+        "clients": clients.select(["client", "steps", "loss_first", "loss_last", "weight"]).to_pydict(),
+    }
+
 
 @pytest.mark.parametrize("name", CASES)
-def test_ray_is_in_process(name, tmp_path, cluster):
+def test_ray_is_in_process(name, tmp_path, warm_ray):
     changes = CASES[name].changes
-    local = play(tiny(**changes), tmp_path / "local")
-    remote = play(tiny(**changes, engine={"ray": {"clients_per_actor": 2}}), tmp_path / "ray", make_engine=ray_engine)
-    assert remote.sha256() == local.sha256()
+    local = outcome(changes, tmp_path / "local")
+    assert outcome({**changes, "engine": {"ray": {"clients_per_actor": 2}}}, tmp_path / "ray", warm_ray) == local
+
+
+@pytest.mark.parametrize("name", MATRIX)
+def test_packing_and_fan_in(name, tmp_path, warm_ray):
+    changes = {**NINE, **MATRIX[name]}
+    local = outcome(changes, tmp_path / "local")
+    assert local["sha256"] != outcome({**changes, "seed": 4}, tmp_path / "seed")["sha256"]
+    for packing, (clients_per_actor, fan_in) in PACKINGS.items():
+        changes["engine"] = {"ray": {"clients_per_actor": clients_per_actor, "fan_in": fan_in}}
+        assert outcome(changes, tmp_path / packing, warm_ray) == local, packing

@@ -1,0 +1,86 @@
+"""FedDyn: Federated Learning Based on Dynamic Regularization (Acar et al., 2021)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+import torch
+from torch import Tensor
+
+from raysim.core.client import ClientMethod, LocalRun, Upload
+from raysim.core.cohort import Cohort
+from raysim.core.layers import LayerMap
+from raysim.core.mixture import Mixture
+from raysim.core.server import Server, ServerStep
+
+if TYPE_CHECKING:
+    from raysim.config import Config
+
+EPS = 1e-12
+
+
+@dataclass
+class LinearTerm:
+    """A client's g_k [P]: its loss gradient at the model it last arrived at, as far as it has been learned."""
+
+    g: Tensor
+
+
+@dataclass(frozen=True)
+class FedDyn(ClientMethod):
+    """Regularised so that all clients agree at the optimum (FedDyn, 2021): min F_k(w) − ⟨g_k, w⟩ + alpha/2 ‖w − w_g‖².
+
+    Then g_k ← g_k − alpha Δ_k, and the server moves to mean(w_k) + h with h ← h + (1/N) Σ Δ_k, in which alpha cancels:
+    alpha = 0 is not the limit but FedAvg with uniform weights. Other weights: `weighting: [fedavg: {weights: size}]`.
+    `unsquared`: ‖·‖ for ‖·‖², as in FedLAW's code. `adaptive_alpha`: alpha over the client's relative size, as in the
+    original code. Parameters only: BatchNorm's statistics are averaged. Gradient clipping is `local.grad_clip`.
+    """
+
+    alpha: float = 0.01
+    unsquared: bool = False
+    adaptive_alpha: bool = False
+    base_weights: ClassVar[str | None] = "uniform"
+
+    def check(self, config: Config) -> str | None:
+        return f"alpha is {self.alpha}; a negative one pushes the model away." if self.alpha < 0 else None
+
+    def new_state(self, layers: LayerMap) -> LinearTerm | None:
+        return LinearTerm(torch.zeros(layers.P)) if self.alpha else None
+
+    def server_steps(self) -> tuple[ServerStep, ...]:
+        return (AddDrift(),) if self.alpha else ()
+
+    def _alpha(self, run: LocalRun) -> float:
+        if not self.adaptive_alpha:
+            return self.alpha
+        mean = run.moment.samples / run.moment.clients
+        return self.alpha * mean / len(run.data.train.y)
+
+    def correct_grad(self, run: LocalRun) -> None:
+        if self.alpha:
+            away = run.params - run.received[: run.layers.P]
+            if self.unsquared:
+                away /= 2 * away.norm().clamp_min(EPS)
+            run.grad.add_(away, alpha=self._alpha(run)).sub_(run.state(self).g)
+
+    def finish(self, run: LocalRun, upload: Upload) -> None:
+        if self.alpha:
+            run.state(self).g.sub_(run.params - run.received[: run.layers.P], alpha=self._alpha(run))
+
+
+@dataclass(frozen=True)
+class AddDrift(ServerStep):
+    """The server's half. Its memory is h̃ = −h/alpha [P] in the paper's symbols: h̃ ← h̃ + (1/N) Σ Δ_k, w = ŵ + h̃."""
+
+    def prepare(self, server: Server) -> None:
+        server.memory["feddyn"] = torch.zeros(server.layers.P)
+
+    def apply(self, target: Tensor, mixture: Mixture, cohort: Cohort, server: Server) -> Tensor:
+        uniform = mixture.support()
+        mean = target if torch.equal(mixture.weights, uniform.weights) else cohort.reduce(uniform)
+        P, share = server.layers.P, len(cohort.clients) / len(server.population.sizes)
+        server.memory["feddyn"] = server.memory["feddyn"] + share * (mean[:P] - server.params)
+        moved = target.clone()
+        moved[:P] += server.memory["feddyn"]
+        return moved

@@ -1,0 +1,37 @@
+"""FedProx: Federated Optimization in Heterogeneous Networks (Li et al., 2020)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from raysim.core.client import ClientMethod, LocalRun
+from raysim.core.optim import OptimizerSpec
+
+if TYPE_CHECKING:
+    from raysim.config import Config
+
+
+@dataclass(frozen=True)
+class FedProx(ClientMethod):
+    """A spring holds the local model near the global one (FedProx, Li et al., 2020): min F_k(w) + mu/2 ‖w − w_g‖².
+
+    w_g is what was downloaded, wherever training starts. The recorded loss is the cross-entropy without the term.
+    `official_sgd`: no momentum and no weight decay, as in the code of FedLAW and of FedALA's authors.
+    """
+
+    mu: float = 0.001
+    official_sgd: bool = False
+
+    def check(self, config: Config) -> str | None:
+        return f"mu is {self.mu}; a negative one pushes the model away without bound." if self.mu < 0 else None
+
+    def optimizer(self, spec: OptimizerSpec) -> OptimizerSpec:
+        return replace(spec, momentum=0.0, nesterov=False, weight_decay=0.0) if self.official_sgd else spec
+
+    def begin(self, run: LocalRun) -> None:
+        run.optimizer.proximal = self.mu
+
+    def correct_grad(self, run: LocalRun) -> None:
+        if self.mu:
+            run.grad.add_(run.params - run.received[: run.layers.P], alpha=self.mu)

@@ -1,0 +1,24 @@
+"""FedRep: Exploiting Shared Representations for Personalized Federated Learning (Collins et al., 2021)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from raysim.core.client import ClientMethod, LocalRun
+
+
+@dataclass(frozen=True)
+class FedRep(ClientMethod):
+    """A shared body under each client's own head (FedRep, Collins et al., 2021): first the head is trained, then the body.
+
+    `head_epochs` with the body frozen (its BatchNorm statistics go on moving), then `local.epochs` with the head frozen;
+    the body alone is sent. A personal model is the received body under the client's head.
+    """
+
+    head_epochs: int = 5
+    personal_layers: ClassVar[str | None] = "head"
+
+    def train(self, run: LocalRun) -> None:
+        run.fit(self.head_epochs, only="head", purpose="head")
+        run.fit(only="body")

@@ -1,0 +1,66 @@
+"""HDFL: Hierarchical Distributed Federated Learning (Zawad et al., 2023), as FedLDF (2024) compares with it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar, Literal
+
+import torch
+from torch import Tensor
+
+from raysim.core.client import LocalRun
+from raysim.core.cohort import Cohort
+from raysim.core.layers import LayerMap
+from raysim.core.mixture import Mixture
+from raysim.core.probe import Probe
+from raysim.core.server import Server, Weighting
+
+if TYPE_CHECKING:
+    from raysim.config import Config
+
+
+@dataclass(frozen=True)
+class LastLoss(Probe):
+    """Mean training loss of the client's last epoch; 0 where it has trained none."""
+
+    def end(self, run: LocalRun) -> Tensor:
+        batches = run.losses[-1] if run.losses else []
+        total = sum((loss.double() * n for loss, n in batches), torch.zeros(()).double())
+        return total / max(1, sum(n for _, n in batches))
+
+
+@dataclass(frozen=True)
+class HDFL(Weighting):
+    """Of the clients that trained, only `n` send their models (client dropout of HDFL, Zawad et al., 2023).
+
+    Deviation: the article's own selection by quality and fairness is not what FedLDF compares with. `by_loss` stands in
+    for it: the `n` clients with the greatest training loss send.
+    """
+
+    n: int
+    select: Literal["random", "by_loss"] = "random"
+    stage: ClassVar[str] = "select"
+
+    @property
+    def foresees(self) -> bool:  # type: ignore[override]
+        return self.select == "random"
+
+    @property
+    def probes(self) -> tuple[Probe, ...]:
+        return (LastLoss(),) if self.select == "by_loss" else ()
+
+    def mask_bits(self, layers: LayerMap) -> int:
+        return 1
+
+    def check(self, config: Config) -> str | None:
+        return f"n is {self.n}; at least one client must send its model." if self.n < 1 else None
+
+    def plan(self, cohort: Cohort, server: Server, prior: Mixture) -> Mixture:
+        if self.select == "by_loss":
+            order = cohort.stat(LastLoss()).argsort(descending=True, stable=True)
+        else:
+            order = torch.randperm(len(cohort.clients), generator=server.generator("hdfl"))
+        kept = torch.zeros(len(cohort.clients), dtype=torch.bool)
+        kept[order[: self.n]] = True
+        server.note(self, "uploads", kept, "client")
+        return prior.select(kept)

@@ -1,0 +1,42 @@
+"""MOON: Model-Contrastive Federated Learning (Li et al., 2021)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from raysim.core.client import ClientMethod, LocalRun
+
+if TYPE_CHECKING:
+    from raysim.config import Config
+
+
+@dataclass(frozen=True)
+class MOON(ClientMethod):
+    """Latents are drawn to the global model's, away from the client's last ones (MOON, Li et al., 2021).
+
+    Loss + mu · mean(−ln[e^{cos(z, z_g)/tau} / (e^{cos(z, z_g)/tau} + e^{cos(z, z_prev)/tau})]), where z are the body's
+    outputs and the last model of a newcomer is the one that the run began with. The other two models run in train mode
+    too, without a graph; their statistics stay as they are.
+    """
+
+    mu: float = 1.0
+    tau: float = 0.5
+    keeps_params: ClassVar[bool] = True
+    initial_previous: ClassVar[bool] = True
+
+    def check(self, config: Config) -> str | None:
+        return f"tau is {self.tau}; a temperature is positive." if self.tau <= 0 else None
+
+    def penalty(self, run: LocalRun, x: Tensor, y: Tensor, z: Tensor, loss: Tensor) -> Tensor | float:
+        if not self.mu:
+            return 0.0
+        assert run.previous is not None
+        with torch.no_grad():
+            others = run.features(run.received, x), run.features(run.previous, x)
+        to_global, to_previous = (F.cosine_similarity(z, other) for other in others)  # [B]
+        return self.mu * F.softplus((to_previous - to_global) / self.tau).mean()

@@ -1,0 +1,43 @@
+"""Per-FedAvg: Personalized Federated Learning with Theoretical Guarantees (Fallah et al., 2020)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from torch import Tensor
+
+from raysim.core.client import ClientMethod, LocalRun
+
+
+@dataclass(frozen=True)
+class PerFedAvg(ClientMethod):
+    """A model from which one step fits each client (Per-FedAvg, Fallah et al., 2020, first order).
+
+    A step takes 2B samples: θ' = θ − alpha ∇L(θ; first half), then θ ← θ − beta ∇L(θ'; second half) by the local
+    optimiser; null means the round's learning rate. A personal model is the global one after a step of alpha on a batch
+    of B. A shorter last batch is halved too; FedALA's authors drop it (`local.drop_last`) and train two epochs a round.
+    """
+
+    alpha: float | None = None
+    beta: float | None = None
+    batches_per_step: ClassVar[int] = 2
+
+    def step(self, run: LocalRun, x: Tensor, y: Tensor) -> None:
+        half = max(1, len(y) // 2)
+        theta = run.params.clone()
+        self._adapt(run, x[:half], y[:half])
+        run.gradient(x[-half:], y[-half:])
+        run.params.copy_(theta)
+        run.optimizer.lr = run.lr if self.beta is None else self.beta
+        run.optimizer.step(run.trained)
+
+    def personal(self, run: LocalRun) -> None:
+        run.stack.start(run)
+        for x, y in run.batches(purpose="personal"):
+            self._adapt(run, x, y)
+            break
+
+    def _adapt(self, run: LocalRun, x: Tensor, y: Tensor) -> None:
+        run.gradient(x, y, corrected=False)
+        run.params[run.trained].sub_(run.grad[run.trained], alpha=run.lr if self.alpha is None else self.alpha)

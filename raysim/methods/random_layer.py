@@ -1,0 +1,38 @@
+"""Random layer selection: the baseline of FedLDF (2024) that needs no feedback."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+import torch
+
+from raysim.core.cohort import Cohort
+from raysim.core.layers import LayerMap
+from raysim.core.mixture import Mixture
+from raysim.core.server import Server, Weighting
+
+if TYPE_CHECKING:
+    from raysim.config import Config
+
+
+@dataclass(frozen=True)
+class RandomLayer(Weighting):
+    """Each layer is sent only by `n` clients drawn uniformly, anew for every layer and round (FedLDF's baseline, 2024)."""
+
+    n: int
+    stage: ClassVar[str] = "select"
+    foresees: ClassVar[bool] = True
+
+    def mask_bits(self, layers: LayerMap) -> int:
+        return layers.L
+
+    def check(self, config: Config) -> str | None:
+        return f"n is {self.n}; at least one client must send a layer." if self.n < 1 else None
+
+    def plan(self, cohort: Cohort, server: Server, prior: Mixture) -> Mixture:
+        layers = server.layers
+        lots = torch.rand(len(cohort.clients), layers.L, dtype=torch.float64, generator=server.generator("random_layer"))
+        chosen = prior.best(lots, self.n)
+        server.note(self, "uploads", chosen, "client", "layer")
+        return prior.select(layers.spread(chosen))

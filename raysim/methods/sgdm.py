@@ -1,0 +1,70 @@
+"""SGDM: Accelerating Federated Learning via Momentum Gradient Descent (MFL, Liu et al., 2020), and its local reading."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Literal
+
+import torch
+from torch import Tensor
+
+from raysim.core.client import ClientMethod, LocalRun, Upload
+from raysim.core.cohort import Cohort
+from raysim.core.mixture import Mixture
+from raysim.core.optim import OptimizerSpec
+from raysim.core.server import Server, ServerStep
+
+if TYPE_CHECKING:
+    from raysim.config import Config
+
+
+@dataclass(frozen=True)
+class SGDM(ClientMethod):
+    """Clients train with momentum (Zinkevich et al., 2010; MFL, Liu et al., 2020): d ← rho d + ∇F, w ← w − η d.
+
+    `local`: d starts at 0 every round. `mfl`: it starts at the global d, and the server averages the clients' d with the
+    weights of their models. The third reading, momentum on the server, is the step `fedavgm`.
+    """
+
+    reading: Literal["local", "mfl"] = "local"
+    rho: float = 0.9
+
+    def check(self, config: Config) -> str | None:
+        if not 0 <= self.rho < 1:
+            return f"rho is {self.rho}; it must be in [0, 1)."
+        if config.local.optimizer != "sgd":
+            return f"its momentum is sgd's, but local.optimizer is {config.local.optimizer}."
+        if config.local.momentum:
+            return f"brings its own momentum rho; leave out local.momentum, which is {config.local.momentum}."
+        if self.reading == "mfl" and config.local.state == "persist":
+            return "mfl starts every round at the global momentum; local.state: persist would keep another."
+        return None
+
+    def _averages(self) -> bool:
+        return self.reading == "mfl" and self.rho > 0
+
+    def optimizer(self, spec: OptimizerSpec) -> OptimizerSpec:
+        return replace(spec, momentum=self.rho)
+
+    def server_steps(self) -> tuple[ServerStep, ...]:
+        return (AverageMomentum(),) if self._averages() else ()
+
+    def begin(self, run: LocalRun) -> None:
+        if self._averages():
+            run.optimizer.load({"momentum": run.shared["sgdm"]})
+
+    def finish(self, run: LocalRun, upload: Upload) -> None:
+        if self._averages():
+            upload.vectors["sgdm"] = run.optimizer.state()["momentum"]
+
+
+@dataclass(frozen=True)
+class AverageMomentum(ServerStep):
+    """The server's half of `mfl`: d = Σ_k λ_k d_k, with the weights of the models."""
+
+    def prepare(self, server: Server) -> None:
+        server.shared["sgdm"] = torch.zeros(server.layers.P)
+
+    def apply(self, target: Tensor, mixture: Mixture, cohort: Cohort, server: Server) -> Tensor:
+        server.shared["sgdm"] = cohort.reduce(mixture, of="sgdm")
+        return target

@@ -1,0 +1,273 @@
+"""The command line: what it prints, how it exits, how it stops. The engine is in this process; Ray has its own tests."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner, Result
+
+from raysim import doctor
+from raysim.__main__ import aligned, app, bytes_, new_folder
+from raysim.config import ConfigError, load, to_yaml
+
+ROOT = Path(__file__).parent.parent
+
+TINY = """
+name: tiny
+data: {name: {synthetic: {samples: 60, test_samples: 20}}, partition: {iid_equal: {clients: 4}}}
+model: {name: mlp, options: {hidden: [8]}}
+rounds: {total: 3, participation: 0.5, checkpoint_every: 100}
+local: {batch_size: 5, lr: 0.1}
+server: [fedlws]
+engine: local
+"""
+
+
+@pytest.fixture
+def tiny(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    path = tmp_path / "tiny.yaml"
+    path.write_text(TINY)
+    return path
+
+
+def raysim(*args: object) -> Result:
+    return CliRunner().invoke(app, [str(arg) for arg in args])
+
+
+def sha256(text: str) -> str:
+    found = re.search(r"^sha256 +([0-9a-f]{64})$", text, re.MULTILINE)
+    assert found, text
+    return found[1]
+
+
+def test_help_needs_no_heavy_package() -> None:
+    code = "import sys, raysim.__main__; print(*{'torch', 'ray', 'numpy', 'pydantic', 'matplotlib'} & set(sys.modules))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == ""
+
+
+def test_run_prints_a_line_a_round_and_a_summary(tiny: Path) -> None:
+    result = raysim("run", tiny)
+    assert result.exit_code == 0, result.output
+    lines = result.output.splitlines()
+    assert lines[0] == "tiny | fedavg + fedlws | mlp | synthetic, 2 of 4 clients a round | local engine"
+    form = r"round {}/3   accuracy +[\d.]+ %   loss +[\d.]+   clients 2 ok, 0 failed   [\d.]+ s"
+    for number in (1, 2, 3):
+        assert re.fullmatch(form.format(number), lines[number]), lines[number]
+    labels = [line.split("  ")[0] for line in lines[5:]]
+    assert labels == ["accuracy", "traffic", "time", "sha256", "folder"]
+    folder = Path(lines[-1].split()[-1])
+    assert re.fullmatch(r"tiny-\d{8}-\d{6}", folder.name)
+    assert folder.parent == Path("runs")
+    assert load(folder / "config.yaml") == load(tiny)
+
+
+def test_configuration_faults_exit_with_2_and_leave_nothing(tiny: Path) -> None:
+    result = raysim("run", tiny, "--set", "local.lrr=1", "--set", "rounds.total=x")
+    assert result.exit_code == 2
+    assert result.stdout == ""
+    first, second, third = result.stderr.splitlines()
+    assert first.startswith(f"{tiny}: rounds.total: must be a whole number > 0, but is 'x'.") or "lrr" in first
+    assert "Traceback" not in result.stderr
+    assert {p.name for p in Path().iterdir()} == {"tiny.yaml"}
+
+
+def test_other_known_errors_are_one_line_and_exit_with_1(tiny: Path) -> None:
+    np.savez("bad.npz", x=np.zeros((4, 3)), y=np.array([0, 1, 7, 1]))
+    result = raysim("run", tiny, "--set", "data.name={npz: bad.npz}")
+    assert result.exit_code == 1
+    assert result.stderr.startswith("raysim: bad.npz")
+    assert result.stderr.count("\n") == 1
+    assert not any(Path("runs").glob("*"))  # the folder it was given is gone again
+
+
+def test_out_must_be_new_or_empty(tiny: Path) -> None:
+    assert raysim("run", tiny, "--out", "here", "--set", "rounds.total=1").exit_code == 0
+    again = raysim("run", tiny, "--out", "here")
+    assert again.exit_code == 2
+    assert (
+        again.stderr == "--out here: is not empty. Name a new or empty folder, or continue with `raysim resume here`.\n"
+    )
+    assert "is a file" in raysim("run", tiny, "--out", tiny).stderr
+
+
+def test_runs_of_one_second_get_folders_of_their_own(tmp_path: Path) -> None:
+    assert len({new_folder(None, tmp_path, "run") for _ in range(4)}) == 4
+
+
+def interrupted(tiny: Path, stop: Callable[[subprocess.Popen[str]], None]) -> tuple[int, str, str]:
+    """A long run as a process of its own, stopped after its first round: exit code, last lines, standard error."""
+    command = [sys.executable, "-m", "raysim", "run", tiny, "--out", "run", "--set", "rounds.total=100000"]
+    env = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1"}
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=env) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        for line in process.stdout:
+            if line.startswith("round"):
+                break
+        stop(process)
+        return process.wait(60), process.stdout.read(), process.stderr.read()
+
+
+def test_one_ctrl_c_ends_the_round_and_resume_gives_the_same_bits(tiny: Path) -> None:
+    code, out, err = interrupted(tiny, lambda process: process.send_signal(signal.SIGINT))
+    assert code == 130
+    assert "Stopping after this round; once more stops at once." in err
+    assert "Stopped. `raysim resume run` continues." in err
+    assert "Traceback" not in err
+    played = len(out.splitlines()) + 1
+
+    saved = load("run/config.yaml", [f"rounds.total={played + 2}"])  # a run to the 100,000th round would take a while
+    Path("run/config.yaml").write_text(to_yaml(saved))
+    resumed = raysim("resume", "run")
+    assert resumed.exit_code == 0, resumed.output
+    assert resumed.output.splitlines()[1].startswith(f"round {played + 1}/{played + 2} ")
+    straight = raysim("run", tiny, "--set", f"rounds.total={played + 2}")
+    assert sha256(resumed.output) == sha256(straight.output)
+
+
+def test_a_second_signal_stops_at_once(tiny: Path) -> None:
+    def twice(process: subprocess.Popen[str]) -> None:
+        process.send_signal(signal.SIGTERM)
+        assert process.stderr is not None
+        process.stderr.readline()  # the first one has been heard
+        process.stderr.readline()
+        process.send_signal(signal.SIGTERM)
+
+    code, _, err = interrupted(tiny, twice)
+    assert code == 128 + signal.SIGTERM
+    assert "Traceback" not in err
+
+
+def test_resume_wants_a_run(tmp_path: Path) -> None:
+    result = raysim("resume", tmp_path)
+    assert result.exit_code == 2
+    assert result.stderr == f"{tmp_path}: holds no config.yaml, so it is not the folder of a run.\n"
+
+
+@pytest.mark.parametrize("engine", ["local", "ray"])
+def test_an_address_that_cannot_be_joined(tiny: Path, engine: str) -> None:
+    with socket.socket() as free:  # bound, but nobody listens
+        free.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{free.getsockname()[1]}"
+        result = raysim("run", tiny, "--set", f"engine={engine}", "--address", address)
+    assert result.exit_code == 2
+    assert result.stderr.startswith("--address: ")
+
+
+@pytest.mark.parametrize(
+    ("what", "role", "name", "source"),
+    [
+        ("methods", "server", "fedlws", "2025"),
+        ("models", "model", "simple_cnn", "FedLAW"),
+        ("datasets", "dataset", "digits", "scikit-learn"),
+        ("partitions", "partition", "dirichlet_counts", "2023"),
+    ],
+)
+def test_list_has_one_line_an_entry_with_its_source(what: str, role: str, name: str, source: str) -> None:
+    result = raysim("list", what)
+    assert result.exit_code == 0
+    (line,) = [line for line in result.output.splitlines() if line.split()[1] == name]
+    assert line.split()[0] == role
+    assert source in line
+    assert all(len(line.split()) > 2 for line in result.output.splitlines()), "an entry says nothing of itself"
+    starts = {line.index(line.split(None, 2)[2], 10) for line in result.output.splitlines()}
+    assert len(starts) == 1, "the columns are not aligned"
+
+
+def test_list_refuses_what_it_does_not_know() -> None:
+    assert raysim("list", "animals").exit_code == 2
+    assert raysim("list", "instruments").exit_code == 0
+
+
+def test_data_show_prints_the_partition_and_draws_it(tiny: Path) -> None:
+    result = raysim("data", "show", tiny, "--set", "data.client_test_frac=0.2")
+    assert result.exit_code == 0, result.output
+    lines = result.output.splitlines()
+    assert lines[0].split() == ["client", "train", "test", *(f"c{c}" for c in range(10))]
+    client, train, test, *classes = lines[1].split()
+    assert (client, train, test) == ("0", "12", "3")
+    assert sum(int(n) for n in classes if n != ".") == 12
+    assert "4 clients, 48 training samples: 12 to 12 each" in lines
+    assert Path("tiny-partition.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_data_show_without_matplotlib_says_what_to_install(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    result = raysim("data", "show", tiny)
+    assert result.exit_code == 0
+    assert "pip install 'raysim[report]'" in result.stderr
+
+
+def test_data_show_names_clients_with_nothing(tiny: Path) -> None:
+    skewed = "data.partition={dirichlet_counts: {alpha: 0.001, clients: 20}}"
+    result = raysim("data", "show", tiny, "--set", skewed)
+    assert "clients without training samples: " in result.output
+
+
+def test_doctor_is_content_or_says_what_to_do(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    good = [doctor.Finding("cpus", "2")]
+    monkeypatch.setattr(doctor, "examine", lambda: iter(good))
+    well = raysim("doctor")
+    assert (well.exit_code, well.output) == (0, "cpus      2\n\nNothing is wrong.\n")
+    monkeypatch.setattr(
+        doctor, "examine", lambda: iter([*good, doctor.Finding("data", "x", "x is missing. Create it.")])
+    )
+    ill = raysim("doctor")
+    assert ill.exit_code == 1
+    assert ill.output.endswith("1 problem:\n- x is missing. Create it.\n")
+
+
+def test_doctor_examines_this_machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("RAYSIM_DATA", str(tmp_path / "nowhere"))
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    findings = {finding.topic: finding for finding in doctor.examine()}
+    assert findings.keys() >= {"python", "packages", "cpus", "memory", "/dev/shm", "disk", "data", "ray"}
+    assert "torch 2." in findings["packages"].text
+    assert findings["packages"].problem is None
+    assert (
+        findings["data"].problem
+        == f"RAYSIM_DATA is {tmp_path / 'nowhere'}, which is not a folder. Correct or unset it."
+    )
+    monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:1")
+    assert "nothing answers at 127.0.0.1:1" in str(doctor._ray().problem)
+
+
+@pytest.mark.parametrize(("limit", "quota"), [("max 100000", None), ("50000 100000", 0.5), ("400000 100000", 4.0)])
+def test_doctor_reads_the_containers_cpu_limit(
+    limit: str, quota: float | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "cpu.max").write_text(limit + "\n")
+    monkeypatch.setattr(doctor, "CGROUP", tmp_path)
+    assert doctor._cpu_quota() == quota
+    assert (doctor._cpus().problem is not None) == (quota == 0.5)
+
+
+@pytest.mark.parametrize(
+    ("count", "text"), [(0, "0 B"), (999, "999 B"), (1000, "1.0 kB"), (27_400_000, "27.4 MB"), (3e15, "3000.0 TB")]
+)
+def test_bytes(count: float, text: str) -> None:
+    assert bytes_(count) == text
+
+
+def test_aligned() -> None:
+    assert aligned([("a", "bb"), ("ccc", "d")]) == ["a    bb", "ccc  d"]
+    assert aligned([("a", "bb"), ("ccc", "d")], ">") == ["  a  bb", "ccc   d"]
+    assert aligned([]) == []
+
+
+def test_new_folder_refuses_a_folder_with_something_in_it(tmp_path: Path) -> None:
+    (tmp_path / "x").touch()
+    with pytest.raises(ConfigError, match=r"is not empty\. Name a new or empty folder\.$"):
+        new_folder(tmp_path, tmp_path, "run")
