@@ -191,7 +191,7 @@ class Interrupts:
 
     def __init__(self) -> None:
         self.received: int | None = None
-        self.in_round = False
+        self.patient = False  # nothing is worth waiting for before the first round
 
     def __enter__(self) -> Interrupts:
         self._before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
@@ -208,18 +208,9 @@ class Interrupts:
 
     def _on(self, number: int, frame: object) -> None:
         first, self.received = self.received is None, number
-        if not (first and self.in_round):
+        if not (first and self.patient):
             raise KeyboardInterrupt
         os.write(2, b"\nStopping after this round; once more stops at once.\n")  # print is not safe in a signal handler
-
-    @contextmanager
-    def round(self) -> Iterator[None]:
-        """Holds the first signal back until the end of the block."""
-        self.in_round = True
-        try:
-            yield
-        finally:
-            self.in_round = False
 
     @property
     def status(self) -> int:
@@ -266,22 +257,20 @@ def engine(config: Config, address: str | None) -> Iterator[Callable[[Config, Pa
 
 def play(federation: Any, folder: Path, interrupts: Interrupts) -> int:
     """Rounds until the run is complete or interrupted."""
+    interrupts.patient = True
     shown: set[str] = set()
-    while True:
-        with interrupts.round():
-            summary = federation.step()
-            if summary is None:
-                print(ending(federation.finish()), flush=True)
-                return 0
-            print(round_line(summary), flush=True)
-            for failure in summary["failures"]:
-                if failure not in shown:
-                    shown.add(failure)
-                    print(failure, file=sys.stderr, flush=True)
-            if interrupts.received is not None:
-                federation.checkpoint()
-                print(f"Stopped. {way_on(folder)}", file=sys.stderr)
-                return interrupts.status
+    while (summary := federation.step()) is not None:
+        print(round_line(summary), flush=True)
+        for failure in summary["failures"]:
+            if failure not in shown:
+                shown.add(failure)
+                print(failure, file=sys.stderr, flush=True)
+        if interrupts.received is not None:
+            federation.checkpoint()
+            print(f"Stopped. {way_on(folder)}", file=sys.stderr)
+            return interrupts.status
+    print(ending(federation.finish()), flush=True)
+    return 0
 
 
 def way_on(folder: Path) -> str:
@@ -314,12 +303,13 @@ def header(config: Config) -> str:
 
 def round_line(summary: Mapping[str, Any]) -> str:
     total = str(summary["rounds"])
-    loss = summary["loss"]
+    tested = summary["loss"] is not None
+    loss = summary["loss"] if tested else summary["train_loss"]
     return "   ".join(
         (
             f"round {summary['round'] + 1:>{len(total)}}/{total}",
             f"accuracy {percent(summary['accuracy']):>7}",
-            f"loss {'-' if loss is None else format(loss, '.4f'):>7}",
+            f"{'loss' if tested else 'train loss':>10} {'-' if loss is None else format(loss, '.4f'):>7}",
             f"clients {summary['clients_ok']} ok, {summary['clients_failed']} failed",
             f"{summary['seconds']:.2f} s",
         )
@@ -333,7 +323,7 @@ def ending(result: Mapping[str, Any]) -> str:
     rows = [
         ("accuracy", "   ".join(f"{words} {percent(result[key])}" for words, key in SCORES)),
         ("traffic", f"up {bytes_(result['bytes_up'])}   down {bytes_(result['bytes_down'])}"),
-        ("time", f"{result['rounds']} rounds in {result['seconds']:.1f} s"),
+        ("time", f"{result['rounds']} round{'s' * (result['rounds'] != 1)} in {result['seconds']:.1f} s"),
         ("sha256", result["sha256"]),
         ("folder", str(result["folder"])),
     ]

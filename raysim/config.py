@@ -40,15 +40,54 @@ from raysim.data.partition import Natural
 from raysim.methods import CLIENTS, STEPS, WEIGHTINGS
 from raysim.models import MODELS, torchvision
 
-try:
-    from raysim.analysis import INSTRUMENTS
-except ModuleNotFoundError:
-    INSTRUMENTS: dict[str, type] = {}
+INSTRUMENTS: dict[str, type] = {}  # pure observers of finished rounds; none exist yet
 
 Fraction = Annotated[float, Field(ge=0, lt=1)]
 
-# Applied before the file, whose keys win: mappings are merged, lists and values replaced.
-PRESETS: dict[str, dict[str, Any]] = {"raysim": {}, "paper": {}}
+# Applied before the file, whose keys win: mappings are merged, lists and values replaced. Besides sections a preset may
+# say what `fields` a method has, and which sections hold in a run `with` a method.
+PRESETS: dict[str, dict[str, Any]] = {
+    "raysim": {},
+    "paper": {
+        "data": {"client_val_frac": 0.0},
+        "model": {"layer_by": "unit"},
+        "local": {"state": "reset"},
+        "fields": {"feddisco": {"normalize_kl": False}, "fedlws": {"tau_clamp": None}},
+    },
+    "official_000": {  # the released code of FedLWS
+        "data": {"partition": {"dirichlet_counts": {"min_size": 0}}, "client_val_frac": 0.3},
+        "model": {"layer_by": "bias_group"},
+        "local": {"batch_size": 128, "state": "persist"},
+        "fields": {
+            "feddisco": {"a": 0.1, "b": 0.1},
+            "fedlws": {"beta": 0.03, "tau_clamp": [0.01, 0.2], "lws_stats": "all", "shrink_buffers": True},
+        },
+    },
+    "official_001": {  # the released code of FedALA; its scores are those of the best round
+        "data": {"client_test_frac": 0.25},
+        "model": {"bn_stats": "local"},
+        "local": {"batch_size": 10, "drop_last": True},
+        "evaluate": {"global": False, "personal": "after_init"},
+        "fields": {"fedala": {"tensors": 2, "window": True, "clients": "all", "threshold": 0.1}},
+    },
+    "official_003": {  # the released code of FedLAW
+        "data": {"client_val_frac": 0.3},
+        "local": {"state": "persist"},
+        "fields": {
+            "fedprox": {"official_sgd": True},
+            "feddyn": {"unsquared": True},
+            "server_ft": {"server_ft_official": True},
+            "feddf": {"server_ft_official": True},
+            "fedbe": {"server_ft_official": True},
+        },
+        "with": {
+            "feddyn": {"weighting": [{"fedavg": {"weights": "size"}}]},
+            "fedlaw": {"model": {"bn_stats": "proxy"}},
+            "attentive_law": {"model": {"bn_stats": "proxy"}},
+            "adaptive_gws": {"model": {"bn_stats": "proxy"}},
+        },
+    },
+}
 
 
 class ConfigError(Exception):
@@ -86,11 +125,17 @@ class LocalEngineConfig:
     """Threads of one PyTorch operation. Part of the result's bits, so never measured, always set."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """`auto` is the first visible GPU, or the CPU where there is none."""
+    gather_bytes: NonNegativeInt = 2 << 30
+    """Bytes of client models that one process may hold at once. Where they are more, FedLAW learns its weights with the
+    models left where they were trained: slower, and the same result to rounding."""
+    state_bytes: NonNegativeInt = 4 << 30
+    """Bytes of client states and peers' models kept in memory between rounds. What is more rests in temporary files."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class RayEngineConfig:
-    """Clients as Ray actors, on this machine or a cluster."""
+    """Clients as Ray actors, on this machine or a cluster. Client states and peers' models rest in Ray's object store;
+    what exceeds its `object_store_memory` (by default 30 % of a machine's memory) Ray spills to disk."""
 
     clients_per_actor: Literal["auto"] | PositiveInt = "auto"
     """Clients of a round that share an actor. 1: each has its own; `auto`: as many as the cluster carries."""
@@ -100,6 +145,9 @@ class RayEngineConfig:
     """Partial sums that one node of the aggregation tree adds. Never changes the result."""
     threads: PositiveInt = 1
     """Threads of one PyTorch operation in every actor."""
+    gather_bytes: NonNegativeInt = 2 << 30
+    """Bytes of client models that one process may hold at once. Where they are more, FedLAW learns its weights with the
+    models left where they were trained: slower, and the same result to rounding."""
     executor: Literal["loop", "batched"] = "loop"
     """`loop` trains an actor's clients one by one; `batched` stacks them into one launch (for GPUs, small models)."""
 
@@ -210,6 +258,8 @@ class EvaluateConfig:
     """Test the global model on the test set."""
     personal: Literal["after_init", "after_train"] | None = None
     """Test each client's own model on its own test samples: as it would start a round, or as it ends one."""
+    clients: PositiveInt | None = None
+    """With `after_init`: how many clients, drawn anew each time, are tested; null: all."""
     batch_size: PositiveInt = 512
     """Samples."""
 
@@ -280,7 +330,7 @@ def from_dict(raw: Mapping[str, Any], source: str = "configuration") -> Config:
     if not isinstance(preset, str) or preset not in PRESETS:
         faults.add("preset", f"there is no preset {preset!r}.{_nearest(preset, PRESETS)}")
         preset = "raysim"
-    merged = _merge(_canonical(Config, PRESETS[preset]), _canonical(Config, dict(raw)))
+    merged = _over_preset(PRESETS[preset], _canonical(Config, dict(raw)))
     config = _build(Config, merged, "", faults)
     for check in _CHECKS:
         try:
@@ -376,10 +426,34 @@ def _override(raw: dict[str, Any], text: str) -> dict[str, Any]:
     return raw
 
 
-def _merge(base: Any, over: Any) -> Any:
-    if isinstance(base, dict) and isinstance(over, dict):
-        return {key: _merge(base.get(key), over[key]) if key in over else base[key] for key in {**base, **over}}
-    return copy.deepcopy(over)
+def _over_preset(preset: Mapping[str, Any], raw: dict[str, Any]) -> dict[str, Any]:
+    """Canonical `raw` over a preset's sections, those that go with the run's methods, and its fields of methods."""
+    preset = dict(preset)
+    fields, beside = preset.pop("fields", {}), preset.pop("with", {})
+
+    def methods(config: dict[str, Any]) -> list[dict[str, Any]]:
+        stacks = [config.get(stack) for stack in STACKS]
+        entries = [entry for stack in stacks if isinstance(stack, list) for entry in stack]
+        return [entry for entry in entries if isinstance(entry, dict) and len(entry) == 1]
+
+    base = _canonical(Config, preset)
+    for entry in methods(_merge(Config, base, raw)):
+        base = _merge(Config, base, _canonical(Config, beside.get(next(iter(entry)), {})))
+    merged = _merge(Config, base, raw)
+    for entry in methods(merged):
+        ((name, values),) = entry.items()
+        if name in fields and isinstance(values, dict):
+            entry[name] = fields[name] | values
+    return merged
+
+
+def _merge(annotation: Any, base: Any, over: Any) -> Any:
+    """Canonical `over` over `base`: mappings are merged, all else is replaced, also an entry by another of its catalogue."""
+    another = _catalogue(annotation) and isinstance(base, dict) and isinstance(over, dict) and base.keys() != over.keys()
+    if another or not (isinstance(base, dict) and isinstance(over, dict)):
+        return copy.deepcopy(over)
+    hints = {key: hint for key, (_, hint) in _fields(annotation).items()} if _is_section(annotation) else {}
+    return {key: _merge(hints.get(key), base.get(key), over[key]) if key in over else base[key] for key in {**base, **over}}
 
 
 # ---------------------------------------------------------------------------------------- from mappings to objects
@@ -611,6 +685,9 @@ def _check_model_settings(config: Config) -> Found:
         yield "model.init", f"there is no file {model.init}."
     if model.bn_stats in ("proxy", "recalibrate") and not config.data.proxy.samples:
         yield "model.bn_stats", f"{model.bn_stats} needs proxy data, but data.proxy.samples is 0."
+    elif model.bn_stats == "proxy" and not any(m.needs_proxy for _, _, m in _methods(config, "weighting", "server")):
+        message = "proxy statistics follow a method that learns on proxy data, and there is none."
+        yield "model.bn_stats", f"{message} recalibrate goes with any."
 
 
 def _check_optimizer(config: Config) -> Found:

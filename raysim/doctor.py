@@ -7,7 +7,6 @@ import platform
 import re
 import shutil
 import socket
-import sys
 import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -194,13 +193,13 @@ def _gib(size: float) -> str:
     return f"{size / GIB:.1f} GiB"
 
 
-def report(out=sys.stdout) -> bool:
+def report() -> bool:
     """Print all findings, then what is wrong and what to do; whether all is well."""
     problems = []
     for finding in examine():
-        print(f"{finding.topic:<9} {finding.text}", file=out, flush=True)
+        print(f"{finding.topic:<9} {finding.text}", flush=True)
         problems += [finding.problem] if finding.problem else []
-    print("\nNothing is wrong." if not problems else f"\n{len(problems)} problem{'s' * (len(problems) > 1)}:", file=out)
+    print("\nNothing is wrong." if not problems else f"\n{len(problems)} problem{'s' * (len(problems) > 1)}:")
     for problem in problems:
-        print(f"- {problem}", file=out)
+        print(f"- {problem}")
     return not problems

@@ -19,8 +19,9 @@ from raysim.config import Config, ConfigError, LocalEngineConfig, fingerprint, t
 from raysim.core.client import LocalSettings, Moment
 from raysim.core.layers import LayerMap
 from raysim.core.optim import OptimizerSpec
-from raysim.core.rng import SERVER, stream_seed
-from raysim.core.server import Aggregator, DownlinkRule, Note, Population, Server
+from raysim.core.rng import SERVER, generator, stream_seed
+from raysim.core.score import Score
+from raysim.core.server import Aggregator, DownlinkRule, Note, Population, ProxyData, Server
 from raysim.core.state import pack, unpack
 from raysim.data import Dataset, Partition, make_partition
 from raysim.engine.engine import Engine, StateLost
@@ -35,7 +36,11 @@ MakeEngine = Callable[[Config, HostSpec, Dataset, Partition, int], Engine]
 
 def local_engine(config: Config, spec: HostSpec, data: Dataset, partition: Partition, cohort: int) -> Engine:
     assert isinstance(config.engine, LocalEngineConfig)
-    return LocalEngine(replace(spec, device=config.engine.device), data, partition)
+    local = config.engine
+    return LocalEngine(
+        replace(spec, device=local.device), data, partition,
+        gather_bytes=local.gather_bytes, state_bytes=local.state_bytes,
+    )  # fmt: skip
 
 
 class Federation:
@@ -63,7 +68,9 @@ class Federation:
         self.server = Server(
             initial_value(config, self.spec, layers), layers, config.seed, config.rounds.total,
             Population(*map(torch.from_numpy, (self.partition.sizes, self.partition.label_counts(self.data)))),
-            proxy=self.partition.proxy,
+            proxy=ProxyData(
+                self.partition.proxy, self.data.y[self.partition.proxy], config.data.proxy.balanced_sampling
+            ),
         )  # fmt: skip
         for step in self.aggregator.steps:
             step.prepare(self.server)
@@ -100,6 +107,8 @@ class Federation:
         if self.t >= self.server.rounds:
             return None
         started = time.perf_counter()
+        if self.trace.wants(self.t):
+            self._trace_server()
         try:
             done = run_round(self, self.t)
         except StateLost:
@@ -115,8 +124,8 @@ class Federation:
         self._changed |= {*done.cohort.clients, *done.cohort.new_kept}
         if self.trace.wants(self.t):
             self._write_trace(done)
-        done.cohort.close()
-        self._record(done, shown, time.perf_counter() - started)
+        collect_logs = done.cohort.close()
+        self._record(done, shown, time.perf_counter() - started, collect_logs)
         self.t += 1
         if self.t % self.config.rounds.checkpoint_every == 0 or self.t == self.server.rounds:
             self.checkpoint()
@@ -130,12 +139,15 @@ class Federation:
     def tests_after_training(self, t: int) -> bool:
         return self.config.evaluate.personal == "after_train" and self.evaluates(t)
 
-    def evaluate_personal(self, t: int) -> dict[int, tuple[int, int, float]]:
-        """Test the model that every client would be given in round t on its own test samples."""
+    def evaluate_personal(self, t: int) -> dict[int, Score]:
+        """Test the model that every client, or each of a sample, would be given in round t on its own test samples."""
         clients = [c for c, rows in enumerate(self.partition.test) if len(rows) and len(self.partition.train[c])]
+        order = torch.randperm(len(clients), generator=generator(self.server.seed, t, SERVER, "evaluate"))
+        clients = sorted(clients[i] for i in order[: self.config.evaluate.clients].tolist())
         samples = int(self.partition.sizes.sum())
         moment = Moment(self.server.seed, t, self.server.rounds, self.partition.clients, self.server.lr, samples)
-        return self.engine.personal(moment, clients, self.aggregator.rule.downlink(clients, self.server))
+        server = replace(self.server, t=t, notes=[])  # what is measured here is not part of a round
+        return self.engine.personal(moment, clients, self.aggregator.rule.downlink(clients, self.engine.models, server))
 
     def finish(self) -> dict[str, Any]:
         """Write the final model and say how the run went."""
@@ -162,7 +174,7 @@ class Federation:
         return result | {"folder": str(self.folder)}
 
     def sha256(self) -> str:
-        """Hash of the model's tensors under their names, and of all that clients keep."""
+        """Hash of the model's tensors under their names, of all that clients keep, and of the models in the bank."""
         digest = hashlib.sha256()
 
         def update(tensors: dict[str, Tensor]) -> None:
@@ -171,9 +183,10 @@ class Federation:
                 digest.update(tensor.contiguous().numpy().tobytes())
 
         update(self.server.layers.state_dict(self.server.value))
-        for client in sorted(self.engine.kept):
-            kept = self.engine.value_of(self.engine.kept[client])
-            update({f"{client}.{name}": torch.from_numpy(array) for name, array in sorted(kept.items())})
+        for place, handles in (("", self.engine.kept), ("bank.", self.engine.bank)):
+            for client in sorted(handles):
+                arrays = self.engine.value_of(handles[client])
+                update({f"{place}{client}.{name}": torch.from_numpy(a) for name, a in sorted(arrays.items())})
         return digest.hexdigest()
 
     def close(self) -> None:
@@ -224,9 +237,9 @@ class Federation:
                 part, _, key = name.partition(".")
                 parts[part][key] = tensor.numpy()
             if parts["kept"]:
-                self.engine.kept[client] = self.engine.put(parts["kept"])
+                self.engine.kept[client] = self.engine.park(parts["kept"])
             if parts["bank"]:
-                self.engine.bank[client] = self.engine.put(parts["bank"])
+                self.engine.bank[client] = self.engine.park(parts["bank"])
 
     # Writing down.
 
@@ -240,7 +253,9 @@ class Federation:
         )
         records.write_table(self.folder, "partition", self.partition.to_table())
 
-    def _record(self, done: Round, shown: dict[str, Any], seconds: float) -> None:
+    def _record(
+        self, done: Round, shown: dict[str, Any], seconds: float, collect_logs: Callable[[], None]
+    ) -> None:
         cohort, add, t = done.cohort, self.recorder.add, done.t
         traffic = ledger(
             cohort, done.mixture, done.downlink, self.server, self.aggregator, self.spec.settings.local_buffers
@@ -259,7 +274,7 @@ class Federation:
         held = {c: i for i, clients in cohort.held.items() for c in clients}
         empty = Outcome("has no training samples")
         outcomes = [cohort.outcomes.get(c, empty) for c in done.drawn]
-        tests = [outcome.test or (None, None, None) for outcome in outcomes]
+        tests = [outcome.test for outcome in outcomes]
 
         def of(field: str) -> list[Any]:
             return [getattr(outcome, field) if outcome.status == "ok" else None for outcome in outcomes]
@@ -270,9 +285,18 @@ class Federation:
             weight=[float(weights[ok[c]]) if c in ok else None for c in done.drawn],
             status=[outcome.status for outcome in outcomes],
             host=[held.get(c) for c in done.drawn], node=[nodes[held[c]] if c in held else None for c in done.drawn],
-            test_correct=[c for c, _, _ in tests], test_samples=[n for _, n, _ in tests],
-            test_loss=[loss and loss / n for _, n, loss in tests],
+            test_correct=[test and test.correct for test in tests], test_samples=[test and test.samples for test in tests],
+            test_loss=[test.loss / test.samples if test and test.samples else None for test in tests],
         )  # fmt: skip
+        self._record_layers(done)
+        for note in done.notes:
+            add("notes", round=t, **note_rows(note, note.clients or cohort.clients, self.server.layers))
+        if done.personal:
+            ids = sorted(done.personal)
+            correct, samples, losses, auc = zip(*(done.personal[c] for c in ids), strict=True)
+            mean = [loss / n if n else None for loss, n in zip(losses, samples, strict=True)]
+            add("personal", round=t, client=ids, correct=correct, samples=samples, loss=mean, auc=auc)
+        collect_logs()
         transport = dict.fromkeys(cohort.asked)
         for span in self.engine.spans:
             if span.phase == "reduce" and len(cohort.held.get(span.host, ())) == 1:
@@ -285,14 +309,6 @@ class Federation:
             phase=[s.phase for s in spans], start=[s.start - self._begun for s in spans],
             stop=[s.stop - self._begun for s in spans],
         )  # fmt: skip
-        self._record_layers(done)
-        for note in done.notes:
-            add("notes", round=t, **note_rows(note, cohort.clients, self.server.layers))
-        if done.personal:
-            ids = sorted(done.personal)
-            correct, samples, losses = zip(*(done.personal[c] for c in ids), strict=True)
-            mean = [loss / n if n else None for loss, n in zip(losses, samples, strict=True)]
-            add("personal", round=t, client=ids, correct=correct, samples=samples, loss=mean)
 
     def _record_layers(self, done: Round) -> None:
         layers, P = self.server.layers, self.server.layers.P
@@ -306,11 +322,20 @@ class Federation:
             update_norm=layers.norms(done.after[:P] - done.before[:P]).numpy(), **reported,
         )  # fmt: skip
 
+    def _trace_server(self) -> None:
+        """What the server shares and remembers as the round begins."""
+        remembered = pack({"shared": self.server.shared, "memory": self.server.memory})
+        arrays = {name.replace("/", "."): tensor.numpy() for name, tensor in remembered.items() if tensor.numel()}
+        if arrays:
+            self.trace.write(self.t, "server", by_tensor(arrays, self.server.layers))
+
     def _write_trace(self, done: Round) -> None:
         """Everything a reader needs to compute the round by hand."""
         layers, t = self.server.layers, done.t
         self.trace.write(t, "before", layers.state_dict(done.before))
         self.trace.write(t, "after", layers.state_dict(done.after))
+        if self.server.batches:
+            self.trace.write_arrays(t, "server.samples", self.server.batches)
         for client, handle in done.cohort.traces.items():
             trace = self.engine.value_of(handle)
             name = f"client-{client:04d}"
@@ -330,7 +355,7 @@ def host_spec(config: Config, data: Dataset) -> HostSpec:
     optimizer = OptimizerSpec(local.optimizer, local.momentum, local.nesterov, local.weight_decay, tuple(local.betas))
     settings = LocalSettings(
         local.epochs, local.batch_size, local.drop_last, optimizer, local.grad_clip, local.state == "persist",
-        config.model.bn_stats == "local",
+        config.model.bn_stats in ("local", "proxy"),
     )  # fmt: skip
     # On CPUs channels-last convolutions are a third faster; the layout is part of the bits, so it is never measured.
     channels_last = config.model.memory_format != "contiguous" and len(data.sample_shape) == 3
@@ -370,17 +395,18 @@ def initial_value(config: Config, spec: HostSpec, layers: LayerMap) -> Tensor:
     return layers.flatten(model.state_dict())
 
 
-def personal_scores(personal: dict[int, tuple[int, int, float]]) -> dict[str, float]:
-    """Micro and macro accuracy, spread over clients, and the mean of the worst tenth (methods.md 6)."""
-    tested = [(correct, n) for correct, n, _ in personal.values() if n]
+def personal_scores(personal: dict[int, Score]) -> dict[str, float]:
+    """Micro and macro accuracy, spread over clients, the mean of the worst tenth, and the AUC (methods.md 6)."""
+    tested = [score for score in personal.values() if score.samples]
     if not tested:
         return {}
-    shares = np.sort([correct / n for correct, n in tested])
+    shares, total = np.sort([score.correct / score.samples for score in tested]), sum(s.samples for s in tested)
     return {
-        "personal_accuracy_micro": sum(c for c, _ in tested) / sum(n for _, n in tested),
+        "personal_accuracy_micro": sum(s.correct for s in tested) / total,
         "personal_accuracy_macro": float(shares.mean()),
         "personal_accuracy_std": float(shares.std()),
         "personal_accuracy_worst10": float(shares[: max(1, len(shares) // 10)].mean()),
+        "personal_auc": sum(s.auc * s.samples for s in tested) / total,
     }
 
 

@@ -66,6 +66,7 @@ TABLES: dict[str, pa.Schema] = {
         ("personal_accuracy_macro", "float?", "fraction", "personal models: mean of the clients' accuracies"),
         ("personal_accuracy_std", "float?", "fraction", "personal models: standard deviation over clients"),
         ("personal_accuracy_worst10", "float?", "fraction", "personal models: mean of the worst tenth of the clients"),
+        ("personal_auc", "float?", "fraction", "personal models: area under the ROC curve, mean over clients by samples"),
         ("clients_ok", "int", "clients", "clients whose model was aggregated"),
         ("clients_failed", "int", "clients", "clients sampled but left out"),
         ("bytes_up", "int", "bytes", "algorithmic uplink of the round"),
@@ -137,6 +138,7 @@ TABLES: dict[str, pa.Schema] = {
         ("correct", "int", "samples", "correct test samples of the client's shard, by its personal model"),
         ("samples", "int", "samples", "test samples of the client's shard"),
         ("loss", "float?", "nats", "mean test loss on the client's shard"),
+        ("auc", "float?", "fraction", "area under the ROC curve, micro average over the classes"),
     ),
 }  # fmt: skip
 

@@ -12,6 +12,7 @@ from torch import Tensor
 from raysim.core.client import Moment
 from raysim.core.mixture import Mixture
 from raysim.core.rng import SERVER, generator
+from raysim.core.score import Score
 from raysim.core.server import Note
 
 if TYPE_CHECKING:
@@ -34,7 +35,7 @@ class Round:
     after: Tensor  # [S]
     accuracy: float | None
     loss: float | None
-    personal: dict[int, tuple[int, int, float]]  # client -> correct, samples, summed loss
+    personal: dict[int, Score]  # by client
     notes: list[Note]
     seconds: dict[str, float]  # by phase
 
@@ -50,20 +51,20 @@ def run_round(fed: Federation, t: int) -> Round:
     clock = Clock()
     server, engine, aggregator = fed.server, fed.engine, fed.aggregator
     server.t, server.lr, server.notes = t, fed.config.local.lr * fed.config.local.lr_decay**t, []
-    server.once = {}
+    server.once, server.batches, server.statistics = {}, [], None
     samples = int(server.population.sizes.sum())
     moment = Moment(server.seed, t, server.rounds, len(server.population.sizes), server.lr, samples)
     drawn = sample(server.seed, t, moment.clients, fed.cohort_size)
     clients = tuple(c for c in drawn if server.population.sizes[c] > 0)
 
-    downlink = aggregator.rule.downlink(clients, server)
+    downlink = aggregator.rule.downlink(clients, engine.models, server)
     cohort = engine.cohort(moment, clients, downlink, test=fed.tests_after_training(t), trace=fed.trace.wants(t))
     # Where the plan needs nothing that training tells, models are summed as they are trained and never kept.
     foreseen = aggregator.plan(cohort, server) if aggregator.foresees and clients else None
     cohort.train(foreseen)
     if engine.spec.stack.starts_everyone:
         others = tuple(c for c in range(moment.clients) if server.population.sizes[c] > 0 and c not in drawn)
-        cohort.new_kept |= engine.initialize(moment, others, aggregator.rule.downlink(others, server))
+        cohort.new_kept |= engine.initialize(moment, others, aggregator.rule.downlink(others, engine.models, server))
     clock.lap("train")
 
     before, mixture, target = server.value, None, server.value

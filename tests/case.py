@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow.parquet as pq
 from safetensors.numpy import load_file
 
 State = dict[str, np.ndarray]  # float64, under state_dict names
@@ -64,6 +65,11 @@ class Traced:
         return self.load("before")
 
     @cached_property
+    def server(self) -> State:
+        """What the server shared and remembered before the round, as "shared.scaffold.head.bias" or "memory.feddyn...."."""
+        return self.load("server")
+
+    @cached_property
     def after(self) -> State:
         return self.load("after")
 
@@ -84,6 +90,21 @@ class Traced:
             [values[a:b] for a, b in zip(offsets, offsets[1:], strict=False)],
             len(self.federation.partition.train[client]),
         )  # fmt: skip
+
+    @cached_property
+    def proxy_batches(self) -> list[np.ndarray]:
+        """Rows of the data set of every batch that the server drew."""
+        drawn = self.load("server.samples")
+        return np.split(drawn["values"].astype(int), drawn["offsets"].astype(int)[1:-1])
+
+    def at(self, t: int) -> Traced:
+        """An earlier round of the same run."""
+        return Traced(self.folder, t, self.federation)
+
+    def note(self, method: str, name: str) -> np.ndarray:
+        """What the method recorded in this round, as a vector in the order recorded."""
+        rows = pq.read_table(self.folder / "notes").to_pylist()
+        return np.array([r["value"] for r in rows if (r["round"], r["method"], r["name"]) == (self.t, method, name)])
 
     @property
     def sizes(self) -> np.ndarray:

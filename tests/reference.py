@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -50,3 +50,64 @@ def forward(state: Mapping[str, Tensor], x: Tensor, train: bool) -> tuple[Tensor
         x = x * state[f"{layer}.norm.weight"].view(-1, 1, 1) + state[f"{layer}.norm.bias"].view(-1, 1, 1)
         x = F.max_pool2d(F.relu(x), 2)
     return F.linear(x.flatten(1), state["head.weight"], state["head.bias"]), statistics
+
+
+def gradient(state: Mapping[str, Tensor], x: Tensor, y: Tensor) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """Gradient of the batch's mean cross-entropy in every parameter, in train mode; running statistics afterwards."""
+    return gradient_of(state, lambda leaves: F.cross_entropy(forward(leaves, x, True)[0], y)), forward(state, x, True)[1]
+
+
+def gradient_of(state: Mapping[str, Tensor], loss: Callable[[dict[str, Tensor]], Tensor]) -> dict[str, Tensor]:
+    """Gradient of a loss in every parameter of `state`."""
+    leaves = {n: t.detach().clone().requires_grad_(n in parameters(state)) for n, t in state.items()}
+    grads = torch.autograd.grad(loss(leaves), [leaves[n] for n in parameters(state)])
+    return dict(zip(parameters(state), grads, strict=True))
+
+
+def parameters(state: Mapping[str, Any]) -> list[str]:
+    """Names of trainable tensors: what is no running statistic or counter."""
+    return [n for n in state if not n.endswith(("running_mean", "running_var", "num_batches_tracked"))]
+
+
+def train(
+    federation: Any, start: Mapping[str, Tensor], steps: Sequence[np.ndarray], lr: float, *,
+    gradient: Callable[..., tuple[dict[str, Tensor], dict[str, Tensor]]] = gradient,
+    only: Sequence[str] | None = None, velocity: dict[str, Tensor] | None = None, momentum: float | None = None,
+) -> dict[str, Tensor]:  # fmt: skip
+    """Local training from `start` on the rows of every step: SGD with the configured momentum and weight decay.
+
+    `gradient(state, x, y)` is what a method changes, `only` the tensors that move; `velocity` starts the momentum and is
+    left as the training leaves it.
+    """
+    local, state = federation.config.local, dict(start)
+    momentum = local.momentum if momentum is None else momentum
+    velocity = {} if velocity is None else velocity
+    for rows in steps:
+        grads, statistics = gradient(state, *inputs(federation, rows))
+        for n in parameters(state) if only is None else only:
+            step = grads[n] + local.weight_decay * state[n]
+            velocity[n] = momentum * velocity[n] + step if n in velocity else step
+            state[n] = state[n] - lr * velocity[n]
+        state |= statistics
+    return state
+
+
+def aggregate(models: Sequence[Mapping[str, Tensor]], weights: Sequence[float]) -> dict[str, np.ndarray]:
+    """Σ weight · model of parameters and statistics; of counters the largest."""
+    names = models[0].keys()
+    mean = {n: sum(w * m[n] for w, m in zip(weights, models, strict=True)) for n in names}
+    most = {n: torch.stack([m[n] for m in models]).amax(0) for n in names if n.endswith("num_batches_tracked")}
+    return {n: tensor.numpy() for n, tensor in (mean | most).items()}
+
+
+def part(state: Mapping[str, np.ndarray], prefix: str, like: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The tensors of a traced state under `prefix`, such as "scaffold.c."; zeros `like` those given where it is empty."""
+    found = {n.removeprefix(prefix): torch.tensor(v) for n, v in state.items() if n.startswith(prefix)}
+    return found or {n: torch.zeros_like(t) for n, t in like.items() if n in parameters(like)}
+
+
+def close(actual: Mapping[str, Tensor], expected: Mapping[str, Tensor], tolerance: float) -> None:
+    """Whether tensors agree, relative to the largest entry of each."""
+    assert actual.keys() == expected.keys()
+    for n, tensor in expected.items():
+        assert (actual[n] - tensor).abs().max() <= tolerance * max(1.0, tensor.abs().max()), n

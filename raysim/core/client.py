@@ -38,7 +38,7 @@ class ClientMethod:
     initial_previous: ClassVar[bool] = False  # `run.previous` of a newcomer is the model that the run began with
     batches_per_step: ClassVar[int] = 1  # batches that `step` is given as one
     base_weights: ClassVar[str | None] = None  # "uniform" where the paper averages without sizes
-    peer_models: ClassVar[bool] = False  # a bank keeps every client's last upload: for others, and as its `run.previous`
+    peer_models: ClassVar[bool] = False  # a bank keeps every client's last upload, for others and as `run.previous`
 
     def new_state(self, layers: LayerMap) -> Any:
         """The state of a client that takes part for the first time, or None."""
@@ -338,10 +338,10 @@ class LocalRun:
         self.trained = self.layers.span(only) if only != "all" else slice(None)
         self.first_stage = self.layers.stages - 1 if only == "head" else 0
         self.epochs = self.settings.epochs if epochs is None else epochs
-        step = self.stack.step
+        step, batch_size = self.stack.step, self.settings.batch_size * self.stack.batches_per_step
         for self.epoch in range(self.epochs):
             self.losses.append([])
-            for x, y in self.batches(purpose=purpose, batch_size=self.settings.batch_size * self.stack.batches_per_step):
+            for x, y in self.batches(purpose=purpose, batch_size=batch_size):
                 step(self, x, y)
                 self.steps += 1
         self.trained, self.first_stage = slice(None), 0

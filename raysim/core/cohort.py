@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Protocol
 
+import numpy as np
 from torch import Tensor
 
 from raysim.core.layers import LayerMap
@@ -49,8 +50,8 @@ class Cohort(Protocol):
         """[K, K] float64, ⟨Δ_i, Δ_j⟩ over all parameters."""
         ...
 
-    def predict(self, x: Tensor) -> Tensor:
-        """[K, M, C] logits of every client's model in eval mode on raw rows `x`: one visit."""
+    def predict(self, rows: np.ndarray) -> Tensor:
+        """[K, M, C] logits of every client's model in eval mode on M rows of the data set: one visit."""
         ...
 
     def reduce(self, mix: Mixture, of: str = "model", power: int = 1) -> Tensor:
@@ -58,13 +59,19 @@ class Cohort(Protocol):
         Σ_k w_k v_k [P] with `mix`'s weights per client. `power` 2 sums squared updates or vectors instead."""
         ...
 
+    @property
+    def gathers(self) -> bool:
+        """Whether all updates may be brought into one process: they are within the run's byte limit."""
+        ...
+
     def gather(self) -> Tensor:
         """[K, S] all updates in the caller's process; raises `MemoryError` past the run's byte limit."""
         ...
 
     def compute(self, function: Callable[..., Any], *payload: Any, models: bool = False) -> Any:
-        """The server's work on data, on one host with a GPU where there is one: `function(workbench, *payload)`. The
-        workbench has the global model, `samples(rows)` of the data set and, with `models`, all updates [K, S]."""
+        """The server's work on data, on one host with a GPU where there is one: `function(workbench, *payload)`, see
+        `raysim.core.workbench`. Tensors among the arguments, and the tensor or tuple of tensors that it returns, change
+        the device on the way. With `models` the workbench has all updates [K, S]; raises `MemoryError` as `gather`."""
         ...
 
     def by_size(self) -> Mixture: ...

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Protocol
 
 import numpy as np
 import torch
@@ -15,6 +15,7 @@ from raysim.core.layers import LayerMap
 from raysim.core.mixture import Mixture
 from raysim.core.probe import Probe
 from raysim.core.rng import SERVER, generator
+from raysim.core.workbench import Workbench
 
 STAGES = ("select", "weigh", "multiply", "rescale")
 
@@ -28,6 +29,36 @@ class Population:
 
 
 @dataclass(frozen=True)
+class ProxyData:
+    """The server's own labelled samples, on which its methods learn."""
+
+    rows: np.ndarray  # [n] of the data set
+    labels: np.ndarray  # [n]
+    balanced_sampling: bool = False  # every batch has the classes in equal numbers, up to one
+
+    def order(self, batch_size: int, stream: torch.Generator) -> Tensor:
+        """Positions [n] of an epoch, batch after batch: every sample once, or, with balanced sampling, as many draws,
+        in which the samples of a rare class return more often."""
+        n = len(self.rows)
+        if not self.balanced_sampling:
+            return torch.randperm(n, generator=stream)
+        classes = [torch.from_numpy(np.flatnonzero(self.labels == c)) for c in np.unique(self.labels)]
+        turns = [shuffles(len(classes), min(batch_size, n - start), stream) for start in range(0, n, batch_size)]
+        turn = torch.cat(turns)  # whose turn it is
+        order = torch.empty(n, dtype=torch.long)
+        for c, members in enumerate(classes):
+            mine = turn == c
+            order[mine] = members[shuffles(len(members), int(mine.sum()), stream)]
+        return order
+
+
+def shuffles(things: int, count: int, stream: torch.Generator) -> Tensor:
+    """The first `count` of 0..things-1 in random order, again and again in a new one."""
+    passes = [torch.randperm(things, generator=stream) for _ in range(1 + count // things)]
+    return torch.cat(passes)[:count]
+
+
+@dataclass(frozen=True)
 class Note:
     """A value that a method wants recorded; `axes` name its dimensions: "client", "layer", or anything for an index."""
 
@@ -35,6 +66,7 @@ class Note:
     name: str
     value: Tensor
     axes: tuple[str, ...]
+    clients: tuple[int, ...] | None = None  # of the axis "client"; None: those that came back
 
 
 @dataclass
@@ -50,8 +82,10 @@ class Server:
     t: int = 0
     shared: dict[str, Tensor] = field(default_factory=dict)  # travels with the model (SCAFFOLD's control)
     memory: dict[str, Any] = field(default_factory=dict)  # one private slot a method
-    proxy: np.ndarray = field(default_factory=lambda: np.empty(0, np.int64))  # rows of the server's own samples
+    proxy: ProxyData = ProxyData(np.empty(0, np.int64), np.empty(0, np.int64))
     notes: list[Note] = field(default_factory=list)  # of this round
+    batches: list[np.ndarray] = field(default_factory=list)  # rows of every batch that the server drew this round
+    statistics: Tensor | None = None  # [B] what weight learning on proxy data left this round, for `bn_stats: proxy`
     once: dict[int, int] = field(default_factory=dict)  # numbers that clients sent this round, and never again
 
     @property
@@ -63,9 +97,19 @@ class Server:
         """The server's random stream for `purpose` in this round."""
         return generator(self.seed, self.t, SERVER, purpose)
 
-    def note(self, method: object, name: str, value: Tensor, *axes: str) -> None:
-        """Record `value` of this round; one axis name a dimension."""
-        self.notes.append(Note(type(method).__name__.lower(), name, value.detach().cpu().double(), axes))
+    def proxy_orders(self, method: object, epochs: int, batch_size: int) -> Tensor:
+        """[epochs, n] positions in the proxy set, in the order in which `method` takes them, `batch_size` at a time."""
+        stream = self.generator(f"{type(method).__name__.lower()} batches")
+        orders = [self.proxy.order(batch_size, stream) for _ in range(epochs)]
+        self.batches += [self.proxy.rows[batch.numpy()] for order in orders for batch in order.split(batch_size)]
+        return torch.stack(orders) if orders else torch.empty(0, len(self.proxy.rows), dtype=torch.long)
+
+    def note(
+        self, method: object, name: str, value: Tensor, *axes: str, clients: Sequence[int] | None = None
+    ) -> None:
+        """Record `value` of this round; one axis name a dimension. `clients`, if not those that came back, are "client"."""
+        value = value.detach().cpu().double()
+        self.notes.append(Note(type(method).__name__.lower(), name, value, axes, clients and tuple(clients)))
 
 
 @dataclass(frozen=True)
@@ -116,17 +160,36 @@ class ServerStep:
 
 @dataclass(frozen=True)
 class Downlink:
-    """What the cohort is sent: the global model, unless `mix` or `peers` say otherwise."""
+    """What the cohort is sent: the global model, unless `mix` or `peers` say otherwise.
+
+    A client without a model in the bank counts with the global one. Only parameters are mixed, because signed weights
+    can make a BatchNorm variance negative; buffers are the client's own. A client whose row of `peers` is empty is
+    sent the global model.
+    """
 
     bank: tuple[int, ...] = ()  # M clients whose last models `mix` refers to
-    mix: Tensor | None = None  # [K, M]: client k is sent Σ_m mix[k, m] · bank_m instead of the global model
-    peers: tuple[tuple[int, ...], ...] = ()  # per client of the cohort: whose models it is sent besides
+    mix: Tensor | None = None  # [K, M]: client k is sent w_k + Σ_m mix[k, m] · (bank_m − w_k), w_k its own last model
+    peers: tuple[tuple[int, ...], ...] = ()  # per client of the cohort: whose last models it is sent
+
+
+class ModelBank(Protocol):
+    """The last uploads of all clients that have taken part. They stay where they are; only numbers come back."""
+
+    @property
+    def clients(self) -> tuple[int, ...]:
+        """Who has a model there, sorted."""
+        ...
+
+    def distances(self, clients: Sequence[int]) -> Tensor:
+        """[M, M] float64, ‖w_i − w_j‖² of the parameters of the `clients`' models: one visit, shared by the hosts."""
+        ...
 
 
 class DownlinkRule:
     """The default: everybody is sent the global model."""
 
-    def downlink(self, clients: Sequence[int], server: Server) -> Downlink:
+    def downlink(self, clients: Sequence[int], bank: ModelBank, server: Server) -> Downlink:
+        """What `clients` (sorted) are sent in this round. It is also asked for evaluations, so it remembers nothing."""
         return Downlink()
 
 
@@ -139,7 +202,7 @@ class Aggregator:
     steps: tuple[ServerStep, ...]
     rule: DownlinkRule = DownlinkRule()
     personal_layers: str | None = None  # layers that no client sends
-    bn_stats: str = "average"  # average | local | first (methods.md 0.2)
+    bn_stats: str = "average"  # average | local | first | proxy | recalibrate (methods.md 0.2)
 
     @property
     def foresees(self) -> bool:
@@ -153,13 +216,17 @@ class Aggregator:
             kept = server.layers.where(self.personal_layers)
             mixture = mixture.select(~kept.expand(len(cohort.clients), -1))
         if self.bn_stats != "average":
-            mixture = mixture.with_buffers_of(None if self.bn_stats == "local" else 0)
+            mixture = mixture.with_buffers_of(0 if self.bn_stats == "first" else None)
         for weighting in sorted(self.weightings, key=lambda w: STAGES.index(w.stage)):
             mixture = weighting.plan(cohort, server, mixture)
         return mixture
 
     def transform(self, target: Tensor, mixture: Mixture, cohort: Cohort, server: Server) -> Tensor:
-        """Fold the server steps in order."""
+        """Fold the server steps in order, then see to BatchNorm's statistics where they come from proxy data."""
+        if self.bn_stats == "proxy" and server.statistics is not None:
+            target = torch.cat([target[: server.layers.P], server.statistics])
         for step in self.steps:
             target = step.apply(target, mixture, cohort, server)
+        if self.bn_stats == "recalibrate" and server.layers.B:
+            target = cohort.compute(Workbench.recalibrated, target, server.proxy.rows)
         return target

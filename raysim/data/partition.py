@@ -620,6 +620,7 @@ class Proxy:
     samples: int
     from_: Literal["test", "train"] = "test"  # the configuration's word is `from`, which Python keeps for itself
     long_tail: float | None = None  # ratio of the first class's size to the last's, 10 in FedLAW's table 6
+    balanced_sampling: bool = False  # the server's batches have all classes equally often (same table)
 
     def __post_init__(self) -> None:
         _require(self.samples >= 0, f"proxy: samples is {self.samples}; it cannot be negative")

@@ -7,6 +7,7 @@ import time
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,14 +19,16 @@ from raysim.core.client import Moment
 from raysim.core.layers import LayerMap
 from raysim.core.mixture import Mixture
 from raysim.core.probe import Probe
+from raysim.core.score import Score
+from raysim.core.rng import SERVER, stream_seed
 from raysim.core.server import Downlink
 from raysim.data import Dataset, Partition
 from raysim.engine import tree
-from raysim.engine.host import HostSpec, Outcome, Report, SumRequest, Visit, tensor_of
+from raysim.engine.host import Arrays, HostSpec, Outcome, Report, SumRequest, SumsTo, Visit, keep_freed_memory, tensor_of
 
 Handle = Any  # a value, or a reference to one
 CHUNK = 1 << 22  # floats of one message of a reduction: larger models travel in pieces, so that levels overlap
-GATHER_BYTES = 2 << 30  # `Cohort.gather` refuses to bring more than this into one process
+GATHER_BYTES = 2 << 30  # default of `Engine.gather_bytes`
 ATTEMPTS = 3  # hosts a client may bring down before it is left out of the round
 
 
@@ -70,6 +73,7 @@ class Engine(ABC):
     data: Dataset
     partition: Partition
     fan_in: int = 4
+    gather_bytes: int = GATHER_BYTES  # `Cohort.gather` refuses to bring more than this into one process
     nodes: list[str] = field(default_factory=list)  # the machine of every host
     kept: dict[int, Handle] = field(default_factory=dict)  # committed state of clients that have taken part
     bank: dict[int, Handle] = field(default_factory=dict)  # their last models, where a method asks for them
@@ -77,6 +81,8 @@ class Engine(ABC):
     seconds: dict[int, float] = field(default_factory=dict)  # how long each client's last training took
 
     def __post_init__(self) -> None:
+        if self.spec.keep_freed_memory:
+            keep_freed_memory()
         _, self.layers = self.spec.network()
         self.stateful = self.spec.stateful(self.layers)
         self.keys = itertools.count()
@@ -118,21 +124,33 @@ class Engine(ABC):
 
     # What all engines do with it.
 
+    def park(self, arrays: Arrays) -> Handle:
+        """Keep a client's state or model, read from a checkpoint, as if a host had returned it."""
+        return self.put(arrays)
+
+    @property
+    def models(self) -> HostedBank:
+        """The clients' last models, for downlink rules."""
+        return HostedBank(self)
+
     def ask(self, calls: Sequence[Call]) -> list[Any]:
         """Make calls side by side and return their first results."""
         handles = [(c.host, self.call(c)[0]) for c in calls]
         return self.fetch(handles)
 
     def begin(self, value: Tensor) -> None:
-        """`value` [S] is the model that the run began with: newcomers may have it as their previous one."""
-        if self.spec.stack.initial_previous:
-            self.newcomer = self.put({"previous": value.numpy().copy()})
+        """`value` [S] is the model that the run began with. Newcomers may have it as their previous one, and start with
+        its running statistics where those stay with the clients."""
+        kept = {"previous": value.numpy().copy()} if self.spec.stack.initial_previous else {}
+        if self.spec.settings.local_buffers:
+            kept["buffers"] = value[self.layers.P :].numpy().copy()
+        self.newcomer = self.put(kept) if kept else None
 
     def publish(self, value: Tensor, shared: Mapping[str, Tensor]) -> None:
         """Make the server's model and what travels with it available to all hosts."""
         self.value = value
         self.published = self.put(value.numpy())
-        self.published_shared = self.put({name: tensor.numpy() for name, tensor in shared.items()})
+        self.published_shared = self.put({n: tensor.numpy() for n, tensor in shared.items()}) if shared else {}
 
     def cohort(
         self, moment: Moment, clients: Sequence[int], downlink: Downlink, *, test: bool = False, trace: bool = False
@@ -179,11 +197,11 @@ class Engine(ABC):
 
     def personal(
         self, moment: Moment, clients: Sequence[int], downlink: Downlink
-    ) -> dict[int, tuple[int, int, float]]:
-        """For each client the model it would now be given, tested on its own test samples: correct, samples, loss."""
+    ) -> dict[int, Score]:
+        """For each client the model it would now be given, tested on its own test samples."""
         cohort = HostedCohort(self, moment, tuple(clients), downlink)
 
-        def score() -> list[dict[int, tuple[int, int, float]]]:
+        def score() -> list[dict[int, Score]]:
             shares = enumerate(self.deal(clients))
             return self.ask([cohort.call_for(i, "personal", share, 1) for i, share in shares if share])
 
@@ -205,6 +223,35 @@ class Engine(ABC):
         self.bank.update(cohort.new_bank)
 
 
+@dataclass(frozen=True)
+class HostedBank:
+    """The engine's bank as downlink rules see it. See `raysim.core.server.ModelBank`."""
+
+    engine: Engine
+
+    @property
+    def clients(self) -> tuple[int, ...]:
+        return tuple(sorted(self.engine.bank))
+
+    def distances(self, clients: Sequence[int]) -> Tensor:
+        engine, M = self.engine, len(clients)
+        # Row i meets the models after it only: every n-th row to a host makes shares of like cost.
+        shares = [range(i, M - 1, len(engine.hosts)) for i in range(len(engine.hosts))]
+
+        def measure() -> Tensor:
+            models = [engine.bank[c] for c in clients]
+            rows = engine.ask([Call(i, "distances", (share, *models)) for i, share in enumerate(shares) if share])
+            squared = torch.zeros(M, M, dtype=torch.float64)
+            for share, row in zip((s for s in shares if s), rows, strict=True):
+                squared[list(share)] = torch.from_numpy(row)
+            return squared + squared.T
+
+        started = time.time()
+        squared = engine.recovering(measure)
+        engine.spans += [Span(i, "distances", started, time.time()) for i, share in enumerate(shares) if share]
+        return squared
+
+
 class HostedCohort:
     """A cohort whose models rest on hosts. See `raysim.core.cohort.Cohort`."""
 
@@ -223,14 +270,18 @@ class HostedCohort:
         self.new_kept: dict[int, Handle] = {}
         self.new_bank: dict[int, Handle] = {}
         self.traces: dict[int, Handle] = {}
+        self._computed = 0  # calls of `compute`
         self._foreseen: tuple[Mixture, SumRequest] | None = None
+        self._root: tuple[int, Handle] | None = None  # host and handle of the foreseen sum
         self._position = {client: i for i, client in enumerate(asked)}
         self.server_value = engine.value  # [S] what the round began with
         self.server = self.server_value[: self.layers.P]
 
     # Training.
 
-    def call_for(self, host: int, method: str, clients: tuple[int, ...], returns: int) -> Call:
+    def call_for(
+        self, host: int, method: str, clients: tuple[int, ...], returns: int, sums: SumsTo | None = None
+    ) -> Call:
         """A visit to `clients`, with references to the states and models it needs."""
         engine, down = self.engine, self.downlink
         objects: list[Handle] = []
@@ -248,12 +299,13 @@ class HostedCohort:
             wanted |= set(down.bank)
         peers = {c: down.peers[self._position[c]] for c in clients} if down.peers else {}
         wanted |= {peer for those in peers.values() for peer in those}
+        wanted |= {*clients} if engine.spec.stack.peer_models else set()  # their own: `run.previous`
         for peer in sorted(wanted & engine.bank.keys()):
             bank[peer] = len(objects)
             objects.append(engine.bank[peer])
         keep_models = engine.spec.stack.peer_models
         foreseen = self._foreseen[1] if self._foreseen else None
-        visit = Visit(self.moment, clients, kept, bank, mix, peers, keep_models, self._test, self._trace, foreseen)
+        visit = Visit(self.moment, clients, kept, bank, mix, peers, keep_models, self._test, self._trace, foreseen, sums)
         return Call(host, method, (visit, engine.published, engine.published_shared, *objects), returns)
 
     def train(self, foreseen: Mixture | None = None) -> None:
@@ -263,8 +315,9 @@ class HostedCohort:
             pieces = equal_columns(torch.cat([foreseen.weights, foreseen.buffers], dim=1), self.layers)
             request = SumRequest(self._position, dict(enumerate(pieces)), foreseen=True)
             self._foreseen = foreseen, request
-        shares = self.engine.deal(self.asked)
-        self._train({i: [share] for i, share in enumerate(shares) if share})
+        shares = {i: share for i, share in enumerate(self.engine.deal(self.asked)) if share}
+        sums = self._sums_to(list(shares)) if foreseen is not None else {}
+        self._train({i: [share] for i, share in shares.items()}, sums)
         self._count()
 
     def _count(self) -> None:
@@ -285,16 +338,24 @@ class HostedCohort:
             self._foreseen = None
             self._train({i: [self.held.pop(i)] for i in list(self.held)})
 
-    def _train(self, queue: dict[int, list[tuple[int, ...]]]) -> None:
+    def _train(self, queue: dict[int, list[tuple[int, ...]]], sums: Mapping[int, SumsTo] | None = None) -> None:
         """Train each host's shares, one at a time. A share that brings its host down is tried again on the host's
-        replacement, then client by client; a client that does so `ATTEMPTS` times is left out."""
+        replacement, then client by client; a client that does so `ATTEMPTS` times is left out.
+
+        With `sums`, the merging of what hosts add while they train is asked for at once: it needs nobody's answer."""
         engine = self.engine
         per_client = engine.stateful + engine.spec.stack.peer_models + self._trace
         deaths: Counter[int] = Counter()
         while queue:
             wave = [(i, shares.pop(0)) for i, shares in queue.items()]
-            calls = [self.call_for(i, "train", share, 1 + per_client * len(share)) for i, share in wave]
+            calls = [
+                self.call_for(i, "train", share, 2 + per_client * len(share), sums[i] if sums else None)
+                for i, share in wave
+            ]
             handles = [engine.call(call) for call in calls]
+            if sums:
+                self._root = self._merge_up({i: results[1] for (i, _), results in zip(wave, handles, strict=True)}, sums)
+                sums = None
             lost: set[int] = set()
             for (i, share), results in zip(wave, handles, strict=True):
                 try:
@@ -311,8 +372,9 @@ class HostedCohort:
                         queue[i].insert(0, share)
                 else:
                     self.held[i] = self.held.get(i, ()) + share
-                    self._take(report, i, share, results[1:])
+                    self._take(report, i, share, results[2:])
             if lost:
+                self._root = None
                 engine.replace(lost)
                 for i in lost & self.held.keys():  # models of this round that died with their host
                     queue[i].insert(0, self.held.pop(i))
@@ -386,14 +448,22 @@ class HostedCohort:
     def dots(self, with_: Tensor, layers: LayerMap | None = None) -> Tensor:
         return self.each(_dots, with_, layers or self.layers)
 
-    def predict(self, x: np.ndarray) -> Tensor:
-        return self._visit("predict", x)
+    def predict(self, rows: np.ndarray) -> Tensor:
+        return self._visit("predict", rows)
+
+    @property
+    def gathers(self) -> bool:
+        return len(self.clients) * self.layers.S * 4 <= self.engine.gather_bytes
 
     def gather(self) -> Tensor:
-        need = len(self.clients) * self.layers.S * 4
-        if need > GATHER_BYTES:
-            raise MemoryError(f"gathering {len(self.clients)} models needs {need / 2**30:.1f} GiB in one process")
+        self._need_room()
         return self._visit("rows")
+
+    def _need_room(self) -> None:
+        if not self.gathers:
+            need, limit = len(self.clients) * self.layers.S * 4 / 2**30, self.engine.gather_bytes / 2**30
+            models = f"{len(self.clients)} models in one process are {need:.2g} GiB"
+            raise MemoryError(f"{models}, but engine.gather_bytes allows {limit:.2g} GiB")
 
     def gram(self) -> Tensor:
         updates = self.gather()[:, : self.layers.P].double()
@@ -401,16 +471,18 @@ class HostedCohort:
 
     def compute(self, function: Callable[..., Any], *payload: Any, models: bool = False) -> Any:
         engine = self.engine
+        # One stream for each call of a round, for layers that draw for themselves.
+        seed = stream_seed(self.moment.seed, self.moment.t, SERVER, f"compute {self._computed}")
+        self._computed += 1
         if models:
+            self._need_room()
             self._need_models()
 
         def run() -> Any:
             updates = []
             if models:
-                if len(self.clients) * self.layers.S * 4 > GATHER_BYTES:
-                    raise MemoryError(f"{len(self.clients)} models are more than {GATHER_BYTES >> 30} GiB")
                 updates = [engine.call(Call(i, "rows", (held,)))[0] for i, held in self.held.items()]
-            return engine.ask([Call(0, "compute", (function, engine.published, payload, *updates))])[0]
+            return engine.ask([Call(0, "compute", (function, seed, engine.published, payload, *updates))])[0]
 
         return engine.recovering(run, self._restore)
 
@@ -457,46 +529,68 @@ class HostedCohort:
             self._need_models()
 
         def total() -> list[Tensor | None]:
-            roots = []
-            for chunk in [list(range(len(pieces)))] if foreseen else chunks(pieces):
-                request = SumRequest(position, {i: pieces[i] for i in chunk}, of, power, foreseen)
-                roots.append(self._reduce_chunk(request, chunk))
+            if foreseen and self._root:
+                roots, self._root = [self._root], None
+            else:
+                parts = [list(range(len(pieces)))] if foreseen else chunks(pieces)
+                requests = [SumRequest(position, {i: pieces[i] for i in part}, of, power, foreseen) for part in parts]
+                # All sums are asked for before any merge: a host sums the next part while the last one travels.
+                begun = [(*self._partials(request), request) for request in requests]
+                roots = [self._merge_up(*one) for one in begun]
             merged = {key: value for result in engine.fetch(roots) for key, value in result.items()}
             arrays = (merged[root, i] for i in range(len(pieces)))
             return [None if a is None else tensor_of(a) for a in arrays]
 
         return engine.recovering(total, self._restore)
 
-    def _reduce_chunk(self, request: SumRequest, pieces: list[int]) -> tuple[int, Handle]:
-        """Partial sums inside hosts, merged within each machine, then across: (host, handle) of the whole."""
-        engine, clients = self.engine, len(request.position)
-        holders = list(self.held)
-        levels = tree.schedule(holders, [engine.nodes[i] for i in holders], engine.fan_in)
-        keys = {i: next(engine.keys) for i in holders}
-        # A host that leads its next group keeps its sums until the others' arrive; the others send theirs.
-        leads = [{group[0] for group in level} for level in levels]
-        joined = [{i for group in level for i in group} for level in levels]
+    def _partials(self, request: SumRequest) -> tuple[dict[int, Handle], dict[int, SumsTo]]:
+        """Every host's partial sums, and where they go."""
+        sums = self._sums_to(list(self.held))
+        calls = {i: Call(i, "partial", (self.held[i], request, to)) for i, to in sums.items()}
+        return {i: self.engine.call(call)[0] for i, call in calls.items()}, sums
 
-        def stays(host: int, level: int) -> bool:
-            following = next((k for k in range(level, len(levels)) if host in joined[k]), None)
-            return following is not None and host in leads[following]
+    def _sums_to(self, holders: Sequence[int]) -> dict[int, SumsTo]:
+        """Where the sums of each host go first."""
+        levels = self._levels(holders)
+        return {i: SumsTo(next(self.engine.keys), leads(i, levels)) for i in holders}
 
-        sums = {
-            i: engine.call(Call(i, "partial", (keys[i], self.held[i], request, stays(i, 0))))[0] for i in holders
-        }
+    def _levels(self, holders: Sequence[int]) -> list[list[list[int]]]:
+        return tree.schedule(holders, [self.engine.nodes[i] for i in holders], self.engine.fan_in)
+
+    def _merge_up(
+        self, partials: dict[int, Handle], sums: Mapping[int, SumsTo], request: SumRequest | None = None
+    ) -> tuple[int, Handle]:
+        """Merge partial sums within each machine, then across: (host, handle) of the whole."""
+        if request is None:
+            assert self._foreseen is not None
+            request = self._foreseen[1]
+        levels = self._levels(list(partials))
+        root = next(iter(partials))
         for level, groups in enumerate(levels):
-            for leader, *others in groups:
-                args = (keys[leader], clients, pieces, stays(leader, level + 1), *(sums[i] for i in others))
-                sums[leader] = engine.call(Call(leader, "merge", args))[0]
-        root = levels[-1][0][0] if levels else holders[0]
-        return root, sums[root]
+            for root, *others in groups:
+                to = SumsTo(sums[root].key, leads(root, levels[level + 1 :]))
+                args = (len(request.position), list(request.pieces), to, *(partials[i] for i in others))
+                partials[root] = self.engine.call(Call(root, "merge", args))[0]
+        root = levels[-1][0][0] if levels else root
+        return root, partials[root]
 
-    def close(self) -> None:
-        """Let the hosts forget this round's models."""
-        logs = self.engine.recovering(lambda: self.engine.ask([Call(i, "close", ()) for i in self.held]))
-        for host, log in zip(self.held, logs, strict=True):
-            for phase, start, stop, sent in log:
-                self.engine.spans.append(Span(host, phase, start, stop, sent))
+    def close(self) -> Callable[[], None]:
+        """Let the hosts forget this round's models. Call the result for what they have logged, once there is time."""
+        engine = self.engine
+        handles = [(i, engine.call(Call(i, "close", ()))[0]) for i in self.held]
+
+        def collect() -> None:
+            with suppress(HostLost):  # the next call to the host finds out
+                for (host, _), log in zip(handles, engine.fetch(handles), strict=True):
+                    engine.spans += [Span(host, *entry) for entry in log]
+
+        return collect
+
+
+def leads(host: int, levels: list[list[list[int]]]) -> bool:
+    """Whether the next group that `host` is in is its own: then its sums wait there for the others'."""
+    group = next((group for level in levels for group in level if host in group), None)
+    return group is not None and group[0] == host
 
 
 def _distances(update: Tensor, own: LayerMap, to: Tensor, layers: LayerMap) -> Tensor:

@@ -23,7 +23,9 @@ from raysim.core.flat import FlatModel
 from raysim.core.layers import LayerMap
 from raysim.core.probe import Probe
 from raysim.core.rng import seed_layers, stream_seed
+from raysim.core.score import Score, correct_and_loss
 from raysim.core.state import pack, unpack
+from raysim.core.workbench import Workbench
 from raysim.data import Dataset, Partition
 from raysim.engine import tree
 from raysim.models import Inputs, build
@@ -78,6 +80,7 @@ class Visit:
     test: bool = False  # test each trained model on its client's test samples
     trace: bool = False
     foreseen: SumRequest | None = None  # the plan, where it was known before training: sum the models, keep none
+    sums: SumsTo | None = None  # where those sums go
 
 
 @dataclass
@@ -94,7 +97,7 @@ class Outcome:
     counters: list[float] = field(default_factory=list)  # the model's integer buffers
     vector_bytes: int = 0  # of further uploads
     kept: np.ndarray | None = None  # [T + Tb] elements of every tensor that it sends; None: all
-    test: tuple[int, int, float] | None = None  # correct, samples, summed loss
+    test: Score | None = None  # of the personal model
 
 
 @dataclass
@@ -128,13 +131,15 @@ class ClientHost:
         self._foreseen: tree.Partials = {}  # sums made while training
         self._log: list[tuple[str, float, float, int]] = []
         self._server: Tensor = torch.empty(0)
+        self.park: Callable[[Arrays], Any] = lambda arrays: arrays  # what becomes of a client's state as soon as it is made
 
     def ping(self) -> int:
         """The round whose trained models this host holds."""
         return self.t
 
     def train(self, visit: Visit, value: np.ndarray, shared: Arrays, *objects: Arrays) -> list[Any]:
-        """Train the visit's clients: [Report], then for each client its new state, its model and its trace, as asked."""
+        """Train the visit's clients: [Report, foreseen sums], then for each client its new state, model and trace, as
+        asked."""
         started = time.time()
         if self.t != visit.moment.t:
             self.close()
@@ -164,14 +169,15 @@ class ClientHost:
             if ok:
                 for name, vector in upload.vectors.items():
                     self.vectors.setdefault(name, {})[client] = vector.detach().clone()
-                if visit.test:
-                    outcome.test = self.test(client)
             if self.stateful:
-                out.append(self._kept_arrays(run) if ok else {})
+                out.append(self.park(self._kept_arrays(run)) if ok else {})
             if visit.keep_models:
-                out.append({"value": to_numpy(upload.value)} if ok else {})
+                out.append(self.park({"value": to_numpy(upload.value)}) if ok else {})
             if visit.trace:
                 out.append(trace | self._traced(upload, out[0] if self.stateful else {}) if ok else {})
+            if ok and visit.test:
+                self.stack.personal(run)
+                outcome.test = self.test(client)
             return ok
 
         with self._global_stream():
@@ -182,7 +188,9 @@ class ClientHost:
             else:
                 self._sum_while_training(visit, visit.foreseen, train)
         results = [item for client in visit.clients for item in outputs[client]]
-        return [Report(outcomes, started, time.time()), *results]
+        stopped = time.time()
+        sums = self._leave(self._foreseen, visit.sums, stopped) if visit.sums else {}
+        return [Report(outcomes, started, stopped), sums, *results]
 
     def _sum_while_training(self, visit: Visit, request: SumRequest, train: Callable[[int, Tensor], bool]) -> None:
         """Train in the order of the tree and add each model as it comes: no more than its depth are held at once."""
@@ -211,25 +219,25 @@ class ClientHost:
     def _run(
         self, visit: Visit, client: int, server: Tensor, shared: Mapping[str, Tensor], kept: Arrays, objects: Sequence[Arrays]
     ) -> LocalRun:  # fmt: skip
-        def last_model(peer: int) -> Tensor:
-            # A client that has not taken part yet has the global model.
-            return on_device(objects[visit.bank[peer]]["value"], self.device) if peer in visit.bank else server
-
-        received = server
-        if visit.mix is not None:
-            received = torch.stack([last_model(peer) * weight for peer, weight in visit.mix[client]]).sum(0)
-        peers = {peer: last_model(peer) for peer in visit.peers.get(client, ())}
+        peers = PeerModels(visit, client, server, objects)
+        received = mixed(peers, client, visit.mix[client], self.layers.P) if visit.mix is not None else server
+        kept_objects = self._kept_objects(kept)
+        if visit.keep_models and client in visit.bank:
+            kept_objects["previous"] = peers.model(client)
         run = LocalRun(
             client, visit.moment, self.flat, self.spec.settings, self.stack, self.client_data(client),
-            received, shared, peers, self._kept_objects(kept),
+            received, shared, peers, kept_objects,
         )  # fmt: skip
         run.orders = [] if visit.trace else None
         run.batch_probes = [p for p in self.spec.probes if p.watches_batches]
-        seed_layers(stream_seed(visit.moment.seed, visit.moment.t, client, "model"), self.device)
+        seed_layers(stream_seed(visit.moment.seed, visit.moment.t, client, "start"), self.device)
         return run
 
     def _train(self, run: LocalRun, trace: Arrays) -> tuple[Outcome, Upload]:
         self.stack.start(run)
+        seed_layers(stream_seed(run.moment.seed, run.t, run.client, "model"), self.device)
+        for begin in self.stack.beginners:
+            begin(run)
         if run.orders is not None:
             trace["init"] = to_numpy(run.value)
         for probe in self.spec.probes:
@@ -258,6 +266,19 @@ class ClientHost:
     def _traced(self, upload: Upload, kept: Arrays) -> Arrays:
         trace = {"model": to_numpy(upload.value)} | {f"state.after.{name}": array for name, array in kept.items()}
         return trace | {f"upload.{name}": to_numpy(v) for name, v in (*upload.vectors.items(), *upload.scalars.items())}
+
+    def initialize(self, visit: Visit, value: np.ndarray, shared: Arrays, *objects: Arrays) -> list[Any]:
+        """The clients' local initialisation alone: how many they are, then for each what it keeps of it."""
+        server = on_device(value, self.device)
+        shared_tensors = {name: on_device(array, self.device) for name, array in shared.items()}
+        states = []
+        with self._global_stream():
+            for client in visit.clients:
+                before = objects[visit.kept[client]] if client in visit.kept else {}
+                run = self._run(visit, client, server, shared_tensors, before, objects)
+                self.stack.start(run)
+                states.append(self.park(self._kept_arrays(run)))
+        return [len(states), *states]
 
     def _grow(self, rows: int) -> None:
         if rows > len(self.updates):
@@ -320,18 +341,20 @@ class ClientHost:
         """Correct predictions and summed loss of `value` for each batch of `rows`."""
         self.flat.value.copy_(on_device(value, self.device))
         batches = range(0, len(rows), self.spec.eval_batch)
-        return [self._score(self.samples(rows[i : i + self.spec.eval_batch])) for i in batches]
+        samples = (self.samples(rows[i : i + self.spec.eval_batch]) for i in batches)
+        return [correct_and_loss(self._logits(x), y) for x, y in samples]
 
-    def test(self, client: int) -> tuple[int, int, float]:
-        """Correct predictions, samples and summed loss of the loaded model on `client`'s test samples."""
+    def test(self, client: int) -> Score:
+        """The loaded model on `client`'s test samples."""
         rows = self.partition.test[client]
-        parts = [rows[i : i + self.spec.eval_batch] for i in range(0, len(rows), self.spec.eval_batch)]
-        scores = [self._score(self.samples(part, client)) for part in parts]
-        return sum(c for c, _ in scores), len(rows), sum(loss for _, loss in scores)
+        if not len(rows):
+            return Score(0, 0, 0.0, float("nan"))
+        parts = [self.samples(rows[i : i + self.spec.eval_batch], client) for i in range(0, len(rows), self.spec.eval_batch)]
+        return Score.of(torch.cat([self._logits(x) for x, _ in parts]), torch.cat([y for _, y in parts]))
 
     def personal(
         self, visit: Visit, value: np.ndarray, shared: Arrays, *objects: Arrays
-    ) -> dict[int, tuple[int, int, float]]:
+    ) -> dict[int, Score]:
         """Test, for each client, the model it would now be given. No state is kept."""
         server = on_device(value, self.device)
         shared_tensors = {name: on_device(array, self.device) for name, array in shared.items()}
@@ -345,12 +368,12 @@ class ClientHost:
         return scores
 
     @torch.no_grad()
-    def _score(self, samples: Samples) -> tuple[int, float]:
+    def _logits(self, x: Tensor) -> Tensor:
+        """Of the loaded model in eval mode."""
         self.flat.model.eval()
-        logits = self.flat.model(samples.x)
-        loss = torch.nn.functional.cross_entropy(logits, samples.y, reduction="sum")
+        logits = self.flat.model(x)
         self.flat.model.train()
-        return int((logits.argmax(1) == samples.y).sum()), float(loss)
+        return logits
 
     # Collectives over the trained clients.
 
@@ -362,9 +385,9 @@ class ClientHost:
         return np.stack([r.detach().cpu().numpy() for r in results])
 
     @torch.no_grad()
-    def predict(self, clients: Sequence[int], raw: np.ndarray) -> np.ndarray:
-        """[k, M, C] logits in eval mode."""
-        x, logits = self.inputs(raw), []
+    def predict(self, clients: Sequence[int], rows: np.ndarray) -> np.ndarray:
+        """[k, M, C] logits on `rows` of the data set in eval mode."""
+        x, logits = self.inputs(self.data.x[rows]), []
         self.flat.model.eval()
         for client in clients:
             torch.add(self._server, self.updates[self.row[client]], out=self.flat.value)
@@ -377,11 +400,20 @@ class ClientHost:
         """[k, S] the clients' updates."""
         return to_numpy(self.updates[[self.row[c] for c in clients]])
 
-    def partial(self, key: int, clients: Sequence[int], request: SumRequest, stay: bool) -> Arrays:
-        """Sum the largest nodes of the tree that `clients`, held here, make up. With `stay` they wait under `key`."""
+    def distances(self, rows: Sequence[int], *models: Arrays) -> np.ndarray:
+        """[rows, M] float64: ‖w_i − w_j‖² of the parameters of the M `models` for each i of `rows` and the j after it."""
+        P, squared = self.layers.P, np.zeros((len(rows), len(models)))
+        for row, i in zip(squared, rows, strict=True):
+            own = on_device(models[i]["value"], self.device)[:P]
+            for j in range(i + 1, len(models)):
+                row[j] = squared_distance(own, on_device(models[j]["value"], self.device)[:P])
+        return squared
+
+    def partial(self, clients: Sequence[int], request: SumRequest, to: SumsTo) -> Arrays:
+        """Sum the largest nodes of the tree that `clients`, held here, make up."""
         started = time.time()
         if request.foreseen:
-            return self._leave(key, self._foreseen, stay, started)
+            return self._leave(self._foreseen, to, started)
         positions = {request.position[c]: c for c in clients}
         source = self.vectors.get(request.of, {})
         rows = {
@@ -396,28 +428,39 @@ class ClientHost:
                 parts = {p: rows[p][start:stop] for p in range(*node)}
                 some = tree.weighted_sum(parts, {p: float(weights[p]) for p in range(*node)}, node, out)
                 sums[node, piece] = out if some else None
-        return self._leave(key, sums, stay, started)
+        return self._leave(sums, to, started)
 
-    def merge(self, key: int, clients: int, pieces: Sequence[int], stay: bool, *others: Arrays) -> Arrays:
+    def merge(self, clients: int, pieces: Sequence[int], to: SumsTo, *others: Arrays) -> Arrays:
         """Merge the partial sums that wait here with those of `others`."""
         started = time.time()
-        sums = self._pending.pop(key)
+        sums = self._pending.pop(to.key)
         for other in others:
             sums |= {k: None if v is None else on_device(v, self.device) for k, v in other.items()}  # type: ignore
-        return self._leave(key, tree.merge(sums, clients, pieces), stay, started)
+        return self._leave(tree.merge(sums, clients, pieces), to, started)
 
-    def _leave(self, key: int, sums: tree.Partials, stay: bool, started: float) -> Arrays:
-        if stay:
-            self._pending[key] = sums
-        sent = {} if stay else {k: None if v is None else to_numpy(v) for k, v in sums.items()}
+    def _leave(self, sums: tree.Partials, to: SumsTo, started: float) -> Arrays:
+        sent: dict[Any, np.ndarray | None] = {}
+        if to.stay:
+            self._pending[to.key] = dict(sums)
+        else:
+            sent = {k: None if v is None else v.cpu().numpy() for k, v in sums.items()}
         size = sum(array.nbytes for array in sent.values() if array is not None)
         self._log.append(("reduce", started, time.time(), size))
         return sent  # type: ignore[return-value]
 
-    def compute(self, function: Callable[..., Any], value: np.ndarray, payload: tuple[Any, ...], *models: np.ndarray) -> Any:
+    def compute(
+        self, function: Callable[..., Any], seed: int, value: np.ndarray, payload: tuple[Any, ...], *models: np.ndarray
+    ) -> Any:
         """The server's work on data: `function(workbench, *payload)`; `models` are rows of updates from all hosts."""
         updates = torch.cat([on_device(m, self.device) for m in models]) if models else None
-        return function(Workbench(self.flat, on_device(value, self.device), updates, self.samples), *payload)
+        bench = Workbench(self.flat, on_device(value, self.device), updates, self.samples)
+        with self._global_stream():
+            seed_layers(seed, self.device)
+            result = function(bench, *(p.to(self.device) if isinstance(p, Tensor) else p for p in payload))
+        # Copies: what a function returns may lie in the model's own storage, which others will use.
+        if isinstance(result, Tensor):
+            return result.detach().to("cpu", copy=True)
+        return tuple(r.detach().to("cpu", copy=True) for r in result)
 
     def close(self) -> list[tuple[str, float, float, int]]:
         """Forget the trained models (their memory is used again); return (phase, start, stop, bytes sent)s since."""
@@ -425,6 +468,52 @@ class ClientHost:
         self.t = -1
         log, self._log = self._log, []
         return log
+
+
+@dataclass(frozen=True)
+class PeerModels(Mapping[int, Tensor]):
+    """The models a client is sent, by client, in the order of the plan. Each is read when it is asked for, because all
+    of them together may be more than fits into memory."""
+
+    visit: Visit
+    client: int
+    server: Tensor
+    objects: Sequence[Arrays]
+
+    def model(self, client: int) -> Tensor:
+        """The last model [S] of anybody in the visit's bank; a client that has not taken part yet has the global one."""
+        if client not in self.visit.bank:
+            return self.server
+        return on_device(self.objects[self.visit.bank[client]]["value"], self.server.device)
+
+    def __getitem__(self, client: int) -> Tensor:
+        if client not in self.visit.peers.get(self.client, ()):
+            raise KeyError(client)
+        return self.model(client)
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self.visit.peers.get(self.client, ()))
+
+    def __len__(self) -> int:
+        return len(self.visit.peers.get(self.client, ()))
+
+
+def mixed(models: PeerModels, client: int, weights: Sequence[tuple[int, float]], P: int) -> Tensor:
+    """The client's own model w, with the parameters w + Σ_m weight_m (w_m − w): small differences of large models are
+    kept, and so are buffers."""
+    own = models.model(client)
+    result = own.clone()
+    for peer, weight in weights:
+        if weight and peer != client:
+            result[:P].add_(models.model(peer)[:P] - own[:P], alpha=weight)
+    return result
+
+
+def squared_distance(a: Tensor, b: Tensor) -> float:
+    """‖a − b‖², in float64; block by block on a CPU, where a block stays in a core's cache."""
+    block = len(a) if a.is_cuda else tree.BLOCK
+    parts = [(a[i : i + block].double() - b[i : i + block]).square_().sum() for i in range(0, len(a), block)]
+    return float(torch.stack(parts).sum())
 
 
 @dataclass(frozen=True)
@@ -439,17 +528,11 @@ class SumRequest:
 
 
 @dataclass(frozen=True)
-class Workbench:
-    """Where a server method that needs data or a forward pass works: a model, and what was gathered."""
+class SumsTo:
+    """Where a host's partial sums go: they `stay`, under `key`, to be merged with others' here, or are sent."""
 
-    flat: FlatModel
-    value: Tensor  # [S] the global model the round began with
-    updates: Tensor | None  # [K, S]
-    samples: Callable[[np.ndarray], Samples]  # rows of the data set -> inputs and labels
-
-    @property
-    def layers(self) -> LayerMap:
-        return self.flat.layers
+    key: int
+    stay: bool
 
 
 def choose_device(name: str) -> torch.device:

@@ -7,16 +7,21 @@ from dataclasses import dataclass
 from typing import Any
 
 from raysim.engine.engine import Call, Engine, Handle
-from raysim.engine.host import ClientHost
+from raysim.engine.host import Arrays, ClientHost
+from raysim.engine.shelf import Shelf
 
 
 @dataclass
 class LocalEngine(Engine):
     """Trains one client after the other; for debugging, notebooks, and machines without Ray."""
 
+    state_bytes: int = 4 << 30  # of clients' states and models kept in memory; the rest is in files
+
     def __post_init__(self) -> None:
         super().__post_init__()
         self._host = ClientHost(self.spec, self.data, self.partition)
+        self.shelf = Shelf(self.state_bytes)
+        self._host.park = self.shelf.put  # at once, not with the round's other results: they may be more than fits
         self.nodes = ["local"]
 
     @property
@@ -32,6 +37,9 @@ class LocalEngine(Engine):
 
     def put(self, value: Any) -> Handle:
         return value
+
+    def park(self, arrays: Arrays) -> Handle:
+        return self.shelf.put(arrays)
 
     def value_of(self, handle: Handle) -> Any:
         return handle

@@ -20,7 +20,7 @@ from ray.exceptions import ActorDiedError, ActorUnavailableError, ObjectLostErro
 
 from raysim.config import Config, ConfigError, RayEngineConfig
 from raysim.engine.engine import Call, Engine, Handle, HostLost, StateLost
-from raysim.engine.host import Arrays, ClientHost, HostSpec, Visit
+from raysim.engine.host import ClientHost, HostSpec
 from raysim.engine.placement import Placement, Resources, place
 
 START_SECONDS = 120  # to place a new host; a cluster that cannot by then has too little left
@@ -41,10 +41,6 @@ class HostActor(ClientHost):
     def forget(self) -> None:
         """Free all that the last run has left here."""
         self.__dict__.clear()
-
-    def train(self, visit: Visit, value: Any, shared: Arrays, *objects: Arrays) -> Any:
-        results = super().train(visit, value, shared, *objects)
-        return results if len(results) > 1 else results[0]  # Ray does not unpack a single result
 
 
 class Pool:
@@ -209,7 +205,9 @@ def ray_engine(
     placement = place(
         resources, cohort, settings.clients_per_actor, settings.gpu_per_client, settings.threads, 4 * layers.S
     )
-    return RayEngine(spec, data, partition, settings.fan_in, placement=placement, pool=pool)
+    return RayEngine(
+        spec, data, partition, settings.fan_in, settings.gather_bytes, placement=placement, pool=pool
+    )  # fmt: skip
 
 
 class Driver:

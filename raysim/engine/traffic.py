@@ -37,7 +37,7 @@ def ledger(
     personal = layers.where(aggregator.personal_layers).numpy() if aggregator.personal_layers else np.zeros(len(sizes), bool)
     model = FLOAT * int(sizes[:T][~personal[:T]].sum())
     buffers = 0 if local_buffers else FLOAT * int(sizes[T:][~personal[T:]].sum())
-    models = np.array([1 + len(peers) for peers in downlink.peers]) if downlink.peers else zeros + 1
+    models = np.array([max(1, len(peers)) for peers in downlink.peers]) if downlink.peers else zeros + 1
     down = {
         "down_params": models * model,
         "down_buffers": models * buffers,

@@ -2,23 +2,89 @@
 
 from raysim.core.client import ClientMethod
 from raysim.core.server import ServerStep, Weighting
+from raysim.methods.adadecay import AdaDecay
+from raysim.methods.apple import APPLE
+from raysim.methods.awd import AWD
+from raysim.methods.ccn import CCN
+from raysim.methods.ditto import Ditto
+from raysim.methods.fedadp import FedADP
 from raysim.methods.fedala import FedALA
+from raysim.methods.fedamp import FedAMP
 from raysim.methods.fedavg import FedAvg, StepSize
+from raysim.methods.fedavgm import FedAvgM
+from raysim.methods.fedbabu import FedBABU
+from raysim.methods.fedbe import FedBE
+from raysim.methods.feddf import FedDF
+from raysim.methods.feddisco import FedDisco
+from raysim.methods.feddyn import FedDyn
+from raysim.methods.fedfomo import FedFomo
+from raysim.methods.fedlaw import AdaptiveGWS, AttentiveLAW, FedLAW
 from raysim.methods.fedldf import FedLDF
 from raysim.methods.fedlws import FedLWS
+from raysim.methods.fednova import FedNova
+from raysim.methods.fedopt import FedAdagrad, FedAdam, FedYogi
+from raysim.methods.fedphp import FedPHP
+from raysim.methods.fedprox import FedProx
+from raysim.methods.fedrep import FedRep
+from raysim.methods.finetune import FineTune
+from raysim.methods.fixed_shrink import FixedShrink
+from raysim.methods.hdfl import HDFL
+from raysim.methods.ldawa import LDAWA
+from raysim.methods.moon import MOON
+from raysim.methods.partialfed import PartialFed
+from raysim.methods.perfedavg import PerFedAvg
+from raysim.methods.pfedme import pFedMe
+from raysim.methods.random_layer import RandomLayer
 from raysim.methods.scaffold import SCAFFOLD
+from raysim.methods.server_ft import ServerFT
+from raysim.methods.sgdm import SGDM
 
 CLIENTS: dict[str, type[ClientMethod]] = {
     "fedala": FedALA,
+    "fedprox": FedProx,
+    "feddyn": FedDyn,
+    "sgdm": SGDM,
+    "fedbabu": FedBABU,
+    "moon": MOON,
+    "finetune": FineTune,
+    "perfedavg": PerFedAvg,
+    "fedrep": FedRep,
     "scaffold": SCAFFOLD,
+    "pfedme": pFedMe,
+    "ditto": Ditto,
+    "fedamp": FedAMP,
+    "fedphp": FedPHP,
+    "fedfomo": FedFomo,
+    "apple": APPLE,
+    "partialfed": PartialFed,
+    "fedadp": FedADP,
 }
 
 WEIGHTINGS: dict[str, type[Weighting]] = {
     "fedavg": FedAvg,
+    "feddisco": FedDisco,
+    "ldawa": LDAWA,
+    "fednova": FedNova,
+    "ccn": CCN,
     "fedldf": FedLDF,
+    "random_layer": RandomLayer,
+    "hdfl": HDFL,
+    "fedlaw": FedLAW,
+    "attentive_law": AttentiveLAW,
+    "adaptive_gws": AdaptiveGWS,
 }
 
 STEPS: dict[str, type[ServerStep]] = {
     "step_size": StepSize,
+    "fedavgm": FedAvgM,
+    "fedadagrad": FedAdagrad,
+    "fedadam": FedAdam,
+    "fedyogi": FedYogi,
     "fedlws": FedLWS,
+    "fixed_shrink": FixedShrink,
+    "awd": AWD,
+    "adadecay": AdaDecay,
+    "server_ft": ServerFT,
+    "feddf": FedDF,
+    "fedbe": FedBE,
 }

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from statistics import pstdev
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 import torch
@@ -105,4 +104,5 @@ class FedALA(ClientMethod):
 
 def has_settled(losses: list[float], threshold: float) -> bool:
     """Whether the last ten epochs' losses hardly differ, or there have been as many epochs as there may be."""
-    return (len(losses) > 10 and pstdev(losses[-10:]) < threshold) or len(losses) >= MAX_EPOCHS
+    last = torch.tensor(losses[-10:], dtype=torch.float64)
+    return (len(losses) > 10 and last.std(correction=0).item() < threshold) or len(losses) >= MAX_EPOCHS

@@ -12,8 +12,8 @@ from raysim.core.client import ClientMethod, LocalRun
 class FedBABU(ClientMethod):
     """Only the body is trained and sent; the head stays as all drew it together (FedBABU, Oh et al., 2022).
 
-    A personal model is the global one after `ft_epochs` of fine-tuning `ft_part` of it (the original code: 5, the code
-    of FedALA's authors: 10); with 0, the default, it is the global model. The mean is by size; the original's is uniform.
+    For a personal model `ft_part` of the global one is fine-tuned for `ft_epochs` (the original code: 5, FedALA's
+    authors: 10); by default it is the global model. The mean is by size, the original's is uniform.
     """
 
     ft_epochs: int = 0
@@ -24,5 +24,5 @@ class FedBABU(ClientMethod):
         run.fit(only="body")
 
     def personal(self, run: LocalRun) -> None:
-        run.stack.start(run)
+        super().personal(run)
         run.fit(self.ft_epochs, only=self.ft_part, purpose="personal")

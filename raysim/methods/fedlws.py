@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
 
 import torch
 from torch import Tensor
 
 from raysim.core.cohort import Cohort
+from raysim.core.layers import LayerMap, TensorSpec
 from raysim.core.mixture import Mixture
+from raysim.core.probe import LayerDistance, Probe
 from raysim.core.server import Server, ServerStep
+
+if TYPE_CHECKING:
+    from raysim.config import Config
 
 EPS = 1e-12
 
@@ -18,29 +24,96 @@ EPS = 1e-12
 class FedLWS(ServerStep):
     """Shrink each layer where clients disagree (FedLWS, 2025): γ_l = ‖w_l‖ / (β τ_l ‖d_l‖ + ‖w_l‖), w_l ← γ_l ŵ_l.
 
-    τ_l is the mean distance of the uploaders' updates from their mean, d = ŵ − w. Deviation: a layer whose norm is zero
-    is not shrunk (γ = 1), where the rule would keep it at zero for ever. Buffers are never shrunk.
+    τ_l is the mean distance of the uploaders' updates from their unweighted mean, d = ŵ − w. Deviation: a layer whose
+    norm is zero is not shrunk (γ = 1), where the rule would keep it at zero for ever. The released code also clamps βτ
+    (`tau_clamp: [0.01, 0.2]`), counts running statistics and step counters as part of their layers (`lws_stats: all`, with
+    `model.layer_by: bias_group`; counters are then averaged), and shrinks them (`shrink_buffers`).
     """
 
     beta: float = 0.1
+    per: Literal["layer", "model"] = "layer"  # model: one γ from the norms of the whole model (the paper's Eq. 7)
+    variant: Literal["full", "only_opt", "only_reg"] = "full"  # γ ŵ; w + γ d; ŵ − (1 − γ) w
+    tau_stat: Literal["mean", "rms"] = "mean"  # rms: an upper bound of the mean that needs no visit to the clients
+    tau_clamp: tuple[float, float] | None = None  # bounds of β τ
+    lws_stats: Literal["parameters", "all"] = "parameters"
+    shrink_buffers: bool = False
+
+    @property
+    def probes(self) -> tuple[Probe, ...]:
+        return (self.distance,) if self.tau_stat == "rms" else ()
+
+    @property
+    def distance(self) -> LayerDistance:
+        return LayerDistance(buffers=self.lws_stats == "all")
+
+    def check(self, config: Config) -> str | None:
+        if self.tau_clamp is not None and not 0 <= self.tau_clamp[0] <= self.tau_clamp[1]:
+            return f"tau_clamp is {list(self.tau_clamp)}; it must be a lower and an upper bound."
+        return f"beta is {self.beta}; it must not be negative." if self.beta < 0 else None
 
     def apply(self, target: Tensor, mixture: Mixture, cohort: Cohort, server: Server) -> Tensor:
-        layers, P = server.layers, server.layers.P
-        sent = mixture.support()  # equal weights over what was uploaded
-        spread = cohort.distances(to=cohort.reduce(sent)[:P])  # ‖Δ_k − Δ̄‖  [K, L]
-        tau = self.beta * mean_over_uploaders(spread, sent)
-        norm = layers.norms(server.params)
-        gamma = norm / (tau * layers.norms(target[:P] - server.params) + norm).clamp_min(EPS)
-        gamma = torch.where(norm > EPS, gamma, 1.0)
-        server.note(self, "gamma", gamma, "layer")
-        server.note(self, "tau", tau / self.beta if self.beta else tau, "layer")
-        shrunk = target.clone()
-        shrunk[:P] *= layers.expand(gamma).to(target.dtype)
-        return shrunk
+        layers, sent = server.layers, mixture.support()  # equal weights over what was uploaded
+        size, reduced, centre = layers.P, target, cohort.reduce(sent)
+        if self.lws_stats == "all":
+            size = layers.S
+            reduced, centre = with_mean_counters(reduced, mixture, cohort), with_mean_counters(centre, sent, cohort)
+        before = server.value
+        tau = self.disagreement(centre[:size], before[:size], sent, cohort)  # [L + 1]: the model comes last
+        norm = with_total(layers.norms(before[:size]))
+        moved = with_total(layers.norms(reduced[:size] - before[:size]))
+        pull = self.beta * tau if self.tau_clamp is None else (self.beta * tau).clamp(*self.tau_clamp)
+        gamma = torch.where(norm > EPS, norm / (pull * moved + norm).clamp_min(EPS), 1.0)
+        r = torch.where(moved > EPS, (1 - gamma) * norm / (gamma * moved).clamp_min(EPS**2), 0.0)
+        for name, value in {"gamma": gamma, "tau": tau, "norm": norm, "moved": moved, "r": r}.items():
+            server.note(self, name, value[:-1], "layer")
+            server.note(self, f"model_{name}", value[-1])
+        gamma = gamma[:-1] if self.per == "layer" else gamma[-1].expand(layers.L)
+        return self.shrink(gamma, before, reduced if self.shrink_buffers else target, mixture)
+
+    def disagreement(self, centre: Tensor, before: Tensor, sent: Mixture, cohort: Cohort) -> Tensor:
+        """τ of every layer and of the whole model [L + 1], over the clients that sent it."""
+        layers, share = sent.layers, sent.layers.collect(sent.base)  # [K, L]
+        if self.tau_stat == "rms":
+            squares = (share * cohort.stat(self.distance).square()).sum(0) - layers.norms(centre - before).square()
+            return with_total(squares.clamp_min(0).sqrt())
+        spread = with_total(cohort.distances(to=centre) * (share > 0))  # ‖Δ_k − Δ̄‖  [K, L + 1]
+        of_model = (share > 0).any(1).double()
+        return (torch.cat([share, (of_model / of_model.sum().clamp_min(1))[:, None]], dim=1) * spread).sum(0)
+
+    def shrink(self, gamma: Tensor, before: Tensor, after: Tensor, mixture: Mixture) -> Tensor:
+        """The new value: γ [L] applied to `after` [S] in the way of the variant, to buffers only where asked."""
+        layers = mixture.layers
+        size, tensors = (layers.S, None) if self.shrink_buffers else (layers.P, layers.T)
+
+        def expanded(per_layer: Tensor) -> Tensor:
+            return layers.per_element(layers.spread(per_layer)[:tensors].to(after.dtype))
+
+        result = after.clone()
+        if self.variant != "only_reg":
+            result[:size] *= expanded(gamma)
+        if self.variant != "full":
+            own = 1 - gamma if self.variant == "only_opt" else gamma - 1
+            result[:size] += expanded(own) * before[:size]
+        if self.shrink_buffers:
+            for spec in counters(layers):
+                result[spec.start : spec.stop].trunc_()  # as loading a float into an integer does
+        return result
 
 
-def mean_over_uploaders(per_layer: Tensor, sent: Mixture) -> Tensor:
-    """[K, L] -> [L]: the mean over the clients that sent the layer; a layer is sent whole or not at all."""
-    layers = sent.layers
-    first = torch.tensor([layers.groups.index(layer) for layer in range(layers.L)])  # one tensor of each layer
-    return (per_layer * sent.base[:, first]).sum(0)
+def with_total(per_layer: Tensor) -> Tensor:
+    """Norms of layers, and after them that of all together: [..., L] -> [..., L + 1]."""
+    return torch.cat([per_layer, per_layer.square().sum(-1, keepdim=True).sqrt()], dim=-1)
+
+
+def counters(layers: LayerMap) -> list[TensorSpec]:
+    return [spec for spec in layers.tensors if spec.kind == "counter"]
+
+
+def with_mean_counters(value: Tensor, mix: Mixture, cohort: Cohort) -> Tensor:
+    """`value` [S], a reduction by `mix`, with counters averaged like everything else and not taken by their maximum."""
+    result = value.clone()
+    for spec, counts in zip(counters(mix.layers), cohort.counters.T, strict=True):
+        weights = mix.base[:, mix.layers.tensors.index(spec)]
+        if weights.sum() > 0:
+            result[spec.start : spec.stop] = (weights * counts).sum()
+    return result

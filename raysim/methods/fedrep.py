@@ -10,10 +10,10 @@ from raysim.core.client import ClientMethod, LocalRun
 
 @dataclass(frozen=True)
 class FedRep(ClientMethod):
-    """A shared body under each client's own head (FedRep, Collins et al., 2021): first the head is trained, then the body.
+    """A shared body under each client's own head (FedRep, Collins et al., 2021): the head is trained, then the body.
 
-    `head_epochs` with the body frozen (its BatchNorm statistics go on moving), then `local.epochs` with the head frozen;
-    the body alone is sent. A personal model is the received body under the client's head.
+    `head_epochs` with the body frozen (its BatchNorm statistics go on moving), then `local.epochs` with the head
+    frozen; the body alone is sent. A personal model is the received body under the client's head.
     """
 
     head_epochs: int = 5

@@ -9,7 +9,7 @@ from raysim.core.client import ClientMethod, LocalRun
 
 @dataclass(frozen=True)
 class FineTune(ClientMethod):
-    """FedAvg-C, and with `fedprox` before it FedProx-C (FedALA, 2023): fine-tune the download, test it, then train on it.
+    """FedAvg-C, and beside `fedprox` FedProx-C (FedALA, 2023): fine-tune the download, test it, then train on.
 
     `ft_epochs` with the stack's own objective and optimiser, whose momentum goes on into the training. The paper does
     not give their number; its times suggest about 14.

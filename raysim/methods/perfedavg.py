@@ -33,7 +33,7 @@ class PerFedAvg(ClientMethod):
         run.optimizer.step(run.trained)
 
     def personal(self, run: LocalRun) -> None:
-        run.stack.start(run)
+        super().personal(run)
         for x, y in run.batches(purpose="personal"):
             self._adapt(run, x, y)
             break

@@ -29,10 +29,10 @@ class Control:
 class SCAFFOLD(ClientMethod):
     """Local steps corrected by control variates (SCAFFOLD, Karimireddy et al., 2020): w ← w − η(∇F − c_k + c).
 
-    After S steps c_k becomes: `option_2`, c_k − c + (w_g − w_k)/(Sη), which needs plain SGD; `option_1`, the gradient of
-    all the client's samples at w_g, one more pass (in batches of the usual size, with their own BatchNorm statistics);
-    `mean_grad`, the mean of the gradients seen while training, for momentum and Adam. η is this round's; the global step
-    size is `server: [step_size]`. Weights are uniform, and another weighting leaves the mean of the controls uniform.
+    After S steps c_k becomes: `option_2`, c_k − c + (w_g − w_k)/(Sη), which needs plain SGD; `option_1`, the gradient
+    of all the client's samples at w_g, one more pass (in batches of the usual size, with their own BatchNorm
+    statistics); `mean_grad`, the mean of the gradients seen while training, for momentum and Adam. η is this round's;
+    the global step size is `server: [step_size]`. Weights are uniform; under another weighting the controls' mean is.
     """
 
     c_update: Literal["option_2", "option_1", "mean_grad"] = "option_2"
@@ -42,12 +42,9 @@ class SCAFFOLD(ClientMethod):
         if self.c_update != "option_2":
             return None
         if config.local.optimizer != "sgd" or config.local.momentum or config.local.weight_decay:
-            return (
-                "option_2 reads the mean gradient off the update, which needs sgd without momentum and weight decay. "
-                "Set c_update: mean_grad."
-            )
+            return "option_2 needs sgd without momentum and weight decay. Set c_update: mean_grad."
         if any(overrides(method, "start") for method in config.client):
-            return "option_2 reads the mean gradient off w_g − w_k, but training starts elsewhere. Set c_update: mean_grad."
+            return "option_2 needs training to start at w_g, but another method sets the start. Set c_update: mean_grad."
         return None
 
     def new_state(self, layers: LayerMap) -> Control:
@@ -91,7 +88,7 @@ class AverageControls(ServerStep):
 
 
 def full_gradient(run: LocalRun, value: Tensor) -> Tensor:
-    """The mean cross-entropy's gradient [P] at `value` [S] over all of the client's samples; the model stays as it is."""
+    """Gradient [P] of the mean cross-entropy over all of the client's samples at `value` [S]; no model changes."""
     trained = run.value.clone()
     run.value.copy_(value)
     total, (x, y) = torch.zeros_like(run.grad), run.data.train

@@ -1,4 +1,4 @@
-"""SGDM: Accelerating Federated Learning via Momentum Gradient Descent (MFL, Liu et al., 2020), and its local reading."""
+"""SGDM: Accelerating Federated Learning via Momentum Gradient Descent (Liu et al., 2020), and its local reading."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 class SGDM(ClientMethod):
     """Clients train with momentum (Zinkevich et al., 2010; MFL, Liu et al., 2020): d ← rho d + ∇F, w ← w − η d.
 
-    `local`: d starts at 0 every round. `mfl`: it starts at the global d, and the server averages the clients' d with the
-    weights of their models. The third reading, momentum on the server, is the step `fedavgm`.
+    `local`: d starts at 0 every round. `mfl`: it starts at the global d, and the server averages the clients' d with
+    the weights of their models. The third reading, momentum on the server, is the step `fedavgm`.
     """
 
     reading: Literal["local", "mfl"] = "local"

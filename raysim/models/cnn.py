@@ -9,9 +9,9 @@ from torch import nn
 from raysim.models.staged import Inputs, Model, ModelError, classifier, stage, width
 
 
-def conv_norm(channels: int, width: int, kernel: int, padding: int = 0) -> dict[str, nn.Module]:
+def conv_norm(channels: int, width: int, kernel: int, padding: int = 0, bias: bool = True) -> dict[str, nn.Module]:
     """Convolution, BatchNorm, ReLU. The bias, idle before a norm, is in the parameter counts of the papers' code."""
-    conv = nn.Conv2d(channels, width, kernel, padding=padding)
+    conv = nn.Conv2d(channels, width, kernel, padding=padding, bias=bias)
     return {"conv": conv, "norm": nn.BatchNorm2d(width), "relu": nn.ReLU()}
 
 
@@ -90,12 +90,15 @@ def small_cnn(inputs: Inputs) -> Model:
     return classifier(inputs, {**stages, "fc1": dense(width(inputs, stages), 64)})
 
 
-def tiny_bn_cnn(inputs: Inputs) -> Model:
-    """Ours, for tests of methods with BatchNorm: 2 padded convolutions 3x3, 1 linear; 1 946 parameters on 1x8x8."""
+def tiny_bn_cnn(inputs: Inputs, bias: bool = True) -> Model:
+    """Ours, for tests of methods with BatchNorm: 2 padded convolutions 3x3, 1 linear; 1 946 parameters on 1x8x8.
+
+    Without the convolutions' idle `bias`, whose gradient is all rounding, Adam's steps can be computed again.
+    """
     channels, _, _ = inputs.image()
     stages = {
-        "conv1": stage(**conv_norm(channels, 8, 3, padding=1), pool=nn.MaxPool2d(2)),
-        "conv2": stage(**conv_norm(8, 16, 3, padding=1), pool=nn.MaxPool2d(2), flatten=nn.Flatten()),
+        "conv1": stage(**conv_norm(channels, 8, 3, 1, bias), pool=nn.MaxPool2d(2)),
+        "conv2": stage(**conv_norm(8, 16, 3, 1, bias), pool=nn.MaxPool2d(2), flatten=nn.Flatten()),
     }
     return classifier(inputs, stages)
 

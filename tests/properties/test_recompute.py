@@ -10,7 +10,7 @@ CASES = {name: case for name, case in cases().items() if case.recompute}
 
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())
 def test_third_round(case: Case, tmp_path):
-    config = tiny(**case.changes, record={"trace": [2]})
+    config = tiny(**case.changes, record={"trace": "rounds"})
     federation = play(config, tmp_path)
     round_ = Traced(tmp_path, 2, federation)
     assert len(round_.clients) == federation.cohort_size

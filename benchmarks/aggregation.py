@@ -1,0 +1,130 @@
+"""Seconds to aggregate K models: the tree of the Ray engine, a gather to the driver, and an in-place sum in one process.
+
+    python benchmarks/aggregation.py [--clients 20 100] [--repeats 7]
+
+The models are trained by nobody (a client method that only scales what it received), so that only aggregation counts.
+A result is written to benchmarks/results/.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from raysim.config import from_dict
+from raysim.core.client import ClientMethod, LocalRun, Moment
+from raysim.core.server import Downlink
+from raysim.engine import engine as engine_module
+from raysim.federation import Federation
+from raysim.methods import CLIENTS
+from raysim.records import manifest
+
+MODELS = {"fedavg_cnn": (1, 28, 28), "resnet18": (3, 32, 32)}
+
+
+@dataclass(frozen=True)
+class Untrained(ClientMethod):
+    """Every client ends with a model of its own at no cost."""
+
+    def train(self, run: LocalRun) -> None:
+        run.params.mul_(1 + 1e-3 * run.client)
+
+
+def federation(model: str, clients: int, folder: Path) -> Federation:
+    from raysim.engine.ray_engine import ray_engine
+
+    CLIENTS["untrained"] = Untrained
+    config = from_dict(
+        {
+            "data": {
+                "name": {"synthetic": {"samples": 10 * clients, "test_samples": 10, "shape": MODELS[model]}},
+                "partition": {"iid_equal": {"clients": clients}},
+            },
+            "model": {"name": model},
+            "rounds": {"total": 1},
+            "local": {"batch_size": 10, "lr": 0.1},
+            "client": ["untrained"],
+            "engine": {"ray": {"clients_per_actor": -(-clients // len(os.sched_getaffinity(0)))}},
+        }
+    )
+    return Federation(config, folder, make_engine=ray_engine)
+
+
+def median(action: Any, repeats: int) -> float:
+    seconds = []
+    for _ in range(repeats + 1):
+        started = time.perf_counter()
+        action()
+        seconds.append(time.perf_counter() - started)
+    return statistics.median(seconds[1:])
+
+
+def measure(model: str, clients: int, repeats: int) -> dict[str, Any]:
+    with tempfile.TemporaryDirectory() as folder:
+        fed = federation(model, clients, Path(folder))
+        moment = Moment(0, 0, 1, clients, 0.1, 10 * clients)
+        cohort = fed.engine.cohort(moment, range(clients), Downlink())
+        cohort.train()
+        mix = cohort.by_size()
+        weights = mix.per_client().tolist()
+        engine_module.GATHER_BYTES = 1 << 40  # to measure what the engine would refuse
+
+        def gather() -> None:
+            rows = cohort.gather()
+            total = torch.zeros(rows.shape[1])
+            for row, weight in zip(rows, weights, strict=True):
+                total.add_(row, alpha=weight)
+
+        result: dict[str, Any] = {"model": model, "parameters": fed.server.layers.P, "clients": clients}
+        result["tree"] = median(lambda: cohort.reduce(mix), repeats)
+        result["gather"] = median(gather, max(1, repeats // 3))
+        rows = cohort.gather()
+        fed.close()
+    total = torch.zeros(rows.shape[1])
+
+    def in_place() -> None:
+        total.zero_()
+        for row, weight in zip(rows, weights, strict=True):
+            total.add_(row, alpha=weight)
+
+    result["in_place"] = median(in_place, repeats)
+    return result
+
+
+def main() -> None:
+    import ray
+
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--clients", type=int, nargs="+", default=[20, 100])
+    parser.add_argument("--models", nargs="+", choices=MODELS, default=list(MODELS))
+    parser.add_argument("--repeats", type=int, default=7)
+    args = parser.parse_args()
+    torch.set_num_threads(1)
+    ray.init(address="local", include_dashboard=False, log_to_driver=False, logging_level="ERROR")
+    results = []
+    print(f"{'model':12}{'parameters':>12}{'K':>5}{'tree':>9}{'gather':>9}{'in-place':>10}{'tree/in-place':>15}   (seconds)")
+    for model in args.models:
+        for clients in args.clients:
+            r = measure(model, clients, args.repeats)
+            results.append(r)
+            print(f"{model:12}{r['parameters']:12,}{clients:5}{r['tree']:9.4f}{r['gather']:9.4f}{r['in_place']:10.4f}"
+                  f"{r['tree'] / r['in_place']:15.2f}", flush=True)  # fmt: skip
+    ray.shutdown()
+    folder = Path(__file__).parent / "results"
+    folder.mkdir(exist_ok=True)
+    out = folder / f"aggregation-{time.strftime('%Y-%m-%d')}.json"
+    out.write_text(json.dumps({**manifest("", 0, {}), "results": results}, indent=1) + "\n")
+    print(f"written to {out.relative_to(Path.cwd()) if out.is_relative_to(Path.cwd()) else out}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,88 @@
+"""Client states between their rounds: in memory up to a limit, beyond it in files, and the same bits either way."""
+
+from __future__ import annotations
+
+import itertools
+import shutil
+import tempfile
+import weakref
+from collections import OrderedDict
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import numpy as np
+from safetensors import safe_open
+from safetensors.numpy import save_file
+
+Arrays = Mapping[str, np.ndarray]
+
+
+class Shelf:
+    """Holds at most `limit` bytes of arrays in memory. Those used longest ago move to files in the system's temporary
+    folder (which the environment variable TMPDIR names) and are read from there, one array at a time."""
+
+    def __init__(self, limit: int):
+        self.limit = limit
+        self.bytes = 0  # in memory
+        self.spilled = 0  # bytes moved to files so far
+        self._numbers = itertools.count()
+        self._memory: OrderedDict[int, Arrays] = OrderedDict()  # what was used longest ago comes first
+        self._folder: Path | None = None
+
+    def put(self, arrays: Arrays) -> Parked:
+        """Take `arrays` over. They are forgotten with the handle that this returns."""
+        number = next(self._numbers)
+        self._memory[number] = arrays
+        self.bytes += size(arrays)
+        while self.bytes > self.limit:
+            self._spill()
+        return Parked(self, number, tuple(arrays))
+
+    def read(self, number: int, name: str) -> np.ndarray:
+        if number in self._memory:
+            self._memory.move_to_end(number)
+            return self._memory[number][name]
+        with safe_open(self._path(number), "numpy") as file:
+            return file.get_tensor(name)
+
+    def forget(self, number: int) -> None:
+        if number in self._memory:
+            self.bytes -= size(self._memory.pop(number))
+        else:
+            self._path(number).unlink(missing_ok=True)
+
+    def _spill(self) -> None:
+        number, arrays = next(iter(self._memory.items()))
+        save_file(dict(arrays), self._path(number))
+        del self._memory[number]  # only now: a full disk must not lose what it has no room for
+        self.bytes -= size(arrays)
+        self.spilled += size(arrays)
+
+    def _path(self, number: int) -> Path:
+        if self._folder is None:
+            self._folder = Path(tempfile.mkdtemp(prefix="raysim-states-"))
+            weakref.finalize(self, shutil.rmtree, self._folder, ignore_errors=True)
+        return self._folder / f"{number}.safetensors"
+
+
+class Parked(Mapping[str, np.ndarray]):
+    """Arrays on a shelf, by name."""
+
+    def __init__(self, shelf: Shelf, number: int, names: tuple[str, ...]):
+        self._shelf, self._number, self._names = shelf, number, names
+        weakref.finalize(self, shelf.forget, number).atexit = False
+
+    def __getitem__(self, name: str) -> np.ndarray:
+        if name not in self._names:
+            raise KeyError(name)
+        return self._shelf.read(self._number, name)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names)
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+
+def size(arrays: Arrays) -> int:
+    return sum(array.nbytes for array in arrays.values())

@@ -1,0 +1,40 @@
+"""AdaDecay: Adaptive Weight Decay for Deep Neural Networks (Nakamura and Hong, 2019), on the server."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from raysim.core.cohort import Cohort
+from raysim.core.mixture import Mixture
+from raysim.core.server import Server, ServerStep
+
+EPS = 1e-12
+
+
+@dataclass(frozen=True)
+class AdaDecay(ServerStep):
+    """Decay the parameters that moved most in their layer (AdaDecay, Nakamura and Hong, 2019): w_j ← ŵ_j − s θ_j w_j.
+
+    θ_j = 2 / (1 + exp(−α ĝ_j)), where ĝ are the layer's |d_j| with mean 0 and (population) deviation 1. Deviation: the
+    article decays in every SGD step; FedLWS (2025) compares with a server form that it does not write down.
+    """
+
+    strength: float = 5e-4  # s
+    alpha: float = 4.0
+    reads_models: ClassVar[bool] = False
+
+    def apply(self, target: Tensor, mixture: Mixture, cohort: Cohort, server: Server) -> Tensor:
+        layers, P, params = server.layers, server.layers.P, server.params
+        moved = (target[:P] - params).abs()
+        counts = layers.counts.clamp_min(1)
+        centred = moved - layers.expand(layers.dots(moved, torch.ones_like(moved)) / counts).to(moved.dtype)
+        deviation = layers.norms(centred) / counts.sqrt()
+        scale = torch.where(deviation > EPS, self.alpha / deviation.clamp_min(EPS), 0.0)  # all alike: θ = 1
+        theta = 2 * torch.sigmoid(layers.expand(scale).to(moved.dtype) * centred)
+        decayed = target.clone()
+        decayed[:P] -= self.strength * theta * params
+        return decayed

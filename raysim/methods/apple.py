@@ -1,0 +1,146 @@
+"""APPLE: Adapt to Adaptation: Learning Personalization for Cross-Silo Federated Learning (Luo & Wu, 2022)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar, Literal
+
+import torch
+from torch import Tensor
+
+from raysim.core.client import ClientMethod, LocalRun, Upload
+from raysim.core.cohort import Cohort
+from raysim.core.layers import LayerMap
+from raysim.core.mixture import Mixture
+from raysim.core.server import Downlink, DownlinkRule, ModelBank, Server, ServerStep
+
+if TYPE_CHECKING:
+    from raysim.config import Config
+
+
+@dataclass
+class Relations:
+    """A client's π_i [N], float64: how much of each client's core its personal model has."""
+
+    pi: Tensor | None = None
+
+
+@dataclass(frozen=True)
+class APPLE(ClientMethod, DownlinkRule):
+    """Each client learns a signed mix of all cores, and its own core (APPLE, Luo & Wu, 2022): w = Σ_j π_ij m_j.
+
+    For each batch, with G = ∇L(w): m_i moves by the local optimiser along π_ii G, and π_ij ← π_ij − eta2 (⟨G, m_j⟩ +
+    λ_t mu (π_ij − p_j)), λ_t = (cos(πt/R) + 1)/2 for t < R = int(L T), else 0; then w is put together anew. The core is
+    sent, with the buffers of w, which is the personal model. π begins as 1/N, or with `initial: own` as the client
+    alone. Of the `models` (null: all) cores that a client is sent one is its own and the others have the largest |π|;
+    those it lacks count as zero. `official`, as FedALA's authors coded it: N η for η, the mean over tensors of
+    mean(G ⊙ m_j) for ⟨G, m_j⟩, and w sent for m_i.
+    """
+
+    eta2: float = 0.01
+    mu: float = 0.1
+    L: float = 0.2
+    models: int | None = None
+    initial: Literal["uniform", "own"] = "uniform"
+    official: bool = False
+    peer_models: ClassVar[bool] = True
+
+    def check(self, config: Config) -> str | None:
+        if config.rounds.participation < 1:
+            return f"all clients take part in each round, but rounds.participation is {config.rounds.participation:g}."
+        if self.models is not None and self.models < 1:
+            return f"models is {self.models}; at least the client's own must be sent."
+        return None
+
+    def new_state(self, layers: LayerMap) -> Relations:
+        return Relations()
+
+    def server_steps(self) -> tuple[ServerStep, ...]:
+        return (KnowRelations(),)
+
+    def downlink_rule(self) -> DownlinkRule:
+        return self
+
+    def downlink(self, clients: Sequence[int], bank: ModelBank, server: Server) -> Downlink:
+        others = server.population.sizes.nonzero()[:, 0]
+        relations = server.memory["apple"].abs()
+
+        def cores(client: int) -> tuple[int, ...]:
+            weight = relations[client].clone()
+            weight[client] = math.inf  # its own comes first
+            order = others[weight[others].argsort(descending=True, stable=True)]
+            return tuple(sorted(order[: self.models].tolist()))
+
+        return Downlink(peers=tuple(map(cores, clients)))
+
+    def start(self, run: LocalRun) -> None:
+        run.load(run.received if run.previous is None else run.previous)
+        state = run.state(self)
+        if state.pi is None:
+            has_samples = (run.shared["apple"] > 0).double()
+            state.pi = has_samples / has_samples.sum()
+            if self.initial == "own":
+                state.pi = torch.zeros_like(state.pi)
+                state.pi[run.client] = 1.0
+        P = run.layers.P
+        cores = {peer: model[:P] for peer, model in run.peers.items()}
+        run.scratch["apple"] = cores | {run.client: run.params.clone()}
+        if self.official:
+            run.optimizer.lr = run.lr * run.moment.clients
+        self._mix(run)
+
+    def step(self, run: LocalRun, x: Tensor, y: Tensor) -> None:
+        pi, cores = run.state(self).pi, run.scratch["apple"]
+        run.gradient(x, y)
+        along = run.grad
+        if self.official:
+            sizes = run.layers.sizes[: run.layers.T].to(along)
+            along = along / run.layers.per_element(sizes * run.layers.T)
+        peers = torch.tensor(list(cores), device=pi.device)
+        slope = torch.stack([torch.dot(along, core) for core in cores.values()]).double()  # ⟨G, m_j⟩
+        core = cores[run.client]
+        run.grad.mul_(pi[run.client])
+        run.params.copy_(core)
+        run.optimizer.step(run.trained)
+        core.copy_(run.params)
+        pull = self._loosening(run) * self.mu * (pi - run.shared["apple"])[peers]
+        pi[peers] -= self.eta2 * (slope + pull)
+        self._mix(run)
+
+    def finish(self, run: LocalRun, upload: Upload) -> None:
+        upload.scalars["apple"] = run.state(self).pi
+        if not self.official:
+            run.uploaded = upload.value = torch.cat([run.scratch["apple"][run.client], run.buffers])
+
+    def _mix(self, run: LocalRun) -> None:
+        """Put the personal model together."""
+        pi = run.state(self).pi.tolist()
+        run.params.zero_()
+        for peer, core in run.scratch["apple"].items():
+            if pi[peer]:
+                run.params.add_(core, alpha=pi[peer])
+
+    def _loosening(self, run: LocalRun) -> float:
+        """λ_t: the pull of π towards the clients' shares of the samples ends after a fraction L of the rounds."""
+        last = int(self.L * run.moment.rounds)
+        return (math.cos(math.pi * run.t / last) + 1) / 2 if run.t < last else 0.0
+
+
+@dataclass(frozen=True)
+class KnowRelations(ServerStep):
+    """The server's half: it tells everybody the shares p of the samples, and remembers π [N, N]."""
+
+    reads_models: ClassVar[bool] = False
+
+    def prepare(self, server: Server) -> None:
+        sizes = server.population.sizes.double()
+        server.shared["apple"] = sizes / sizes.sum()
+        server.memory["apple"] = torch.zeros(len(sizes), len(sizes), dtype=torch.float64)
+
+    def apply(self, target: Tensor, mixture: Mixture, cohort: Cohort, server: Server) -> Tensor:
+        relations = cohort.scalars("apple")  # [K, N]
+        server.note(self, "relation", relations, "client", "peer")
+        server.memory["apple"] = server.memory["apple"].index_copy(0, torch.tensor(cohort.clients), relations)
+        return target

@@ -1,0 +1,116 @@
+"""CCN: client contribution normalization for federated learning (2024)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from raysim.core.client import LocalRun, batch_slices
+from raysim.core.cohort import Cohort
+from raysim.core.mixture import Mixture
+from raysim.core.probe import Probe
+from raysim.core.server import Server, Weighting
+
+if TYPE_CHECKING:
+    from raysim.config import Config
+
+SWEEP = 512  # samples of one forward pass over a client's data
+
+
+@dataclass(frozen=True)
+class LatentMean(Probe):
+    """Mean latent z [D] over the client's training samples.
+
+    `after` training or `before` it (of the model received), in eval mode, by a further sweep over the samples; or of the
+    batches of the `last_epoch` as they were trained on. `pre` leaves out the model's last ReLU.
+    """
+
+    at: str = "after"
+    activation: str = "post"
+
+    def begin(self, run: LocalRun) -> None:
+        if self.at == "before":
+            started = run.value.clone()
+            run.value.copy_(run.received)
+            run.scratch["ccn"] = self.sweep(run)
+            run.value.copy_(started)
+
+    def batch(self, run: LocalRun, z: Tensor) -> None:
+        if self.at == "last_epoch":
+            epoch, total, samples = run.scratch.get("ccn", (None, 0.0, 0))
+            if epoch != len(run.losses):  # a new one has begun
+                epoch, total, samples = len(run.losses), 0.0, 0
+            run.scratch["ccn"] = epoch, total + z.double().sum(0), samples + len(z)
+
+    def end(self, run: LocalRun) -> Tensor:
+        if self.at == "after":
+            return self.sweep(run)
+        if self.at == "before":
+            return run.scratch["ccn"]
+        _, total, samples = run.scratch["ccn"]
+        return total / samples
+
+    @torch.no_grad()
+    def sweep(self, run: LocalRun) -> Tensor:
+        x = run.data.train.x
+        stages = list(run.model.children())[:-1]
+        if self.activation == "pre":
+            stages = without_last_relu(stages)
+        run.model.eval()
+        total: Tensor | float = 0.0
+        for part in batch_slices(len(x), SWEEP, drop_last=False):
+            z = x[part]
+            for stage in stages:
+                z = stage(z)
+            total = total + z.double().sum(0)
+        run.model.train()
+        return total / len(x)
+
+
+def without_last_relu(stages: list[nn.Module]) -> list[nn.Module]:
+    """The modules before the head, but for the ReLU that ends them. Raises `ValueError` where there is none."""
+    *lower, last = stages
+    parts = list(last.children())
+    relus = [i for i, part in enumerate(parts) if isinstance(part, nn.ReLU)]
+    if not relus:
+        raise ValueError("ccn: activation is pre, but this model's last stage before the head has no ReLU of its own")
+    del parts[relus[-1]]
+    return [*lower, *parts]
+
+
+@dataclass(frozen=True)
+class CCN(Weighting):
+    """Less weight for clients that resemble the others (CCN, 2024): λ_k ∝ (1 − softmax(row / T)_k) ν_k, row_k = Σ_p cos(z_k, z_p).
+
+    z_k is the client's mean latent and ν the weights of the base method. The paper leaves open its `temperature` (below
+    1), when latents are computed and on which side of the activation. A zero latent resembles nothing but itself.
+    """
+
+    temperature: float = 0.5
+    latent_at: Literal["after", "last_epoch", "before"] = "after"
+    activation: Literal["post", "pre"] = "post"
+
+    @property
+    def probes(self) -> tuple[Probe, ...]:
+        return (LatentMean(self.latent_at, self.activation),)
+
+    def check(self, config: Config) -> str | None:
+        if self.temperature <= 0:
+            return f"temperature is {self.temperature}; it must be positive."
+        if self.activation == "pre" and self.latent_at == "last_epoch":
+            return "training yields latents after their activation only; set latent_at: after for activation: pre."
+        return None
+
+    def plan(self, cohort: Cohort, server: Server, prior: Mixture) -> Mixture:
+        z = F.normalize(cohort.stat(self.probes[0]).double(), dim=1)
+        rows = (z @ z.T).fill_diagonal_(1.0).sum(1)
+        factor = 1 - (rows / self.temperature).softmax(0)  # sums to K − 1; of a single client it is 0, and ν stays
+        mixture = prior.reweighted(factor * prior.lam)
+        server.note(self, "similarity", rows, "client")
+        server.note(self, "factor", factor, "client")
+        server.note(self, "lambda", mixture.lam / mixture.lam.sum(), "client")
+        return mixture

@@ -1,0 +1,73 @@
+"""FedAMP: Personalized Cross-Silo Federated Learning on Non-IID Data (Huang et al., 2021)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar, Literal
+
+import torch
+from torch import Tensor
+
+from raysim.core.client import ClientMethod, LocalRun, overrides
+from raysim.core.server import Downlink, DownlinkRule, ModelBank, Server
+
+if TYPE_CHECKING:
+    from raysim.config import Config
+
+
+@dataclass(frozen=True)
+class FedAMP(ClientMethod, DownlinkRule):
+    """Like clients attract each other (FedAMP, Huang et al., 2021): min F_i(w) + lam/(2 alpha) ‖w − u_i‖².
+
+    u_i = Σ_j c_ij w_j is what client i is sent, c_ij = alpha/sigma exp(−‖w_i − w_j‖²/sigma), c_ii = 1 − Σ_{j≠i} c_ij.
+    c_ii is negative where others are very close; `clip` then scales their c_ij down to a sum of 1. Training starts
+    from the client's own model or, with `init: cloud`, from u_i, as `fedala` beside it needs. The personal model is the
+    one from which training starts; tested after training, w_i. The global model is the mean, which nobody is sent.
+    """
+
+    alpha: float = 1000.0
+    lam: float = 1.0
+    sigma: float = 0.1
+    clip: bool = False
+    init: Literal["own", "cloud"] = "own"
+    peer_models: ClassVar[bool] = True
+
+    def check(self, config: Config) -> str | None:
+        if config.rounds.participation < 1:
+            return f"all clients take part in each round, but rounds.participation is {config.rounds.participation:g}."
+        if min(self.alpha, self.sigma) <= 0:
+            return f"alpha is {self.alpha:g} and sigma {self.sigma:g}; both must be above 0."
+        if self.init == "own" and any(overrides(m, "start") for m in config.client):
+            return "starts from the client's own model; beside a method that starts otherwise, set init: cloud."
+        return None
+
+    def downlink_rule(self) -> DownlinkRule:
+        return self
+
+    def downlink(self, clients: Sequence[int], bank: ModelBank, server: Server) -> Downlink:
+        if not bank.clients:
+            return Downlink()
+        place = {c: i for i, c in enumerate(bank.clients)}
+        weights = attraction(bank.distances(bank.clients), self.alpha, self.sigma, self.clip)
+        mix = torch.stack([weights[place[c]] if c in place else torch.zeros_like(weights[0]) for c in clients])
+        server.note(self, "weights", mix, "client", "peer", clients=clients)
+        return Downlink(bank.clients, mix)
+
+    def begin(self, run: LocalRun) -> None:
+        if self.init == "own" and run.previous is not None:
+            run.load(run.previous)
+
+    def personal(self, run: LocalRun) -> None:
+        if not run.steps:
+            run.stack.start(run)
+            self.begin(run)
+
+    def correct_grad(self, run: LocalRun) -> None:
+        run.grad.add_(run.params - run.received[: run.layers.P], alpha=self.lam / self.alpha)
+
+
+def attraction(squared: Tensor, alpha: float, sigma: float, clip: bool = False) -> Tensor:
+    """c_ij [M, M] of squared distances [M, M], zero on the diagonal: a client's own weight is what is left of 1."""
+    weights = (alpha / sigma * torch.exp(-squared / sigma)).fill_diagonal_(0)
+    return weights / weights.sum(1, keepdim=True).clamp_min(1) if clip else weights

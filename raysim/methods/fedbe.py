@@ -1,0 +1,95 @@
+"""FedBE: Making Bayesian Model Ensemble Applicable to Federated Learning (Chen & Chao, 2021)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar, Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from raysim.core.cohort import Cohort
+from raysim.core.mixture import Mixture
+from raysim.core.server import Server
+from raysim.core.workbench import Workbench
+from raysim.methods.server_ft import ServerFT
+
+if TYPE_CHECKING:
+    from raysim.config import Config
+
+EPS = 1e-12
+NOISE, LEAST_VARIANCE = 0.1, 1e-5
+
+
+@dataclass(frozen=True)
+class FedBE(ServerFT):
+    """Distil clients, their average and sampled models into the aggregate (FedBE, Chen & Chao, 2021).
+
+    Of every tensor the directions u_k = Δ_k/‖Δ_k‖ have mean m and variance v over the clients, the lengths mean ρ; a
+    sample is w_g + ρ (m + 0.1 √v ε). `mode: dirichlet` samples Σ π_k w_k, π ~ Dir(1), instead. Teachers' logits are
+    averaged and divided by `temperature`, which sharpens them; `swa` takes the mean of the student over its epochs.
+    Deviations: a client that did not move has u_k = 0, where the codes divide by zero, and a sample has the aggregate's
+    running statistics, where the codes sample those as well, negative variances included.
+    """
+
+    epochs: int = 100
+    samples: int = 1
+    mode: Literal["gaussian", "dirichlet"] = "gaussian"
+    temperature: float = 1.0
+    swa: bool = False
+
+    reads_models: ClassVar[bool] = True
+
+    def check(self, config: Config) -> str | None:
+        if self.temperature <= 0 or self.samples < 0:
+            return "temperature must be positive and samples at least 0."
+        return super().check(config)
+
+    def apply(self, target: Tensor, mixture: Mixture, cohort: Cohort, server: Server) -> Tensor:
+        if not self.epochs:
+            return target
+        rows = server.proxy.rows
+        others = torch.stack([target, *self.sampled(target, cohort, server)])
+        total = cohort.predict(rows).sum(0) + cohort.compute(summed_logits, others, rows)
+        mean = total / (len(cohort.clients) + len(others))
+        return self.train(target, cohort, server, (mean / self.temperature).softmax(1), swa=self.swa)
+
+    def sampled(self, target: Tensor, cohort: Cohort, server: Server) -> list[Tensor]:
+        """Models [S] drawn around those of the clients."""
+        stream, K, P = server.generator("fedbe"), len(cohort.clients), server.layers.P
+        if self.mode == "dirichlet":
+            # Exponential draws, normalised, are uniform on the simplex.
+            draws = -torch.rand(self.samples, K, generator=stream, dtype=torch.float64).log()
+            return [cohort.reduce(cohort.uniform().reweighted(pi)) for pi in draws]
+        mean, variance, length = directions(cohort, server)
+        models = []
+        for _ in range(self.samples):
+            noise = torch.randn(P, generator=stream, dtype=target.dtype)
+            model = target.clone()
+            model[:P] = server.params + length * (mean + NOISE * variance.sqrt() * noise)
+            models.append(model)
+        return models
+
+
+def directions(cohort: Cohort, server: Server) -> tuple[Tensor, Tensor, Tensor]:
+    """Mean [P] and variance [P] of the clients' unit updates, tensor by tensor, and the updates' mean length [P]."""
+    tensors, layers = server.layers.regroup("tensor"), server.layers
+    length = cohort.distances(server.params, tensors)  # ‖Δ_k‖  [K, tensors]
+    unit = torch.where(length > EPS, 1 / length.clamp_min(EPS), 0.0)
+    scale = tensors.spread(unit)[:, : layers.T]
+    units = cohort.uniform().scaled(scale)
+    anchor = -units.weights.sum(0)  # takes the server's own model out of the sum: Σ w_k Δ_k is left
+    mean = cohort.reduce(units.scaled(torch.ones(()), anchor))[: layers.P]
+    squares = cohort.reduce(cohort.uniform().scaled(scale.square()), power=2)[: layers.P]
+    variance = (squares - mean.square()).clamp_min(LEAST_VARIANCE)
+    return mean, variance, tensors.expand(length.mean(0)).to(mean.dtype)
+
+
+def summed_logits(bench: Workbench, values: Tensor, rows: np.ndarray) -> Tensor:
+    """[n, C] of models `values` [M, S] in eval mode."""
+    total = torch.zeros(())
+    for value in values:
+        bench.load(value)
+        total = total.to(value.device) + bench.logits(rows)
+    return total

@@ -1,0 +1,71 @@
+"""FedDisco: Federated Learning with Discrepancy-Aware Collaboration (Ye et al., 2023)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar, Literal
+
+import torch
+from torch import Tensor
+
+from raysim.core.cohort import Cohort
+from raysim.core.mixture import Mixture
+from raysim.core.server import Server, Weighting
+
+if TYPE_CHECKING:
+    from raysim.config import Config
+
+
+@dataclass(frozen=True)
+class FedDisco(Weighting):
+    """Less weight for unbalanced clients (FedDisco, Ye et al., 2023): λ_k ∝ max(0, p_k − a D_k + b).
+
+    D_k is how far the client's label distribution is from the `target`. As in the released code the KL values are
+    divided by their sum over the cohort (`normalize_kl`), of which the article says nothing. Where no weight would be
+    positive, which stops that code, the weights stay p.
+    """
+
+    a: float = 0.5
+    b: float = 0.1
+    metric: Literal["kl", "l2", "l1", "cosine"] = "kl"
+    normalize_kl: bool = True
+    target: tuple[float, ...] | None = None  # the known test distribution, a share for every class; null: uniform
+    foresees: ClassVar[bool] = True
+
+    def check(self, config: Config) -> str | None:
+        target = self.target
+        if target is not None and (min(target, default=0.0) <= 0 or abs(sum(target) - 1) > 1e-6):
+            return "target must be positive shares of all classes that sum to 1."
+        return None
+
+    def plan(self, cohort: Cohort, server: Server, prior: Mixture) -> Mixture:
+        labels = server.population.labels[list(cohort.clients)].double()  # [K, C]
+        ask_once(server, cohort.clients, labels.shape[1])
+        target = torch.tensor(self.target or [1 / labels.shape[1]] * labels.shape[1], dtype=torch.float64)
+        distance = discrepancy(labels / labels.sum(1, keepdim=True), target, self.metric)
+        if self.metric == "kl" and self.normalize_kl and distance.sum() > 0:
+            distance = distance / distance.sum()
+        lam = (prior.lam / prior.lam.sum() - self.a * distance + self.b).clamp_min(0)
+        mixture = prior.reweighted(lam)
+        server.note(self, "discrepancy", distance, "client")
+        server.note(self, "lambda", mixture.lam / mixture.lam.sum(), "client")
+        server.note(self, "fell_back", (lam.sum() <= 0).double())
+        return mixture
+
+
+def discrepancy(q: Tensor, u: Tensor, metric: str) -> Tensor:
+    """How far each distribution q [K, C] is from u [C]: [K]."""
+    if metric == "kl":
+        return (torch.special.xlogy(q, q) - torch.special.xlogy(q, u)).sum(1).clamp_min(0)
+    if metric == "cosine":
+        return 1 - (q @ u) / (q.norm(dim=1) * u.norm())
+    return (q - u).norm(p=2 if metric == "l2" else 1, dim=1)
+
+
+def ask_once(server: Server, clients: tuple[int, ...], classes: int) -> None:
+    """Count the label counts that a client sends in the first round in which it takes part."""
+    asked = server.memory.setdefault("feddisco", torch.full((len(server.population.sizes),), -1))  # round, or -1
+    for client in clients:
+        if asked[client] in (-1, server.t):
+            asked[client] = server.t
+            server.once[client] = classes

@@ -1,0 +1,124 @@
+"""FedFomo: Personalized Federated Learning with First Order Model Optimization (Zhang et al., 2021)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from raysim.core.client import ClientMethod, LocalRun, Upload
+from raysim.core.cohort import Cohort
+from raysim.core.layers import LayerMap
+from raysim.core.mixture import Mixture
+from raysim.core.server import Downlink, DownlinkRule, ModelBank, Server, ServerStep
+
+if TYPE_CHECKING:
+    from raysim.config import Config
+
+EPS = 1e-5  # the authors'
+
+
+@dataclass
+class Origin:
+    """Where a client's last local training started: θ_i^old [S], against which models are weighed."""
+
+    value: Tensor | None = None
+
+
+@dataclass(frozen=True)
+class FedFomo(ClientMethod, DownlinkRule):
+    """Each client mixes the models that help it (FedFomo, Zhang et al., 2021): θ_i ← Σ_n b_n θ_n, b_n ∝ max(a_n, 0).
+
+    a_n = (L(θ_i^old) − L(θ_n)) / (‖θ_n − θ_i^old‖ + 1e-5), with losses on the client's validation samples in eval mode
+    and θ_i^old what its last training started from. Where no a_n is positive it goes on from its own model. The server
+    adds up the a_n, beginning with 1 for a client's own model, and sends each client the `models` (null: all) of the
+    largest sums. Each of these is with probability `epsilon` another one instead, as in the article.
+    """
+
+    models: int | None = None
+    epsilon: float = 0.0
+    peer_models: ClassVar[bool] = True
+
+    def check(self, config: Config) -> str | None:
+        if not config.data.client_val_frac:
+            return "weighs models on validation samples, but data.client_val_frac is 0. FedALA's authors use 0.2."
+        if self.models is not None and self.models < 1:
+            return f"models is {self.models}; at least one must be sent."
+        return None if 0 <= self.epsilon <= 1 else f"epsilon is {self.epsilon:g}; it is a probability."
+
+    def new_state(self, layers: LayerMap) -> Origin:
+        return Origin()
+
+    def server_steps(self) -> tuple[ServerStep, ...]:
+        return (AddPreferences(),)
+
+    def downlink_rule(self) -> DownlinkRule:
+        return self
+
+    def downlink(self, clients: Sequence[int], bank: ModelBank, server: Server) -> Downlink:
+        available = torch.tensor(bank.clients, dtype=torch.long)
+        count = min(self.models or len(available), len(available))
+        stream = server.generator("fedfomo")
+
+        def chosen(client: int) -> tuple[int, ...]:
+            preference = server.memory["fedfomo"][client, available]
+            order = available[preference.argsort(descending=True, stable=True)]
+            best, others = order[:count].clone(), order[count:]
+            others = others[torch.randperm(len(others), generator=stream)]
+            explored = (torch.rand(count, generator=stream) < self.epsilon).nonzero()[: len(others), 0]
+            best[explored] = others[: len(explored)]
+            return tuple(sorted(best.tolist()))
+
+        return Downlink(peers=tuple(chosen(c) if c in bank.clients else () for c in clients))
+
+    def start(self, run: LocalRun) -> None:
+        state, scores = run.state(self), torch.zeros(run.moment.clients, dtype=torch.float64)
+        if state.value is None or run.previous is None:
+            run.receive()
+        else:
+            before = validation_loss(run, state.value)
+            for peer, model in run.peers.items():
+                distance = float((model - state.value)[: run.layers.P].norm())
+                scores[peer] = (before - validation_loss(run, model)) / (distance + EPS)
+            useful = scores.clamp_min(0)
+            mix = run.previous.clone()
+            for peer in useful.nonzero()[:, 0].tolist():
+                mix.add_(run.peers[peer] - run.previous, alpha=float(useful[peer] / useful.sum()))
+            run.load(mix)
+        state.value = run.value.clone()
+        run.scratch["fedfomo"] = scores
+
+    def finish(self, run: LocalRun, upload: Upload) -> None:
+        upload.scalars["fedfomo"] = run.scratch["fedfomo"]
+
+
+@torch.no_grad()
+def validation_loss(run: LocalRun, value: Tensor) -> float:
+    """Mean cross-entropy of a model `value` [S] on the client's validation samples, in eval mode; 0 if it has none."""
+    x, y = run.data.val
+    run.model.eval()
+    batches = zip(x.split(512), y.split(512), strict=True)
+    losses = [F.cross_entropy(run.flat.functional(value, x), y, reduction="sum") for x, y in batches]
+    run.model.train()
+    return float(sum(losses)) / max(1, len(y))
+
+
+@dataclass(frozen=True)
+class AddPreferences(ServerStep):
+    """The server's half: Q [N, N], which begins as the identity; row i grows by client i's a."""
+
+    reads_models: ClassVar[bool] = False
+
+    def prepare(self, server: Server) -> None:
+        server.memory["fedfomo"] = torch.eye(len(server.population.sizes), dtype=torch.float64)
+
+    def apply(self, target: Tensor, mixture: Mixture, cohort: Cohort, server: Server) -> Tensor:
+        scores = cohort.scalars("fedfomo")  # [K, N]
+        server.note(self, "preference", scores, "client", "peer")
+        rows = torch.tensor(cohort.clients)
+        server.memory["fedfomo"] = server.memory["fedfomo"].index_add(0, rows, scores)
+        return target

@@ -1,0 +1,348 @@
+"""FedLAW: Revisiting Weighted Aggregation in Federated Learning with Neural Networks (Li et al., 2023)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from raysim.core.cohort import Cohort
+from raysim.core.mixture import Mixture
+from raysim.core.optim import Adam, OptimizerSpec
+from raysim.core.server import Server, Weighting
+from raysim.core.workbench import Workbench
+from raysim.methods.fedlws import FedLWS
+
+if TYPE_CHECKING:
+    from raysim.config import Config
+
+# Stochastic weight averaging, as the released code schedules it (methods.md 2.6).
+SWA_START, SWA_LR, SWA_ANNEALING, COSINE_EPOCHS = 5, 0.05, 10, 100
+
+# Inner products with the proxy loss's gradient G at w = γ (w_g + Σ λ_k Δ_k): ⟨w_g, G⟩ and ⟨Δ_k, G⟩ [K].
+Slopes = Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]  # of (λ [K], γ, positions [b])
+
+
+@dataclass(frozen=True)
+class Stage:
+    """Some epochs of weight learning, and what they move; the other weights stay where they are."""
+
+    moves: Literal["lambda", "gamma", "both"]
+    epochs: int
+    swa: bool = False
+    gamma_max: float | None = None
+
+    def part(self, clients: int) -> slice:
+        """Of the weights [K + 1]."""
+        return {"lambda": slice(0, clients), "gamma": slice(clients, None), "both": slice(None)}[self.moves]
+
+
+@dataclass(frozen=True)
+class LearnedWeights(Weighting):
+    """What all methods of the paper share: Adam on the loss of the mixed model w = γ Σ λ_k w_k over the proxy samples.
+
+    λ = softmax(x), γ = eˢ (`exp`), or λ = x² / Σ x², γ = s² (`quad`). The weights start anew in every round. Since
+    Σ λ = 1, w = γ (w_g + Σ λ_k Δ_k), and a step needs one product of λ with the updates and one of the updates with
+    the gradient, in whatever way the updates are at hand: stacked on one device, or where they were trained. The model
+    is in train mode meanwhile. Weights that do not stay finite are dropped for those they started from.
+    """
+
+    epochs: int = 100
+    lr: float = 0.01
+    form: Literal["exp", "quad"] = "exp"
+    batch_size: int = 128
+    betas: tuple[float, float] = (0.5, 0.999)
+    halve_every: int = 20  # epochs after which the learning rate is halved
+
+    needs_proxy: ClassVar[bool] = True
+
+    def check(self, config: Config) -> str | None:
+        if min(self.epochs + 1, self.batch_size, self.halve_every) < 1:
+            return "epochs must be at least 0, batch_size and halve_every at least 1."
+        keeper = next((m for m in config.client if m.personal_layers), None)
+        if keeper is not None:
+            return f"mixes whole models, but {type(keeper).__name__} never sends its {keeper.personal_layers}."
+        return None
+
+    def stages(self) -> tuple[Stage, ...]:
+        raise NotImplementedError
+
+    # The weights are one vector: x [K], then s.
+
+    def start(self, p: Tensor) -> Tensor:
+        """Where learning starts, [K + 1]: the prior weights, or, in the quadratic form, uniform ones."""
+        return self.weights_of(p if self.form == "exp" else torch.full_like(p, 1 / len(p)))
+
+    def weights_of(self, lam: Tensor) -> Tensor:
+        """[K] -> [K + 1]: these λ, and γ = 1."""
+        if self.form == "exp":
+            return torch.cat([lam.log(), lam.new_zeros(1)])
+        return torch.cat([lam.sqrt(), lam.new_ones(1)])
+
+    def read(self, z: Tensor) -> tuple[Tensor, Tensor]:
+        """[..., K + 1] -> λ [..., K] and γ [...]."""
+        x, s = z[..., :-1], z[..., -1]
+        if self.form == "exp":
+            return x.softmax(-1), s.exp()
+        return x.square() / x.square().sum(-1, keepdim=True), s.square()
+
+    def gradient(self, z: Tensor, of_server: Tensor, of_updates: Tensor) -> Tensor:
+        """∂L/∂z [K + 1] from ⟨w_g, G⟩ and ⟨Δ_k, G⟩ [K]."""
+        lam, gamma = self.read(z)
+        mean = lam @ of_updates
+        centred, along = of_updates - mean, of_server + mean  # D_k − Σ λD, and Σ λD
+        if self.form == "exp":
+            return torch.cat([gamma * lam * centred, (gamma * along).view(1)])
+        x, s = z[:-1], z[-1]
+        return torch.cat([2 * gamma * x / x.square().sum() * centred, (2 * s * along).view(1)])
+
+    def rate(self, stage: Stage, epoch: int) -> float:
+        """Learning rate: halved every so often; with SWA a cosine until averaging starts, then up to `SWA_LR`."""
+        if not stage.swa:
+            return self.lr * 0.5 ** (epoch // self.halve_every)
+        averaging = epoch - SWA_START - 1
+        cosine = self.lr * (1 + math.cos(math.pi * min(epoch, SWA_START + 1) / COSINE_EPOCHS)) / 2
+        rise = (1 - math.cos(math.pi * min(max(averaging, 0) / SWA_ANNEALING, 1))) / 2
+        return rise * SWA_LR + (1 - rise) * cosine
+
+    def learn(self, p: Tensor, orders: Tensor, slopes: Slopes) -> Tensor:
+        """Weights [epochs + 1, K + 1] at the start and after every epoch; `orders` [epochs, n] are proxy positions."""
+        z = self.start(p)
+        history, grad, epochs = [z.clone()], torch.zeros_like(z), iter(orders)
+        for stage in self.stages():
+            part, mean = stage.part(len(p)), torch.zeros_like(z)
+            adam = Adam(OptimizerSpec("adam", betas=self.betas), z, grad, self.lr)
+            for epoch in range(stage.epochs):
+                adam.lr = self.rate(stage, epoch)
+                for batch in next(epochs).split(self.batch_size):
+                    grad.copy_(self.gradient(z, *slopes(*self.read(z), batch)))
+                    adam.step(part)
+                    if stage.gamma_max is not None:
+                        bound = math.log(stage.gamma_max) if self.form == "exp" else math.sqrt(stage.gamma_max)
+                        z[-1].clamp_(max=bound)
+                if stage.swa and epoch > SWA_START:
+                    mean += (z - mean) / (epoch - SWA_START)
+                    if epoch == stage.epochs - 1:
+                        z.copy_(mean)
+                history.append(z.clone())
+        return torch.stack(history)
+
+    def fit(self, models: Models, p: Tensor, orders: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """The history of `learn`, the proxy loss before and after [2], and the running statistics [B] it left."""
+        history = self.learn(p, orders, models.slopes)
+        statistics = models.statistics().clone()
+        losses = torch.stack([models.loss(*self.read(z)) for z in (history[0], history[-1])])
+        return history, losses, statistics
+
+    def plan(self, cohort: Cohort, server: Server, prior: Mixture) -> Mixture:
+        p = prior.per_client()
+        orders = server.proxy_orders(self, self.epochs, self.batch_size)
+        if cohort.gathers:
+            fitted = cohort.compute(fit_stacked, self, p, orders, server.proxy.rows, models=True)
+        else:
+            fitted = self.fit(Spread(self, cohort, server, prior), p, orders)
+        lam, gamma = self.conclude(server, *fitted)
+        return prior.reweighted(lam).scaled(gamma)
+
+    def conclude(self, server: Server, history: Tensor, losses: Tensor, statistics: Tensor) -> tuple[Tensor, Tensor]:
+        """Record what was learned; the final λ [K] and γ."""
+        lam, gamma = self.read(history)
+        server.note(self, "gamma", gamma, "epoch")
+        server.note(self, "lambda", lam, "epoch", "client")
+        server.note(self, "proxy_loss_before", losses[0])
+        server.note(self, "proxy_loss_after", losses[1])
+        if not (history[-1].isfinite().all() and statistics.isfinite().all()):
+            return lam[0], gamma[0]
+        server.statistics = statistics
+        return lam[-1], gamma[-1]
+
+
+@dataclass(frozen=True)
+class FedLAW(LearnedWeights):
+    """Shrink factor γ and client weights λ learned together on proxy data (FedLAW, 2023): w = γ Σ λ_k w_k.
+
+    With `swa`, in two stages of half the epochs each: λ with γ fixed, averaging its iterates, and γ with λ fixed. The
+    released code learns λ first, the paper γ. `gamma_max` bounds γ, which nothing else does.
+    """
+
+    swa: bool = False
+    swa_order: Literal["lambda_first", "gamma_first"] = "lambda_first"
+    gamma_max: float | None = None
+
+    stage: ClassVar[str] = "rescale"
+
+    def check(self, config: Config) -> str | None:
+        return refuse_weightings(self, config) or refuse_shrinking(self.gamma_max, config) or super().check(config)
+
+    def stages(self) -> tuple[Stage, ...]:
+        if not self.swa:
+            return (Stage("both", self.epochs, gamma_max=self.gamma_max),)
+        half = self.epochs // 2
+        if self.swa_order == "lambda_first":
+            return (
+                Stage("lambda", half, swa=True),
+                Stage("gamma", self.epochs - half, gamma_max=self.gamma_max),
+            )
+        return (Stage("gamma", half, gamma_max=self.gamma_max), Stage("lambda", self.epochs - half, swa=True))
+
+
+@dataclass(frozen=True)
+class AttentiveLAW(LearnedWeights):
+    """Client weights λ learned on proxy data without shrinking, γ = 1 (FedLAW, 2023, attentive LAW).
+
+    From round `stop_round` on clients count by their samples again. `swa` averages λ's iterates.
+    """
+
+    swa: bool = False
+    stop_round: int | None = None
+
+    def check(self, config: Config) -> str | None:
+        return refuse_weightings(self, config) or super().check(config)
+
+    def stages(self) -> tuple[Stage, ...]:
+        return (Stage("lambda", self.epochs, self.swa),)
+
+    def plan(self, cohort: Cohort, server: Server, prior: Mixture) -> Mixture:
+        stopped = self.stop_round is not None and server.t >= self.stop_round
+        return prior if stopped else super().plan(cohort, server, prior)
+
+
+@dataclass(frozen=True)
+class AdaptiveGWS(LearnedWeights):
+    """Only the shrink factor γ learned on proxy data (FedLAW, 2023, adaptive global weight shrinking): w = γ ŵ.
+
+    ŵ is whatever the other weightings make of the clients: one model, so that no client's is gathered.
+    """
+
+    gamma_max: float | None = None
+
+    stage: ClassVar[str] = "rescale"
+
+    def check(self, config: Config) -> str | None:
+        return refuse_shrinking(self.gamma_max, config) or super().check(config)
+
+    def stages(self) -> tuple[Stage, ...]:
+        return (Stage("gamma", self.epochs, gamma_max=self.gamma_max),)
+
+    def plan(self, cohort: Cohort, server: Server, prior: Mixture) -> Mixture:
+        update = cohort.reduce(prior) - server.value
+        orders = server.proxy_orders(self, self.epochs, self.batch_size)
+        alone = torch.ones(1, dtype=torch.float64)
+        fitted = cohort.compute(fit_stacked, self, alone, orders, server.proxy.rows, update[None])
+        _, gamma = self.conclude(server, *fitted)
+        return prior.scaled(gamma)
+
+
+def refuse_weightings(method: LearnedWeights, config: Config) -> str | None:
+    others = [type(w).__name__ for w in config.weighting if type(w) is not type(method)]
+    return f"learns the clients' weights itself, which leaves nothing of {' and '.join(others)}." if others else None
+
+
+def refuse_shrinking(gamma_max: float | None, config: Config) -> str | None:
+    if gamma_max is not None and gamma_max <= 0:
+        return f"gamma_max is {gamma_max:g}; a shrink factor is positive."
+    if any(isinstance(step, FedLWS) for step in config.server):
+        return "shrinks the model, and so does FedLWS; a run can have one of them."
+    return None
+
+
+# Two ways to have the models of a cohort.
+
+
+class Models(Protocol):
+    """The mixed model w = γ (w_g + Σ λ_k Δ_k) on proxy data."""
+
+    def slopes(self, lam: Tensor, gamma: Tensor, batch: Tensor) -> tuple[Tensor, Tensor]:
+        """⟨w_g, G⟩ and ⟨Δ_k, G⟩ [K], float64, of the gradient G at positions `batch` [b]."""
+        ...
+
+    def loss(self, lam: Tensor, gamma: Tensor) -> Tensor:
+        """The mean loss over all proxy samples."""
+        ...
+
+    def statistics(self) -> Tensor:
+        """The running statistics [B], which follow every batch of `slopes`."""
+        ...
+
+
+class Stacked:
+    """All updates as one matrix on one device: a product forward and a product back."""
+
+    def __init__(self, bench: Workbench, updates: Tensor, rows: np.ndarray, batch_size: int):
+        P = bench.layers.P
+        self.bench, self.batch_size = bench, batch_size
+        self.server, self.updates = bench.value[:P], updates[:, :P]  # w_g [P], Δ [K, P]
+        self.objective = bench.cross_entropy(rows)
+        bench.load(bench.value)
+
+    def mix(self, lam: Tensor, gamma: Tensor) -> None:
+        mixed = self.bench.flat.params
+        torch.addmv(self.server, self.updates.T, lam.to(mixed.dtype), out=mixed).mul_(gamma.to(mixed.dtype))
+
+    def slopes(self, lam: Tensor, gamma: Tensor, batch: Tensor) -> tuple[Tensor, Tensor]:
+        self.mix(lam, gamma)
+        grad = self.bench.gradient(self.objective, batch)
+        return (self.server @ grad).double(), (self.updates @ grad).double()
+
+    def loss(self, lam: Tensor, gamma: Tensor) -> Tensor:
+        self.mix(lam, gamma)
+        return self.bench.mean_loss(self.objective, self.batch_size)
+
+    def statistics(self) -> Tensor:
+        return self.bench.flat.buffers
+
+
+@dataclass
+class Spread:
+    """Updates stay with their hosts: a step is one reduction, one gradient on one host, and one `dots` visit."""
+
+    law: LearnedWeights
+    cohort: Cohort
+    server: Server
+    prior: Mixture
+    buffers: Tensor = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.buffers = self.server.value[self.server.layers.P :].clone()
+
+    def mix(self, lam: Tensor, gamma: Tensor) -> Tensor:
+        value = self.cohort.reduce(self.prior.reweighted(lam).scaled(gamma))
+        value[self.server.layers.P :] = self.buffers
+        return value
+
+    def slopes(self, lam: Tensor, gamma: Tensor, batch: Tensor) -> tuple[Tensor, Tensor]:
+        rows = self.server.proxy.rows[batch.numpy()]
+        grad, self.buffers = self.cohort.compute(gradient_of, self.mix(lam, gamma), rows)
+        whole = self.server.layers.regroup("model")
+        return self.server.params.double() @ grad.double(), self.cohort.dots(grad, whole)[:, 0]
+
+    def loss(self, lam: Tensor, gamma: Tensor) -> Tensor:
+        rows, batch_size = self.server.proxy.rows, self.law.batch_size
+        return self.cohort.compute(mean_loss_of, self.mix(lam, gamma), rows, batch_size)
+
+    def statistics(self) -> Tensor:
+        return self.buffers
+
+
+def fit_stacked(bench: Workbench, law: LearnedWeights, p: Tensor, orders: Tensor, rows: Any, *updates: Tensor) -> Any:
+    """`law.fit` over the updates [K, S] given, or those of the cohort."""
+    models = updates[0] if updates else bench.updates
+    assert models is not None
+    return law.fit(Stacked(bench, models, rows, law.batch_size), p, orders)
+
+
+def gradient_of(bench: Workbench, value: Tensor, rows: np.ndarray) -> tuple[Tensor, Tensor]:
+    """Gradient [P] of the loss of `value` [S] on `rows`, and the running statistics [B] after them."""
+    bench.load(value)
+    objective = bench.cross_entropy(rows)
+    return bench.gradient(objective, torch.arange(len(rows), device=value.device)), bench.flat.buffers
+
+
+def mean_loss_of(bench: Workbench, value: Tensor, rows: np.ndarray, batch_size: int) -> Tensor:
+    bench.load(value)
+    return bench.mean_loss(bench.cross_entropy(rows), batch_size)

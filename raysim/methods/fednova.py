@@ -1,0 +1,59 @@
+"""FedNova: Tackling the Objective Inconsistency Problem in Heterogeneous Federated Optimization (Wang et al., 2020)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+import torch
+from torch import Tensor
+
+from raysim.core.client import LocalRun
+from raysim.core.cohort import Cohort
+from raysim.core.mixture import Mixture
+from raysim.core.probe import Probe
+from raysim.core.server import Server, Weighting
+
+if TYPE_CHECKING:
+    from raysim.config import Config
+
+
+@dataclass(frozen=True)
+class Normaliser(Probe):
+    """[2]: A_k = ‖a_k‖₁, the gradients that the client's steps have applied, and what it adds to τ_eff.
+
+    That is A_k, or with a proximal term the number of steps. Where a method steps without the optimiser A_k counts steps.
+    """
+
+    def end(self, run: LocalRun) -> Tensor:
+        applied = run.optimizer.normaliser or float(run.steps)
+        return torch.tensor([applied, run.steps if run.optimizer.proximal else applied], dtype=torch.float64)
+
+
+@dataclass(frozen=True)
+class FedNova(Weighting):
+    """The mean direction of a step, times the mean number of steps (FedNova, Wang et al., 2020): w + τ_eff Σ p_k Δ_k / A_k.
+
+    A_k comes from counted steps, momentum and proximal term; of Adam, which has no closed form, steps are counted. Its
+    optional server momentum is `server: [fedavgm: {scale_by_lr: true}]`. Buffers are averaged with p.
+    """
+
+    stage: ClassVar[str] = "rescale"
+
+    @property
+    def probes(self) -> tuple[Probe, ...]:
+        return (Normaliser(),)
+
+    def check(self, config: Config) -> str | None:
+        if config.local.state == "persist" and config.local.momentum:
+            return "what a step applies is known for momentum that starts anew each round, but local.state is persist."
+        return None
+
+    def plan(self, cohort: Cohort, server: Server, prior: Mixture) -> Mixture:
+        applied, effective = cohort.stat(Normaliser()).unbind(1)  # [K]
+        base = prior.base[:, : server.layers.T]
+        tau = (base * effective[:, None]).sum(0)  # τ_eff over the uploaders of each tensor  [T]
+        factor = torch.where(applied > 0, 1 / applied, 0.0)[:, None] * tau
+        server.note(self, "normaliser", applied, "client")
+        server.note(self, "tau_eff", (prior.lam * effective).sum() / prior.lam.sum())
+        return prior.scaled(factor, anchor=1 - (prior.weights * factor).sum(0))

@@ -1,0 +1,82 @@
+"""FedAdagrad, FedAdam, FedYogi: Adaptive Federated Optimization (Reddi et al., 2021)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+import torch
+from torch import Tensor
+
+from raysim.core.cohort import Cohort
+from raysim.core.mixture import Mixture
+from raysim.core.server import Server, ServerStep
+
+if TYPE_CHECKING:
+    from raysim.config import Config
+
+
+@dataclass(frozen=True)
+class FedOpt(ServerStep):
+    """An adaptive optimiser on the server: m ← β₁ m + (1 − β₁) d, w ← w + η m / (√s + ε), where d = ŵ − w.
+
+    As in the article there is no bias correction. Running statistics are averaged.
+    """
+
+    eta: float = 0.01
+    beta1: float = 0.9
+    epsilon: float = 1e-3
+    initial: float | None = None  # s before the first round; null: ε² (FedLAW's code begins at 0, with ε 1e-5)
+    reads_models: ClassVar[bool] = False
+
+    def check(self, config: Config) -> str | None:
+        if not all(0 <= beta < 1 for beta in (self.beta1, getattr(self, "beta2", 0.0))):
+            return "beta1 and beta2 must be in [0, 1)."
+        return f"epsilon is {self.epsilon}; it must be positive." if self.epsilon <= 0 else None
+
+    def second(self, s: Tensor, squared: Tensor) -> Tensor:
+        """s after the round whose update, squared, is `squared`."""
+        raise NotImplementedError
+
+    def apply(self, target: Tensor, mixture: Mixture, cohort: Cohort, server: Server) -> Tensor:
+        P, slot = server.layers.P, type(self).__name__.lower()
+        d = target[:P] - server.params
+        first = self.epsilon**2 if self.initial is None else self.initial
+        memory = server.memory.get(slot, {"m": torch.zeros_like(d), "s": torch.full_like(d, first)})
+        m = self.beta1 * memory["m"] + (1 - self.beta1) * d
+        s = self.second(memory["s"], d.square())
+        server.memory[slot] = {"m": m, "s": s}
+        stepped = target.clone()
+        stepped[:P] = server.params + self.eta * m / (s.sqrt() + self.epsilon)
+        return stepped
+
+
+@dataclass(frozen=True)
+class FedAdagrad(FedOpt):
+    """Steps divided by the root of all squared updates so far (FedAdagrad, Reddi et al., 2021): s ← s + d²."""
+
+    eta: float = 0.1
+    beta1: float = 0.0
+
+    def second(self, s: Tensor, squared: Tensor) -> Tensor:
+        return s + squared
+
+
+@dataclass(frozen=True)
+class FedAdam(FedOpt):
+    """Steps divided by the root of recent squared updates (FedAdam, Reddi et al., 2021): s ← β₂ s + (1 − β₂) d²."""
+
+    beta2: float = 0.99
+
+    def second(self, s: Tensor, squared: Tensor) -> Tensor:
+        return self.beta2 * s + (1 - self.beta2) * squared
+
+
+@dataclass(frozen=True)
+class FedYogi(FedOpt):
+    """FedAdam whose s moves by no more than the update (FedYogi, Reddi et al., 2021): s ← s − (1 − β₂) d² sign(s − d²)."""
+
+    beta2: float = 0.99
+
+    def second(self, s: Tensor, squared: Tensor) -> Tensor:
+        return s - (1 - self.beta2) * squared * (s - squared).sign()

@@ -1,0 +1,74 @@
+"""FedPHP: Federated Personalization with Inherited Private Models (Li et al., 2021)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+import torch
+from torch import Tensor
+
+from raysim.core.client import ClientMethod, LocalRun, Upload
+from raysim.core.layers import LayerMap
+
+if TYPE_CHECKING:
+    from raysim.config import Config
+
+BANDWIDTHS = (10.0, 15.0, 20.0, 50.0)
+
+
+@dataclass
+class PrivateModel:
+    """A client's inherited model q_i [S]."""
+
+    q: Tensor | None = None
+
+
+@dataclass(frozen=True)
+class FedPHP(ClientMethod):
+    """An inherited private model teaches the local one (FedPHP, Li et al., 2021): (1 − lam) CE + lam MMD(z_w, z_q).
+
+    z are the body's outputs, q's without a graph and its statistics left alone; MMD compares their distributions over
+    a batch. After training q ← (1 − μ_t) w + μ_t q, μ_t = mu t/T; a newcomer's q is the model it received. Tested is
+    the local model, as in the code of FedALA's authors, or with `evaluate: private` q, as in the article.
+    """
+
+    mu: float = 0.9
+    lam: float = 0.01
+    evaluate: Literal["local", "private"] = "local"
+
+    def check(self, config: Config) -> str | None:
+        return None if 0 <= self.mu <= 1 else f"mu is {self.mu:g}; it must be in [0, 1]."
+
+    def new_state(self, layers: LayerMap) -> PrivateModel:
+        return PrivateModel()
+
+    def _private(self, run: LocalRun) -> Tensor:
+        q = run.state(self).q
+        return run.received if q is None else q
+
+    def penalty(self, run: LocalRun, x: Tensor, y: Tensor, z: Tensor, loss: Tensor) -> Tensor | float:
+        if not self.lam:
+            return 0.0
+        with torch.no_grad():
+            inherited = run.features(self._private(run), x)
+        return self.lam * (mmd(z, inherited) - loss)
+
+    def finish(self, run: LocalRun, upload: Upload) -> None:
+        run.state(self).q = run.value.lerp(self._private(run), self.mu * run.t / run.moment.rounds)
+
+    def personal(self, run: LocalRun) -> None:
+        if self.evaluate == "private":
+            run.value.copy_(self._private(run))
+        else:
+            super().personal(run)
+
+
+def mmd(x: Tensor, y: Tensor) -> Tensor:
+    """Maximum mean discrepancy of two samples [B, D] under a sum of Gaussian kernels: mean(K_xx + K_yy − 2 K_xy)."""
+
+    def kernel(a: Tensor, b: Tensor) -> Tensor:
+        squared = (a * a).sum(1)[:, None] + (b * b).sum(1) - 2 * a @ b.T  # [B, B]; smooth where cdist is not
+        return torch.stack([torch.exp(-squared / (2 * width)) for width in BANDWIDTHS]).sum(0)
+
+    return (kernel(x, x) + kernel(y, y) - 2 * kernel(x, y)).mean()

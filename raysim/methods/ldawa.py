@@ -1,0 +1,76 @@
+"""L-DAWA: Layer-wise Divergence Aware Weight Aggregation (Rehman et al., 2023)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar, Literal
+
+import torch
+from torch import Tensor
+
+from raysim.core.client import LocalRun
+from raysim.core.cohort import Cohort
+from raysim.core.mixture import Mixture
+from raysim.core.probe import Probe
+from raysim.core.server import Server, Weighting
+
+if TYPE_CHECKING:
+    from raysim.config import Config
+
+EPS = 1e-12
+
+
+@dataclass(frozen=True)
+class LayerCosine(Probe):
+    """cos(w_k^l, w_g^l) of what is uploaded for every layer of the grouping `by`, [L]; at most 1, and 1 for a zero layer."""
+
+    by: str
+    buffers: bool = False  # those of a layer belong to it
+
+    def end(self, run: LocalRun) -> Tensor:
+        layers, size = run.layers.regroup(self.by), run.layers.S if self.buffers else run.layers.P
+        new, old = run.uploaded[:size], run.received[:size]
+        length, before = layers.norms(new), layers.norms(old)
+        cosine = (layers.dots(new, old) / (length * before).clamp_min(EPS**2)).clamp_max(1.0)
+        return torch.where((length < EPS) | (before < EPS), 1.0, cosine)
+
+
+@dataclass(frozen=True)
+class LDAWA(Weighting):
+    """Layers count as much as they point where the global one did (L-DAWA, Rehman et al., 2023): Σ_k cos(w_k^l, w_g^l) w_k^l / K.
+
+    The weights do not sum to one, so a layer on which clients disagree shrinks; `renormalize` divides by their sum (an
+    ablation that is ours). The first `warmup` rounds are weighted as if this method were absent. Deviations: a layer of
+    norm zero has cosine 1 (0/0 in the released code); buffers are averaged plainly unless `scale_buffers`, which as in
+    that code gives every running statistic its own cosine.
+    """
+
+    base: Literal["uniform", "size"] = "uniform"  # size: the weights of the other weightings, by default p
+    warmup: int = 3
+    layer_by: Literal["tensor", "module", "unit", "model"] = "tensor"
+    scale_buffers: bool = False
+    renormalize: bool = False
+    stage: ClassVar[str] = "multiply"
+
+    @property
+    def probes(self) -> tuple[Probe, ...]:
+        return (LayerCosine(self.layer_by, self.scale_buffers),)
+
+    def check(self, config: Config) -> str | None:
+        if self.scale_buffers and self.layer_by != "tensor":
+            return "scale_buffers gives every running statistic its own cosine, which needs layer_by: tensor."
+        if self.base == "uniform" and any(w.stage == "weigh" for w in config.weighting):
+            return "base: uniform discards what the other weightings say of the clients. Set base: size."
+        return None
+
+    def plan(self, cohort: Cohort, server: Server, prior: Mixture) -> Mixture:
+        if server.t < self.warmup:
+            return prior
+        mixture = prior.reweighted(torch.ones_like(prior.lam)) if self.base == "uniform" else prior
+        cosine = cohort.stat(self.probes[0])  # [K, layers]
+        server.note(self, "cosine", cosine, "client", "position")
+        factor = server.layers.regroup(self.layer_by).spread(cosine)  # [K, T + Tb]
+        if self.renormalize:
+            total = (mixture.base * factor).sum(0)
+            factor = torch.where(total > EPS, factor / total.clamp_min(EPS), 1.0)
+        return mixture.scaled(factor if self.scale_buffers else factor[:, : server.layers.T])

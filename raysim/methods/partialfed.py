@@ -1,0 +1,84 @@
+"""PartialFed: Cross-Domain Personalized Federated Learning via Partial Initialization (Sun et al., 2021)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+import torch
+from torch import Tensor
+
+from raysim.core.client import ClientMethod, LocalRun
+from raysim.core.layers import LayerMap
+
+if TYPE_CHECKING:
+    from raysim.config import Config
+
+
+@dataclass
+class Choice:
+    """A client's logits [L, 2] of taking the global layer, and of keeping its own."""
+
+    logits: Tensor
+
+
+@dataclass(frozen=True)
+class PartialFed(ClientMethod):
+    """Layer by layer the global or the local model, as the client learns (PartialFed, Sun et al., 2021, adaptive form).
+
+    For each batch a choice is drawn, hard Gumbel-softmax(logits / tau) with tau falling by `tau_decay` a round, and
+    the model is put together from the received and the client's last one. In turns `model_batches` train the weights,
+    in each layer those it was taken from, and `choice_batches` the logits, straight through, with `choice_lr`. What is
+    sent, tested and kept as the local model has each layer with the larger logit (global, where they are equal), and
+    so has the personal model before training. `logits` are where they begin, (global, local); a layer brings its
+    buffers. No code was published: which copy a batch trains, start and rate of the logits are our reading.
+    """
+
+    model_batches: int = 8
+    choice_batches: int = 2
+    tau: float = 5.0
+    tau_decay: float = 0.965
+    choice_lr: float = 0.1
+    logits: tuple[float, float] = (0.0, 0.0)
+    keeps_params: ClassVar[bool] = True
+
+    def check(self, config: Config) -> str | None:
+        if self.model_batches < 1 or self.choice_batches < 0:
+            return f"model_batches is {self.model_batches} and choice_batches {self.choice_batches}; at least 1 and 0."
+        return None if self.tau > 0 else f"tau is {self.tau:g}; a temperature is positive."
+
+    def new_state(self, layers: LayerMap) -> Choice:
+        return Choice(torch.tensor([self.logits] * layers.L, dtype=torch.float64))
+
+    def train(self, run: LocalRun) -> None:
+        local = run.value if run.previous is None else run.previous
+        copies = run.scratch["partialfed"] = torch.stack([run.value, local])  # [2, S], both are trained
+        run.fit()
+        run.value.copy_(torch.where(taken(run.state(self).logits, run.layers), copies[0], copies[1]))
+
+    def step(self, run: LocalRun, x: Tensor, y: Tensor) -> None:
+        logits, copies = run.state(self).logits, run.scratch["partialfed"]
+        tau = self.tau * self.tau_decay**run.t
+        exponential = torch.empty(logits.shape).double().exponential_(generator=run.generator("partialfed"))
+        soft = ((logits - exponential.log().to(logits.device)) / tau).softmax(1)  # [L, 2]
+        chosen = taken(soft, run.layers)
+        run.value.copy_(torch.where(chosen, copies[0], copies[1]))
+        run.gradient(x, y)
+        if run.steps % (self.model_batches + self.choice_batches) < self.model_batches:
+            run.optimizer.step(run.trained)
+        else:
+            slope = torch.stack([run.layers.dots(run.grad, copy[: run.layers.P]) for copy in copies], 1)  # ∂L/∂a
+            logits -= self.choice_lr / tau * soft * (slope - (soft * slope).sum(1, keepdim=True))
+        copies[0] = torch.where(chosen, run.value, copies[0])
+        copies[1] = torch.where(chosen, copies[1], run.value)
+
+    def personal(self, run: LocalRun) -> None:
+        if not run.steps:
+            run.stack.start(run)
+            if run.previous is not None:
+                run.value.copy_(torch.where(taken(run.state(self).logits, run.layers), run.value, run.previous))
+
+
+def taken(weights: Tensor, layers: LayerMap) -> Tensor:
+    """[S] bool: where the global model is taken, by layers' weights [L, 2]."""
+    return layers.per_element(layers.spread(weights[:, 0] >= weights[:, 1]))

@@ -1,0 +1,76 @@
+"""pFedMe: Personalized Federated Learning with Moreau Envelopes (T. Dinh et al., 2020)."""
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+from torch import Tensor
+
+from raysim.core.client import ClientMethod, LocalRun
+from raysim.core.layers import LayerMap
+from raysim.core.server import ServerStep
+from raysim.methods.fedavg import StepSize
+
+if TYPE_CHECKING:
+    from raysim.config import Config
+
+
+@dataclass
+class PersonalModel:
+    """A client's θ_i [S] after its last training."""
+
+    theta: Tensor | None = None
+
+
+@dataclass(frozen=True)
+class pFedMe(ClientMethod):
+    """A personal θ near each local w (pFedMe, T. Dinh et al., 2020): min over w of min over θ F_i(θ) + lam/2 ‖θ − w‖².
+
+    For each batch `inner_steps` of θ ← θ − eta (∇L(θ) + lam (θ − w) + mu θ), then w ← w − η lam (w − θ) with the
+    round's learning rate η. Both begin where local training starts; θ goes on from batch to batch. The server moves by
+    `beta` towards the mean of the w. These steps are all: momentum and weight decay of `local` are not used. Tested is
+    θ_i or, with `evaluate: w`, the local model (before training, the one that it would start from).
+    """
+
+    eta: float = 0.01
+    lam: float = 15.0
+    inner_steps: int = 5
+    mu: float = 0.001
+    beta: float = 1.0
+    evaluate: Literal["theta", "w"] = "theta"
+
+    def check(self, config: Config) -> str | None:
+        if self.inner_steps < 1:
+            return f"inner_steps is {self.inner_steps}; without a step nothing moves."
+        if (pull := config.local.lr * self.lam) > 1:
+            warnings.warn(f"pfedme: local.lr times lam is {pull:g}; above 1 w overshoots θ", stacklevel=1)
+        return None
+
+    def new_state(self, layers: LayerMap) -> PersonalModel:
+        return PersonalModel()
+
+    def server_steps(self) -> tuple[ServerStep, ...]:
+        return (StepSize(self.beta),) if self.beta != 1 else ()
+
+    def train(self, run: LocalRun) -> None:
+        run.scratch["w"] = run.params.clone()
+        run.fit()
+        run.state(self).theta = run.value.clone()
+        run.params.copy_(run.scratch["w"])
+
+    def step(self, run: LocalRun, x: Tensor, y: Tensor) -> None:
+        theta, w = run.params, run.scratch["w"]
+        for _ in range(self.inner_steps):
+            run.gradient(x, y)
+            run.grad.add_(theta - w, alpha=self.lam).add_(theta, alpha=self.mu)
+            theta.sub_(run.grad, alpha=self.eta)
+        w.sub_(w - theta, alpha=run.lr * self.lam)
+
+    def personal(self, run: LocalRun) -> None:
+        theta = run.state(self).theta
+        if self.evaluate == "theta" and theta is not None:
+            run.value.copy_(theta)
+        else:
+            super().personal(run)

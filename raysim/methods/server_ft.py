@@ -1,0 +1,93 @@
+"""Server-FT: fine-tuning the aggregate on the server, the baseline of FedLAW (Li et al., 2023)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from raysim.core.cohort import Cohort
+from raysim.core.mixture import Mixture
+from raysim.core.optim import OptimizerSpec
+from raysim.core.server import Server, ServerStep
+from raysim.core.workbench import Workbench
+
+if TYPE_CHECKING:
+    from raysim.config import Config
+
+# The released code makes the server's optimiser as it makes the clients', and never decays its learning rate.
+OFFICIAL_LR, OFFICIAL = 0.08, OptimizerSpec("sgd", momentum=0.9, weight_decay=5e-4)
+
+
+@dataclass(frozen=True)
+class ServerFT(ServerStep):
+    """Train the aggregate on the server's labelled proxy samples (Server-FT, a baseline of FedLAW, Li et al., 2023).
+
+    Adam, anew in every round; `server_ft_official` takes the released code's optimiser instead: SGD with lr 0.08,
+    momentum 0.9, which persists over rounds, and weight decay 5e-4. The learning rate of Adam is our choice: the paper
+    gives none. BatchNorm's running statistics follow the proxy batches.
+    """
+
+    epochs: int = 2
+    lr: float = 1e-3
+    batch_size: int = 128
+    betas: tuple[float, float] = (0.5, 0.999)
+    server_ft_official: bool = False
+
+    needs_proxy: ClassVar[bool] = True
+    reads_models: ClassVar[bool] = False
+
+    def check(self, config: Config) -> str | None:
+        bad = min(self.epochs + 1, self.batch_size) < 1
+        return "epochs must be at least 0 and batch_size at least 1." if bad else None
+
+    def apply(self, target: Tensor, mixture: Mixture, cohort: Cohort, server: Server) -> Tensor:
+        return self.train(target, cohort, server) if self.epochs else target
+
+    def train(
+        self, target: Tensor, cohort: Cohort, server: Server, taught: Tensor | None = None, temperature: float = 1.0,
+        swa: bool = False,
+    ) -> Tensor:  # fmt: skip
+        """`target` [S] trained on the labels, or towards the probabilities `taught` [n, C]."""
+        orders = server.proxy_orders(self, self.epochs, self.batch_size)
+        name = type(self).__name__.lower()
+        value, momentum, losses = cohort.compute(
+            train_on_proxy, self, target, server.proxy.rows, orders, server.memory.get(name), taught, temperature, swa
+        )
+        if self.server_ft_official:
+            server.memory[name] = momentum
+        server.note(self, "proxy_loss_before", losses[0])
+        server.note(self, "proxy_loss_after", losses[1])
+        return value
+
+
+def train_on_proxy(
+    bench: Workbench, how: ServerFT, value: Tensor, rows: np.ndarray, orders: Tensor, momentum: Tensor | None,
+    taught: Tensor | None, temperature: float, swa: bool,
+) -> Any:  # fmt: skip
+    """The trained value [S], the optimiser's momentum [P] and the objective before and after [2].
+
+    With `swa` the value is the mean of those after every epoch.
+    """
+    bench.load(value)
+    objective = bench.cross_entropy(rows) if taught is None else bench.distillation(rows, taught, temperature)
+    before = bench.mean_loss(objective, how.batch_size)
+    spec, lr = (OFFICIAL, OFFICIAL_LR) if how.server_ft_official else (OptimizerSpec("adam", betas=how.betas), how.lr)
+    optimizer = spec.build(bench.flat.params, bench.flat.grad, lr)
+    if momentum is not None:
+        optimizer.load({"momentum": momentum})
+    mean = torch.zeros_like(value)
+    for epoch, order in enumerate(orders):
+        for batch in order.split(how.batch_size):
+            bench.gradient(objective, batch)
+            optimizer.step()
+        if swa:
+            mean += (bench.flat.value - mean) / (epoch + 1)
+    if swa:
+        bench.load(mean)
+    after = bench.mean_loss(objective, how.batch_size)
+    kept = optimizer.state().get("momentum", value.new_empty(0))
+    return bench.flat.value, kept, torch.stack([before, after])

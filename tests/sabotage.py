@@ -1,0 +1,103 @@
+"""Client methods that go wrong on purpose. The fixture `mischief` in conftest puts them into the catalogue."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from threading import Thread
+from typing import Literal
+
+from raysim.core.client import ClientMethod, LocalRun, Upload
+
+PATIENCE = 120  # seconds until a test gives up
+
+
+@dataclass(frozen=True)
+class Stalls(ClientMethod):
+    """In round `t` the first client to have taken a step says in `folder` where it is, and waits to be killed."""
+
+    folder: str
+    t: int = 1
+    spared_node: str = ""  # not on this one
+
+    def observe_grad(self, run: LocalRun) -> None:
+        if run.t != self.t or run.steps != 1:
+            return
+        node = ""
+        if self.spared_node:
+            import ray
+
+            node = ray.get_runtime_context().get_node_id()
+            if node == self.spared_node:
+                return
+        try:
+            os.mkdir(f"{self.folder}/taken")  # by one client only
+        except FileExistsError:
+            return
+        announce(Path(self.folder) / "victim", f"{os.getpid()} {node}")
+        time.sleep(PATIENCE)
+        raise AssertionError("nobody came to kill this process")
+
+
+@dataclass(frozen=True)
+class Fails(ClientMethod):
+    """A client that fails whenever it trains, or (client -1) all of them."""
+
+    how: Literal["dies", "raises", "diverges"]
+    client: int = -1
+    t: int = 0  # from this round on
+
+    def finish(self, run: LocalRun, upload: Upload) -> None:
+        if run.t < self.t or self.client not in (run.client, -1):
+            return
+        if self.how == "dies":
+            os.kill(os.getpid(), signal.SIGKILL)
+        if self.how == "raises":
+            raise ArithmeticError(f"client {run.client} cannot count")
+        upload.value[-1] = float("nan")
+
+
+@dataclass(frozen=True)
+class Tells(ClientMethod):
+    """Every client leaves the process it was trained in as a file in `folder`."""
+
+    folder: str
+
+    def finish(self, run: LocalRun, upload: Upload) -> None:
+        announce(Path(self.folder) / f"pid-{run.client}", str(os.getpid()))
+
+
+def announce(path: Path, text: str) -> None:
+    """Write a file that appears whole."""
+    temporary = path.with_suffix(".tmp")
+    temporary.write_text(text)
+    temporary.rename(path)
+
+
+def kill(pid: int) -> None:
+    os.kill(pid, signal.SIGKILL)
+
+
+@contextmanager
+def ending(folder: Path, strike: Callable[[int, str], None] = lambda pid, node: kill(pid)) -> Iterator[None]:
+    """`strike(pid, node)` the client that `Stalls` as soon as it does. It is an error if none does in the block."""
+    struck: list[int] = []
+
+    def wait() -> None:
+        deadline = time.monotonic() + PATIENCE
+        while not (folder / "victim").exists() and time.monotonic() < deadline:
+            time.sleep(0.01)
+        pid, _, node = (folder / "victim").read_text().partition(" ")
+        strike(int(pid), node)
+        struck.append(int(pid))
+
+    thread = Thread(target=wait, daemon=True)
+    thread.start()
+    yield
+    assert struck, "no client stalled"
+    thread.join()
