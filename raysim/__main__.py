@@ -101,21 +101,12 @@ def data_show(
 ) -> None:
     """Show who holds what: a table, and a bubble chart of clients and classes."""
     from raysim.config import load
-    from raysim.data import make_partition
+    from raysim.federation import deal
     from raysim.report.partition import bubble_chart
 
     with reported():
         settings = load(config, overrides or ())
-        wanted = settings.data
-        data = wanted.name.load(wanted.folder)
-        partition = make_partition(
-            data,
-            wanted.partition,
-            seed=settings.seed,
-            client_test_frac=wanted.client_test_frac,
-            client_val_frac=wanted.client_val_frac,
-            proxy=wanted.proxy if wanted.proxy.samples else None,
-        )
+        data, partition = deal(settings)
         counts = partition.label_counts(data)  # [N, C]
         for line in partition_table(partition, counts):
             print(line)
@@ -309,7 +300,7 @@ def round_line(summary: Mapping[str, Any]) -> str:
         (
             f"round {summary['round'] + 1:>{len(total)}}/{total}",
             f"accuracy {percent(summary['accuracy']):>7}",
-            f"{'loss' if tested else 'train loss':>10} {'-' if loss is None else format(loss, '.4f'):>7}",
+            f"{'test' if tested else 'train'} loss {'-' if loss is None else format(loss, '.4f'):>7}".rjust(18),
             f"clients {summary['clients_ok']} ok, {summary['clients_failed']} failed",
             f"{summary['seconds']:.2f} s",
         )

@@ -52,7 +52,11 @@ PRESETS: dict[str, dict[str, Any]] = {
         "data": {"client_val_frac": 0.0},
         "model": {"layer_by": "unit"},
         "local": {"state": "reset"},
-        "fields": {"feddisco": {"normalize_kl": False}, "fedlws": {"tau_clamp": None}},
+        "fields": {
+            "feddisco": {"normalize_kl": False},
+            "fedlaw": {"swa_order": "gamma_first"},
+            "fedlws": {"tau_clamp": None},
+        },
     },
     "official_000": {  # the released code of FedLWS
         "data": {"partition": {"dirichlet_counts": {"min_size": 0}}, "client_val_frac": 0.3},
@@ -148,8 +152,6 @@ class RayEngineConfig:
     gather_bytes: NonNegativeInt = 2 << 30
     """Bytes of client models that one process may hold at once. Where they are more, FedLAW learns its weights with the
     models left where they were trained: slower, and the same result to rounding."""
-    executor: Literal["loop", "batched"] = "loop"
-    """`loop` trains an actor's clients one by one; `batched` stacks them into one launch (for GPUs, small models)."""
 
 
 ENGINES: dict[str, type] = {"local": LocalEngineConfig, "ray": RayEngineConfig}

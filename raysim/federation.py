@@ -46,22 +46,20 @@ def local_engine(config: Config, spec: HostSpec, data: Dataset, partition: Parti
 class Federation:
     """Everything of one run. `step` plays a round; the same configuration gives the same bits on any engine."""
 
-    def __init__(self, config: Config, out: Path, resume: bool = False, make_engine: MakeEngine = local_engine):
-        """Read the data, deal it, build the model and the engine, and write what is known before the first round.
+    def __init__(
+        self, config: Config, out: Path, resume: bool = False, make_engine: MakeEngine = local_engine,
+        dealt: tuple[Dataset, Partition] | None = None,
+    ):  # fmt: skip
+        """Build the model and the engine, and write what is known before the first round. `dealt` is what `prepare`
+        returned, if it was called before.
 
-        With `resume`, go on from the last checkpoint in `out`. Raises `DataError`, `ModelError`, `ConfigError` and
-        `PlacementError` for what only the data or the cluster can tell.
+        With `resume`, go on from the last checkpoint in `out`. Raises what `prepare` raises, and `PlacementError` for
+        what only the cluster can tell.
         """
         torch.set_num_threads(config.engine.threads)
         self.config, self.folder = config, Path(out)
-        self.data = config.data.name.load(config.data.folder)
-        self.partition = make_partition(
-            self.data, config.data.partition, seed=config.seed,
-            client_test_frac=config.data.client_test_frac, client_val_frac=config.data.client_val_frac,
-            proxy=config.data.proxy if config.data.proxy.samples else None,
-        )  # fmt: skip
+        self.data, self.partition = dealt or prepare(config)
         self.cohort_size = config.rounds.cohort_size(self.partition.clients)
-        self._check()
         self.spec = host_spec(config, self.data)
         layers = self.spec.network()[1]
         self.aggregator = aggregator(config, self.spec)
@@ -88,17 +86,6 @@ class Federation:
         self.recorder = records.Recorder(self.folder, self.t)
         self._begun = time.time() - self._wall
         self.engine.publish(self.server.value, self.server.shared)
-
-    def _check(self) -> None:
-        """What only the partition can tell."""
-        faults = []
-        empty = int((self.partition.sizes == 0).sum())
-        if empty == self.partition.clients:
-            faults.append("data.partition: no client has a training sample")
-        if self.config.evaluate.personal and not any(len(rows) for rows in self.partition.test):
-            faults.append("evaluate.personal: no client has test samples; set data.client_test_frac")
-        if faults:
-            raise ConfigError(faults)
 
     # Playing.
 
@@ -168,7 +155,7 @@ class Federation:
             "bytes_down": sum(rounds["bytes_down"].to_pylist()),
             "sha256": self.sha256(),
             "rounds": self.server.rounds,
-            "seconds": rounds["wall"].to_pylist()[-1] if len(rounds) else 0.0,
+            "seconds": time.time() - self._begun,
         }
         records.write_json(self.folder / "result.json", result)
         return result | {"folder": str(self.folder)}
@@ -285,7 +272,8 @@ class Federation:
             weight=[float(weights[ok[c]]) if c in ok else None for c in done.drawn],
             status=[outcome.status for outcome in outcomes],
             host=[held.get(c) for c in done.drawn], node=[nodes[held[c]] if c in held else None for c in done.drawn],
-            test_correct=[test and test.correct for test in tests], test_samples=[test and test.samples for test in tests],
+            test_correct=[test and test.correct for test in tests],
+            test_samples=[test and test.samples for test in tests],
             test_loss=[test.loss / test.samples if test and test.samples else None for test in tests],
         )  # fmt: skip
         self._record_layers(done)
@@ -347,6 +335,41 @@ class Federation:
                     self.trace.write(t, f"{name}.{part}", by_tensor(arrays, layers))
             batches = [trace[k] for k in sorted(trace) if k.startswith("samples.")]
             self.trace.write_arrays(t, f"{name}.samples", batches)
+
+
+def deal(config: Config) -> tuple[Dataset, Partition]:
+    """Read the data and deal them to the clients. Raises `DataError`."""
+    wanted = config.data
+    data = wanted.name.load(wanted.folder)
+    partition = make_partition(
+        data, wanted.partition, seed=config.seed, client_test_frac=wanted.client_test_frac,
+        client_val_frac=wanted.client_val_frac, proxy=wanted.proxy if wanted.proxy.samples else None,
+    )  # fmt: skip
+    return data, partition
+
+
+def prepare(config: Config) -> tuple[Dataset, Partition]:
+    """`deal`, and find what only the data can tell of the configuration, before anything else is started.
+
+    Raises `ConfigError`, `DataError` and `ModelError`.
+    """
+    data, partition = deal(config)
+    faults = []
+    empty = np.flatnonzero(partition.sizes == 0)
+    if len(empty) == partition.clients:
+        faults.append("data.partition: no client has a training sample")
+    elif len(empty) and not config.data.allow_empty_clients:
+        names = ", ".join(map(str, empty[:10])) + (", ..." if len(empty) > 10 else "")
+        faults.append(
+            f"data.partition: {len(empty)} clients have no training samples ({names}). Ask for fewer clients or, where the "
+            "partition has it, a min_size; data.allow_empty_clients: true leaves them out of their rounds"
+        )
+    if config.evaluate.personal and not any(len(rows) for rows in partition.test):
+        faults.append("evaluate.personal: no client has test samples; set data.client_test_frac")
+    if faults:
+        raise ConfigError(faults)
+    host_spec(config, data).network()
+    return data, partition
 
 
 def host_spec(config: Config, data: Dataset) -> HostSpec:

@@ -66,7 +66,7 @@ TABLES: dict[str, pa.Schema] = {
         ("personal_accuracy_macro", "float?", "fraction", "personal models: mean of the clients' accuracies"),
         ("personal_accuracy_std", "float?", "fraction", "personal models: standard deviation over clients"),
         ("personal_accuracy_worst10", "float?", "fraction", "personal models: mean of the worst tenth of the clients"),
-        ("personal_auc", "float?", "fraction", "personal models: area under the ROC curve, mean over clients by samples"),
+        ("personal_auc", "float?", "fraction", "personal models: micro-averaged area under the ROC curve"),
         ("clients_ok", "int", "clients", "clients whose model was aggregated"),
         ("clients_failed", "int", "clients", "clients sampled but left out"),
         ("bytes_up", "int", "bytes", "algorithmic uplink of the round"),

@@ -31,6 +31,7 @@ class Case:
     equals: dict[str, Any] = field(default_factory=dict)  # ... to this one: FedAvg
     recompute: Callable[[Traced], State] | None = None  # `after` of a traced round, parameters and buffers
     tolerance: float = 2e-6  # of the recomputation, relative to the largest entry of a tensor
+    compared: Callable[[Any], Any] = lambda federation: federation.server.value  # what the collapse compares
 
 
 @dataclass(frozen=True)
@@ -78,6 +79,12 @@ class Traced:
         """In order of id."""
         found = sorted((self.folder / "trace" / f"round-{self.t:04d}").glob("client-*.init.safetensors"))
         return [self._client(int(path.name[7:11])) for path in found]
+
+    @cached_property
+    def bank(self) -> dict[int, State]:
+        """The last model that each client sent before this round."""
+        earlier = [Traced(self.folder, t, self.federation) for t in range(self.t)]
+        return {client.id: client.model for round_ in earlier for client in round_.clients}
 
     def _client(self, client: int) -> TracedClient:
         name = f"client-{client:04d}"

@@ -6,6 +6,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+import pyarrow.parquet as pq
 import pytest
 
 from raysim.config import Config, from_dict
@@ -48,6 +50,12 @@ def play(config: Config, out: Path, **kwargs: Any) -> Federation:
     finally:
         federation.close()
     return federation
+
+
+def table(folder: Path, name: str) -> dict[str, np.ndarray]:
+    """The columns of one of a finished run's tables; what is null is NaN or None."""
+    rows = pq.read_table(folder / name)
+    return {column: rows[column].to_numpy() for column in rows.column_names}
 
 
 @pytest.fixture(scope="session")

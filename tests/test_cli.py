@@ -62,7 +62,7 @@ def test_run_prints_a_line_a_round_and_a_summary(tiny: Path) -> None:
     assert result.exit_code == 0, result.output
     lines = result.output.splitlines()
     assert lines[0] == "tiny | fedavg + fedlws | mlp | synthetic, 2 of 4 clients a round | local engine"
-    form = r"round {}/3   accuracy +[\d.]+ %    +loss +[\d.]+   clients 2 ok, 0 failed   [\d.]+ s"
+    form = r"round {}/3   accuracy +[\d.]+ %    +test loss +[\d.]+   clients 2 ok, 0 failed   [\d.]+ s"
     for number in (1, 2, 3):
         assert re.fullmatch(form.format(number), lines[number]), lines[number]
     labels = [line.split("  ")[0] for line in lines[5:]]

@@ -24,7 +24,7 @@ SIZES = [1, 1, 2]
 
 
 def vector(*values: Any) -> Tensor:
-    return torch.tensor(values[0] if len(values) == 1 else values, dtype=torch.float64)
+    return torch.as_tensor(values[0] if len(values) == 1 else values, dtype=torch.float64)
 
 
 def toy_server(layers: LayerMap = ONE_LAYER, value: Any = W, labels: Any = None, **fields: Any) -> Server:
@@ -66,8 +66,10 @@ class ToyCohort:
     def distances(self, to: Tensor, layers: LayerMap | None = None) -> Tensor:
         return (layers or self.layers).norms(self.models[:, : len(to)] - to)
 
-    def reduce(self, mix: Mixture) -> Tensor:
+    def reduce(self, mix: Mixture, of: str = "model", power: int = 1) -> Tensor:
         weights = torch.cat([mix.weights, mix.buffers], dim=1)
+        if power == 2:
+            return (self.layers.per_element(weights) * self.updates.square()).sum(0)
         own = mix.kept - weights.sum(0)  # of the server's own tensor, where clients enter with models
         result = self.layers.per_element(own) * self.server.value
         return result + (self.layers.per_element(weights) * self.models).sum(0)

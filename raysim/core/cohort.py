@@ -56,7 +56,7 @@ class Cohort(Protocol):
 
     def reduce(self, mix: Mixture, of: str = "model", power: int = 1) -> Tensor:
         """One tree reduction. Of the `model`: the new value [S] that `mix` describes. Of a named upload vector:
-        Σ_k w_k v_k [P] with `mix`'s weights per client. `power` 2 sums squared updates or vectors instead."""
+        Σ_k w_k v_k [P] with `mix`'s weights of parameters. `power` 2 sums squared updates or vectors instead."""
         ...
 
     @property

@@ -23,7 +23,7 @@ class FlatModel:
     ):
         self.model, self.layers = model, layers
         state = {name: tensor.detach() for name, tensor in model.state_dict(keep_vars=True).items()}
-        self.value = layers.flatten(state).to(device=device, dtype=dtype)
+        self.value = layers.flatten(state, dtype).to(device=device)
         self.grad = torch.zeros(layers.P, device=device, dtype=dtype)
         self.params, self.buffers = self.value[: layers.P], self.value[layers.P :]
         modules = dict(model.named_modules())
@@ -51,8 +51,11 @@ class FlatModel:
         return x, self.stages[-1](x)
 
     def functional(self, value: Tensor, x: Tensor) -> Tensor:
-        """Logits [B, C] of another model value, differentiable in it. In train mode its buffers are updated in place."""
-        return torch.func.functional_call(self.model, self.layers.unflatten(value), (x,))
+        """Logits [B, C] of another model value, differentiable in its parameters. In train mode its buffers are updated
+        in place."""
+        P, T = self.layers.P, self.layers.T
+        buffers = {spec.name: spec.view(value.data) for spec in self.layers.tensors[T:]}
+        return torch.func.functional_call(self.model, self.layers.unflatten(value[:P]) | buffers, (x,))
 
     def features_of(self, value: Tensor, x: Tensor) -> Tensor:
         """Latents [B, D] of another model value; its buffers are left as they are."""

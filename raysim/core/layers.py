@@ -58,7 +58,7 @@ class LayerMap:
 
     @classmethod
     def of(cls, model: nn.Module, by: str = "unit", blocks: Sequence[str] = (), channels_last: bool = False) -> LayerMap:
-        """Lay out `model`; `by` is one of `unit`, `module`, `tensor`, `block`, `model`, `bias_group`."""
+        """Lay out `model`; `by` is a key of `GROUPINGS`."""
         modules = dict(model.named_modules())
         stages = {name: index for index, (name, _) in enumerate(model.named_children())}
         counters, buffers, parameters = [], [], []
@@ -208,9 +208,9 @@ class LayerMap:
             for s in specs
         }
 
-    def flatten(self, state: dict[str, Tensor]) -> Tensor:
+    def flatten(self, state: dict[str, Tensor], dtype: torch.dtype = torch.float32) -> Tensor:
         """The value [S] of a state_dict. Raises `KeyError` or `ValueError` naming the tensor that does not fit."""
-        value = torch.empty(self.S)
+        value = torch.empty(self.S, dtype=dtype)
         for spec in self.tensors:
             if spec.name not in state:
                 raise KeyError(f"the model's tensor {spec.name!r} is missing")
@@ -239,17 +239,26 @@ def _unit(specs: Sequence[TensorSpec], blocks=()) -> Grouping:
     """A norm layer joins the unit before it; bare parameters join the first unit."""
     first = next((s.module for s in specs if not s.bare), specs[0].module)
     unit: dict[str, str] = {}  # module -> the unit it belongs to
+    opened = first
     for spec in specs:
         if spec.bare:
             unit.setdefault(spec.module, first)
-        elif spec.module not in unit:
-            unit[spec.module] = opened if spec.norm and unit else spec.module
-        opened = unit[spec.module]
+        else:
+            opened = unit.setdefault(spec.module, opened if spec.norm else spec.module)
     return _group(specs, lambda s: unit[s.module])
 
 
 def _module(specs: Sequence[TensorSpec], blocks=()) -> Grouping:
     return _group(specs, lambda s: s.name if s.bare else s.module)
+
+
+def _tensor(specs: Sequence[TensorSpec], blocks=()) -> Grouping:
+    """A layer for each parameter tensor. Statistics go with the parameter before them, as in a unit."""
+    last = next((s.name for s in specs if s.kind == "parameter"), specs[0].name)
+    layer: dict[str, str] = {}
+    for spec in specs:
+        last = layer[spec.name] = spec.name if spec.kind == "parameter" else last
+    return _group(specs, lambda s: layer[s.name])
 
 
 def _block(specs: Sequence[TensorSpec], blocks=()) -> Grouping:
@@ -278,7 +287,8 @@ def _bias_group(specs: Sequence[TensorSpec], blocks=()) -> Grouping:
 GROUPINGS = {
     "unit": _unit,
     "module": _module,
-    "tensor": lambda specs, blocks=(): _group(specs, lambda s: s.name),
+    "tensor": _tensor,
+    "entry": lambda specs, blocks=(): _group(specs, lambda s: s.name),  # of the state_dict, statistics included
     "block": _block,
     "model": lambda specs, blocks=(): _group(specs, lambda s: "model"),
     "bias_group": _bias_group,

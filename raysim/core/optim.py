@@ -44,7 +44,8 @@ class SGD:
             grad = grad.add_(momentum, alpha=self.spec.momentum) if self.spec.nesterov else momentum
         params.add_(grad, alpha=-self.lr)
         self._weight = self.spec.momentum * self._weight + 1
-        self.normaliser = (1 - self.lr * self.proximal) * self.normaliser + self._weight
+        applied = 1 + self.spec.momentum * self._weight if self.spec.nesterov else self._weight
+        self.normaliser = (1 - self.lr * self.proximal) * self.normaliser + applied
 
     def state(self) -> dict[str, Tensor]:
         """What outlives a round with `local.state: persist`."""
@@ -61,27 +62,29 @@ class Adam:
     def __init__(self, spec: OptimizerSpec, params: Tensor, grad: Tensor, lr: float):
         self.spec, self.params, self.grad, self.lr = spec, params, grad, lr
         self.mean, self.square = torch.zeros_like(params), torch.zeros_like(params)  # [P]
-        self.steps = 0
+        self.steps: dict[tuple[int, int], int] = {}  # (start, stop) of a part -> its steps, for the bias correction
         self.proximal = 0.0
         self.normaliser = 0.0  # FedNova has no closed form for Adam: steps are counted
 
     def step(self, part: slice = slice(None)) -> None:
         """Update the parameters, or the slice `part` of them, in place. The gradient is used up."""
         params, grad, (b1, b2) = self.params[part], self.grad[part], self.spec.betas
-        self.steps += 1
+        start, stop, _ = part.indices(len(self.params))
+        steps = self.steps[start, stop] = self.steps.get((start, stop), 0) + 1
         self.normaliser += 1
         if self.spec.weight_decay:
             grad.add_(params, alpha=self.spec.weight_decay)
         mean = self.mean[part].lerp_(grad, 1 - b1)
         square = self.square[part].mul_(b2).addcmul_(grad, grad, value=1 - b2)
-        scale = (square / (1 - b2**self.steps)).sqrt_().add_(1e-8)
-        params.addcdiv_(mean, scale, value=-self.lr / (1 - b1**self.steps))
+        scale = (square / (1 - b2**steps)).sqrt_().add_(1e-8)
+        params.addcdiv_(mean, scale, value=-self.lr / (1 - b1**steps))
 
     def state(self) -> dict[str, Tensor]:
         """What outlives a round with `local.state: persist`."""
-        return {"mean": self.mean, "square": self.square, "steps": torch.tensor(float(self.steps))}
+        steps = torch.tensor([(*part, n) for part, n in self.steps.items()]).view(-1, 3)
+        return {"mean": self.mean, "square": self.square, "steps": steps}
 
     def load(self, state: dict[str, Tensor]) -> None:
         self.mean.copy_(state["mean"])
         self.square.copy_(state["square"])
-        self.steps = int(state["steps"])
+        self.steps = {(start, stop): n for start, stop, n in state["steps"].tolist()}

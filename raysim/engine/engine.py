@@ -347,7 +347,10 @@ class HostedCohort:
         per_client = engine.stateful + engine.spec.stack.peer_models + self._trace
         deaths: Counter[int] = Counter()
         while queue:
-            wave = [(i, shares.pop(0)) for i, shares in queue.items()]
+            # Indices that share a host, after losses without room, take turns: no share dies of another's client.
+            turns = {engine.hosts[i]: i for i in queue}
+            wave = [(i, queue[i].pop(0)) for i in turns.values()]
+            sums = sums if len(turns) == len(queue) else None
             calls = [
                 self.call_for(i, "train", share, 2 + per_client * len(share), sums[i] if sums else None)
                 for i, share in wave
@@ -377,7 +380,7 @@ class HostedCohort:
                 self._root = None
                 engine.replace(lost)
                 for i in lost & self.held.keys():  # models of this round that died with their host
-                    queue[i].insert(0, self.held.pop(i))
+                    queue.setdefault(i, []).insert(0, self.held.pop(i))
             queue = {i: shares for i, shares in queue.items() if shares}
 
     def _restore(self, lost: set[int]) -> None:
@@ -487,15 +490,12 @@ class HostedCohort:
         return engine.recovering(run, self._restore)
 
     def reduce(self, mix: Mixture, of: str = "model", power: int = 1) -> Tensor:
-        if of != "model":
-            weights = mix.per_client()[:, None]
-            [total] = self._sum([(0, self.layers.P, weights[:, 0].numpy())], of, power)
-            return torch.zeros(self.layers.P) if total is None else total
-        weights = torch.cat([mix.weights, mix.buffers], dim=1)
+        of_model = of == "model"
+        weights = torch.cat([mix.weights, mix.buffers], dim=1) if of_model else mix.weights
         pieces = equal_columns(weights, self.layers)
         as_foreseen = self._foreseen is not None and mix is self._foreseen[0] and self.clients == self.asked
-        sums = self._sum(pieces, of, power, as_foreseen and power == 1)
-        if power == 2:
+        sums = self._sum(pieces, of, power, as_foreseen and of_model and power == 1)
+        if power == 2 or not of_model:
             return torch.cat([torch.zeros(b - a) if s is None else s for (a, b, _), s in zip(pieces, sums, strict=True)])
         # The leaves are updates: that way the small differences of the clients are kept.
         result = self.server_value.clone()

@@ -349,7 +349,8 @@ class ClientHost:
         rows = self.partition.test[client]
         if not len(rows):
             return Score(0, 0, 0.0, float("nan"))
-        parts = [self.samples(rows[i : i + self.spec.eval_batch], client) for i in range(0, len(rows), self.spec.eval_batch)]
+        batches = range(0, len(rows), self.spec.eval_batch)
+        parts = [self.samples(rows[i : i + self.spec.eval_batch], client) for i in batches]
         return Score.of(torch.cat([self._logits(x) for x, _ in parts]), torch.cat([y for _, y in parts]))
 
     def personal(

@@ -14,6 +14,7 @@ from typing import Any
 # `uv run` would otherwise make Ray rebuild the environment for every worker, which has it already.
 os.environ.setdefault("RAY_ENABLE_UV_RUN_RUNTIME_ENV", "0")
 os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # an actor without a GPU share sees no GPU; no warning
+os.environ.setdefault("RAY_DEDUP_LOGS_SKIP_REGEX", ".")  # what Ray prints of dead processes, whatever `log_to_driver` says
 
 import ray
 from ray.exceptions import ActorDiedError, ActorUnavailableError, ObjectLostError, RayActorError, RayTaskError
@@ -21,7 +22,7 @@ from ray.exceptions import ActorDiedError, ActorUnavailableError, ObjectLostErro
 from raysim.config import Config, ConfigError, RayEngineConfig
 from raysim.engine.engine import Call, Engine, Handle, HostLost, StateLost
 from raysim.engine.host import ClientHost, HostSpec
-from raysim.engine.placement import Placement, Resources, place
+from raysim.engine.placement import Placement, PlacementError, Resources, place
 
 START_SECONDS = 120  # to place a new host; a cluster that cannot by then has too little left
 DRIVER_ATTEMPTS = 3
@@ -74,6 +75,18 @@ class Pool:
         actor.forget.remote()
         self._idle.append(actor)
 
+    def warm(self, config: Config, resources: Resources) -> None:
+        """Start the processes that a run of `config` will most likely take; raises nothing, it is only a guess."""
+        settings, clients = config.engine, getattr(config.data.partition, "clients", None)
+        with suppress(PlacementError):
+            cohort = config.rounds.cohort_size(clients) if clients else 1 << 20
+            placement = place(
+                resources, cohort, settings.clients_per_actor, settings.gpu_per_client, settings.threads, model_bytes=0
+            )
+            self._share = placement.cpus, placement.gpus
+            options = {"num_cpus": placement.cpus, "num_gpus": placement.gpus, "scheduling_strategy": "SPREAD"}
+            self._idle = [ray.remote(HostActor).options(**options).remote() for _ in range(placement.hosts)]
+
     def clear(self) -> None:
         """Stop the idle actors."""
         while self._idle:
@@ -86,11 +99,11 @@ class RayEngine(Engine):
 
     placement: Placement = Placement(1, 1.0, 0.0)  # noqa: RUF009 (a frozen value)
     pool: Pool | None = None
+    dealt: tuple[Any, Any] | None = None  # references to data and partition, where they are in the object store already
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._data = ray.put(self.data)
-        self._partition = ray.put(self.partition)
+        self._data, self._partition = self.dealt or (ray.put(self.data), ray.put(self.partition))
         actors, ready = zip(*(self._new_host() for _ in range(self.placement.hosts)), strict=True)
         try:
             nodes = ray.get(list(ready), timeout=START_SECONDS)
@@ -191,9 +204,10 @@ def free_resources() -> Resources:
 
 def ray_engine(
     config: Config, spec: HostSpec, data: Any, partition: Any, cohort: int, resources: Resources | None = None,
-    pool: Pool | None = None,
+    pool: Pool | None = None, dealt: tuple[Any, Any] | None = None,
 ) -> Engine:  # fmt: skip
-    """The engine of `config` on `resources` (default: what the cluster has free), with hosts of `pool` first.
+    """The engine of `config` on `resources` (default: what the cluster has free), with hosts of `pool` first. `dealt`
+    are references to data and partition, where those are in the object store.
 
     Raises `PlacementError` and `ConfigError` for what does not fit.
     """
@@ -206,17 +220,21 @@ def ray_engine(
         resources, cohort, settings.clients_per_actor, settings.gpu_per_client, settings.threads, 4 * layers.S
     )
     return RayEngine(
-        spec, data, partition, settings.fan_in, settings.gather_bytes, placement=placement, pool=pool
+        spec, data, partition, settings.fan_in, settings.gather_bytes, placement=placement, pool=pool, dealt=dealt
     )  # fmt: skip
 
 
 class Driver:
     """The federation, in an actor: what the loop over rounds holds never passes the process of the command line."""
 
-    def build(self, config: Config, out: Path, resume: bool, resources: Resources) -> None:
+    def build(self, config: Config, out: Path, resume: bool, resources: Resources, dealt: list[Any]) -> None:
         from raysim.federation import Federation
 
-        self.federation = Federation(config, out, resume, partial(ray_engine, resources=resources))
+        pool = Pool()
+        if config.engine.clients_per_actor == "auto":
+            pool.warm(config, resources)  # processes start while the federation is built
+        engine = partial(ray_engine, resources=resources, pool=pool, dealt=tuple(dealt))
+        self.federation = Federation(config, out, resume, engine, tuple(ray.get(dealt)))
 
     def call(self, method: str) -> Any:
         return getattr(self.federation, method)()
@@ -225,8 +243,9 @@ class Driver:
 class RemoteFederation:
     """A `Federation` that lives in an actor. If the actor dies, another goes on from the last checkpoint."""
 
-    def __init__(self, config: Config, out: Path, resume: bool):
+    def __init__(self, config: Config, out: Path, resume: bool, dealt: tuple[Any, Any]):
         self._config, self._out = config, Path(out).absolute()
+        self._dealt = [ray.put(part) for part in dealt]
         # Counted once: when another driver takes over, the hosts of the one that died may still be on their way out.
         self._resources = free_resources()
         self._start(resume)
@@ -236,7 +255,7 @@ class RemoteFederation:
         here = ray.get_runtime_context().get_node_id()
         strategy = ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy(here, soft=False)
         self._driver = ray.remote(Driver).options(num_cpus=0, scheduling_strategy=strategy).remote()
-        self._get(self._driver.build.remote(self._config, self._out, resume, self._resources))
+        self._get(self._driver.build.remote(self._config, self._out, resume, self._resources, self._dealt))
 
     @staticmethod
     def _get(reference: Any) -> Any:
@@ -278,15 +297,24 @@ class RemoteFederation:
 @contextmanager
 def session(config: Config, address: str | None = None) -> Iterator[Callable[[Config, Path, bool], RemoteFederation]]:
     """Join the cluster at `address` or RAY_ADDRESS, or start one on this machine and stop it at the end."""
+    from raysim.federation import prepare
+
+    dealt = prepare(config)  # what is wrong with the data shows before anything is started
     joined = address or os.environ.get("RAY_ADDRESS")
     quiet = {"log_to_driver": False, "logging_level": "ERROR"}
     started = not ray.is_initialized()
     if started and joined:
-        ray.init(address=joined, **quiet)
+        try:
+            ray.init(address=joined, **quiet)
+        except ConnectionError as error:
+            raise ConnectionError(
+                f"{error}. If the cluster asks for a token, set RAY_AUTH_MODE=token, and RAY_AUTH_TOKEN where "
+                "~/.ray/auth_token is not the cluster's"
+            ) from None
     elif started:
         ray.init(address="local", num_cpus=len(os.sched_getaffinity(0)), include_dashboard=False, **quiet)
     try:
-        yield RemoteFederation
+        yield partial(RemoteFederation, dealt=dealt)
     finally:
         if started:
             ray.shutdown()

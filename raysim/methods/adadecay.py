@@ -30,7 +30,7 @@ class AdaDecay(ServerStep):
     def apply(self, target: Tensor, mixture: Mixture, cohort: Cohort, server: Server) -> Tensor:
         layers, P, params = server.layers, server.layers.P, server.params
         moved = (target[:P] - params).abs()
-        counts = layers.counts.clamp_min(1)
+        counts = layers.counts.clamp_min(1).double()
         centred = moved - layers.expand(layers.dots(moved, torch.ones_like(moved)) / counts).to(moved.dtype)
         deviation = layers.norms(centred) / counts.sqrt()
         scale = torch.where(deviation > EPS, self.alpha / deviation.clamp_min(EPS), 0.0)  # all alike: θ = 1

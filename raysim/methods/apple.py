@@ -94,10 +94,7 @@ class APPLE(ClientMethod, DownlinkRule):
     def step(self, run: LocalRun, x: Tensor, y: Tensor) -> None:
         pi, cores = run.state(self).pi, run.scratch["apple"]
         run.gradient(x, y)
-        along = run.grad
-        if self.official:
-            sizes = run.layers.sizes[: run.layers.T].to(along)
-            along = along / run.layers.per_element(sizes * run.layers.T)
+        along = run.grad * mean_of_means(run.layers).to(run.grad) if self.official else run.grad
         peers = torch.tensor(list(cores), device=pi.device)
         slope = torch.stack([torch.dot(along, core) for core in cores.values()]).double()  # ⟨G, m_j⟩
         core = cores[run.client]
@@ -126,6 +123,11 @@ class APPLE(ClientMethod, DownlinkRule):
         """λ_t: the pull of π towards the clients' shares of the samples ends after a fraction L of the rounds."""
         last = int(self.L * run.moment.rounds)
         return (math.cos(math.pi * run.t / last) + 1) / 2 if run.t < last else 0.0
+
+
+def mean_of_means(layers: LayerMap) -> Tensor:
+    """[P], by which a sum over elements becomes the mean over tensors of their means."""
+    return layers.per_element(1 / (layers.sizes[: layers.T].double() * layers.T))
 
 
 @dataclass(frozen=True)

@@ -54,7 +54,11 @@ class LDAWA(Weighting):
 
     @property
     def probes(self) -> tuple[Probe, ...]:
-        return (LayerCosine(self.layer_by, self.scale_buffers),)
+        return (LayerCosine(self._grouping, self.scale_buffers),)
+
+    @property
+    def _grouping(self) -> str:
+        return "entry" if self.scale_buffers else self.layer_by
 
     def check(self, config: Config) -> str | None:
         if self.scale_buffers and self.layer_by != "tensor":
@@ -69,7 +73,7 @@ class LDAWA(Weighting):
         mixture = prior.reweighted(torch.ones_like(prior.lam)) if self.base == "uniform" else prior
         cosine = cohort.stat(self.probes[0])  # [K, layers]
         server.note(self, "cosine", cosine, "client", "position")
-        factor = server.layers.regroup(self.layer_by).spread(cosine)  # [K, T + Tb]
+        factor = server.layers.regroup(self._grouping).spread(cosine)  # [K, T + Tb]
         if self.renormalize:
             total = (mixture.base * factor).sum(0)
             factor = torch.where(total > EPS, factor / total.clamp_min(EPS), 1.0)

@@ -3,10 +3,9 @@ from hashlib import blake2b
 import numpy as np
 import torch
 from case import Case, State, Traced, fedavg, minus
-from reference import parameters, tensors
-
 from cases.feddf import distilled
 from cases.server_ft import SETTING
+from reference import parameters, tensors
 
 # A model's parameters in the order of its modules, in which the noise was drawn.
 ORDER = [

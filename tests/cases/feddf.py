@@ -1,12 +1,11 @@
 import torch
 from case import Case, State, Traced
-from reference import forward, tensors
-
 from cases.server_ft import SETTING, trained
+from reference import forward, tensors
 
 
 def distilled(round_: Traced, teachers: list[dict[str, torch.Tensor]], temperature: float, student: float) -> State:
-    """KL(softmax(mean of the teachers' logits / temperature) ‖ softmax(student's logits / student)), a mean over samples."""
+    """KL(softmax(mean of teachers' logits / temperature) ‖ softmax(student's logits / student)), mean of samples."""
 
     def loss(logits, images, labels):
         mean = torch.stack([forward(teacher, images, train=False)[0] for teacher in teachers]).mean(0)

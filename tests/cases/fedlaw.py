@@ -50,6 +50,6 @@ ATTENTIVE = Case(
     learned("attentive_law", stop_round=1), PROXY, recompute=lambda r: recompute(r, "lambda", quad=True),
 )  # fmt: skip
 GWS = Case(
-    "adaptive_gws", learned("adaptive_gws"), learned("adaptive_gws", epochs=0), learned("adaptive_gws", epochs=1), PROXY,
-    recompute=lambda r: recompute(r, "gamma"),
+    "adaptive_gws", learned("adaptive_gws"), learned("adaptive_gws", epochs=0), learned("adaptive_gws", epochs=1),
+    PROXY, recompute=lambda r: recompute(r, "gamma"),
 )  # fmt: skip

@@ -1,0 +1,95 @@
+"""Client methods, selections, weightings and server steps together (design: any × FedLDF × any × FedLWS)."""
+
+import numpy as np
+import pytest
+import torch
+from case import UNITS, State, Traced, fedavg, minus, norm
+from conftest import play, tiny
+
+SGDM = {"sgdm": {"reading": "mfl"}}
+CLIENTS: list[list] = [["fedprox"], ["fedbabu"], ["feddyn"], ["fedala"], ["ditto"], [{"fedadp": 0.5}], ["moon"], [SGDM]]
+WEIGHTINGS = [["feddisco"], [{"ldawa": {"warmup": 0}}], ["fednova"], ["ccn"], [{"hdfl": 2}], [{"random_layer": 2}]]
+
+
+@pytest.mark.parametrize(
+    ("client", "weighting"),
+    [*((client, ["ccn", "fednova"]) for client in CLIENTS), *(([], weighting) for weighting in WEIGHTINGS)],
+    ids=str,
+)
+def test_all_go_together(client, weighting, tmp_path):
+    local = {"momentum": 0.0} if client == [SGDM] else {}  # it brings its own
+    rounds = {"total": 2, "evaluate_every": 2}
+    setting = {"client": client, "rounds": rounds, "local": local, "server": [{"fedlws": 0.01}]}
+    value = play(tiny(weighting=[{"fedldf": 2}, *weighting], **setting), tmp_path / "all").server.value
+    plain = play(tiny(**setting), tmp_path / "plain").server.value
+    assert value.isfinite().all()
+    assert not torch.equal(value, plain)
+
+
+def test_scaffold_with_ccn_and_fedldf(tmp_path):
+    """ν is 1/K, and the mean of the control variates stays uniform and whole."""
+    config = tiny(
+        client=["scaffold"], weighting=["ccn", {"fedldf": 2}], server=["fedlws"], record={"trace": "rounds"},
+        local={"momentum": 0.0, "weight_decay": 0.0},
+    )  # fmt: skip
+    federation = play(config, tmp_path)
+    rounds = [Traced(tmp_path, t, federation) for t in range(3)]
+    for round_ in rounds:
+        factor = round_.note("ccn", "factor")
+        np.testing.assert_allclose(round_.note("ccn", "lambda"), factor / factor.sum(), rtol=1e-12)
+    control = federation.server.layers.state_dict(federation.server.shared["scaffold"])
+    for name in rounds[0].parameters:
+        changes = [np.mean([c.upload[f"scaffold.{name}"] for c in round_.clients], axis=0) for round_ in rounds]
+        np.testing.assert_allclose(control[name], 3 / 8 * sum(changes), atol=1e-6)
+
+
+SENDERS = 2
+STACK = {
+    "weighting": ["fednova", {"ccn": {"temperature": 0.1}}, {"feddisco": {"a": 0.1, "b": 0.2}}, {"fedldf": SENDERS}],
+    "server": [{"fedavgm": 0.5}, {"fedlws": {"beta": 0.3}}],
+}
+
+
+def recomputed(round_: Traced) -> State:
+    """FedDisco and CCN in the order listed, normalised directions over each layer's uploaders, momentum, then shrinking
+    with τ over the uploaders. FedDisco sees CCN's weights in the place of p."""
+    before, clients = round_.before, round_.clients
+    factor, shares = round_.note("ccn", "factor"), round_.note("feddisco", "discrepancy")
+    ccn = factor * round_.p / (factor * round_.p).sum()
+    lam = np.maximum(0, ccn - 0.1 * shares + 0.2)
+    np.testing.assert_allclose(round_.note("feddisco", "lambda"), lam / lam.sum(), rtol=1e-9)
+    steps = np.array([len(c.steps) for c in clients])
+    applied = (steps - 9 * (1 - 0.9**steps)) / 0.1
+    after = fedavg(round_)
+    for unit, names in UNITS.items():
+        updates = [minus(c.model, before) for c in clients]
+        order = np.argsort([-norm(u, names) for u in updates], kind="stable")[:SENDERS]
+        weights = lam[order] / lam[order].sum()
+        tau_eff = weights @ applied[order]
+        for name in names:
+            after[name] = before[name] + tau_eff * sum(
+                w * updates[k][name] / applied[k] for w, k in zip(weights, order, strict=True)
+            )
+        for name in (n for n in after if n.startswith(f"{unit}.norm.") and n not in names):
+            sent = [clients[k].model[name] for k in order]
+            after[name] = np.max(sent, axis=0) if name.endswith("tracked") else weights @ np.stack(sent)
+    return after
+
+
+def test_one_round_of_everything(tmp_path):
+    config = tiny(**STACK, record={"trace": "rounds"})
+    round_ = Traced(tmp_path, 2, play(config, tmp_path))
+    velocity = dict.fromkeys(round_.parameters, 0.0)
+    for t in range(3):
+        update = minus(recomputed(round_.at(t)), round_.at(t).before)
+        velocity = {n: 0.5 * v + update[n] for n, v in velocity.items()}
+    expected = recomputed(round_) | {n: round_.before[n] + v for n, v in velocity.items()}
+    for names in UNITS.values():
+        updates = [minus(c.model, round_.before) for c in round_.clients]
+        order = np.argsort([-norm(u, names) for u in updates], kind="stable")[:SENDERS]
+        centre = {n: np.mean([updates[k][n] for k in order], axis=0) for n in names}
+        tau = np.mean([norm(minus({n: updates[k][n] for n in names}, centre), names) for k in order])
+        old, moved = norm(round_.before, names), norm(minus(expected, round_.before), names)
+        expected |= {n: old / (0.3 * tau * moved + old) * expected[n] for n in names}
+    for name, value in expected.items():
+        np.testing.assert_allclose(round_.after[name], value, atol=4e-6 * max(1, np.abs(value).max()), err_msg=name)

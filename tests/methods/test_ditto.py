@@ -1,0 +1,100 @@
+"""Ditto, methods.md 6.6."""
+
+import pytest
+import torch
+from conftest import play, tiny
+from quadratics import Quadratics, quadratics
+
+from raysim.core.client import ClientMethod
+from raysim.methods.ditto import Ditto
+
+A, B = [[1.0], [4.0]], [[0.0], [1.0]]  # two clients, curvatures and optima
+
+
+def personal(federation: Quadratics, client: int) -> torch.Tensor:
+    return federation.kept[client]["ditto"].v
+
+
+@pytest.mark.parametrize("lam", [0.0, 0.5, 2.0])
+def test_ends_at_its_closed_form(lam):
+    """v = (a b + λ w)/(a + λ) around the w that was received; the global track does not notice."""
+    federation = Quadratics([Ditto(lam, epochs=200)], A, B, lr=0.15, start=[3.0])
+    value = federation.play(1)
+    for k, (a, b) in enumerate([(1.0, 0.0), (4.0, 1.0)]):
+        assert personal(federation, k).item() == pytest.approx((a * b + lam * 3.0) / (a + lam), abs=1e-9)
+    assert torch.equal(value, Quadratics([], A, B, lr=0.15, start=[3.0]).play(1))
+
+
+def test_an_infinite_spring_holds_v_at_the_global_model():
+    federation = Quadratics([Ditto(1e9, epochs=5)], A, B, lr=1e-9, start=[3.0])
+    federation.play(1)
+    assert abs(personal(federation, 1) - 3.0) < 1e-6
+
+
+def test_v_goes_on_from_where_it_was_around_what_is_received_now():
+    lam, lr = 0.5, 0.1
+    federation = Quadratics([Ditto(lam, epochs=1)], A, B, lr=lr, start=[3.0])
+    v = 3.0  # the first model received
+    for _ in range(3):
+        w = federation.server.value.item()
+        v -= lr * (4.0 * (v - 1.0) + lam * (v - w))
+        federation.round()
+        assert personal(federation, 1).item() == pytest.approx(v, abs=1e-12)
+
+
+@quadratics()
+def test_the_spring_is_fixed_where_training_starts():
+    """Beside a method that initialises: ALA's mix takes the place of the download (methods.md 6.1 item 6)."""
+
+    class Elsewhere(ClientMethod):
+        def start(self, run):
+            run.params.fill_(5.0)
+
+    federation = Quadratics([Elsewhere(), Ditto(2.0, epochs=300)], A, B, lr=0.1, start=[3.0])
+    federation.visit(federation.run(1))
+    assert personal(federation, 1).item() == pytest.approx((4.0 * 1.0 + 2.0 * 5.0) / 6.0)
+
+
+def test_global_track_is_fedavg(tmp_path):
+    value = play(tiny(client=["ditto"]), tmp_path / "ditto").server.value
+    assert torch.equal(value, play(tiny(), tmp_path / "fedavg").server.value)
+
+
+def test_what_layers_draw_aside_is_not_taken_from_training():
+    """Else dropout in v's passes would change the masks of the global track."""
+    run = Quadratics([Ditto()], A, B).run(0)
+    torch.manual_seed(0)
+    expected = torch.rand(3)
+    torch.manual_seed(0)
+    with run.aside("ditto"):
+        aside = torch.rand(3)
+    assert torch.equal(torch.rand(3), expected)
+    assert not torch.equal(aside, expected)
+
+
+def test_official_sgd_has_no_momentum_and_no_decay():
+    momentum = {"momentum": 0.9, "weight_decay": 0.1}
+    plain, official, usual = (
+        Quadratics([Ditto(0.5, epochs=3, official_sgd=official)], A, B, start=[3.0], steps=2, **optimizer)
+        for official, optimizer in ((False, {}), (True, momentum), (False, momentum))
+    )
+    values = [federation.play(1) for federation in (plain, official, usual)]
+    assert torch.equal(personal(official, 1), personal(plain, 1))
+    assert not torch.equal(personal(official, 1), personal(usual, 1))
+    assert torch.equal(values[1], values[2])  # the global track keeps them
+    assert not torch.equal(values[1], values[0])
+
+
+@quadratics()
+def test_tested_is_v():
+    federation = Quadratics([Ditto(0.5)], A, B, start=[3.0])
+    newcomer = federation.run(1)
+    federation.stack.personal(newcomer)
+    assert newcomer.params.item() == 3.0
+    after = federation.run(1)
+    federation.visit(after)
+    v = personal(federation, 1).clone()
+    assert v.item() != after.params.item()
+    for run in (after, federation.run(1)):  # right after training, and before the next one
+        federation.stack.personal(run)
+        assert torch.equal(run.params, v)

@@ -1,0 +1,139 @@
+"""FedFomo, methods.md 6.9."""
+
+from contextlib import contextmanager
+from dataclasses import replace
+from types import SimpleNamespace
+
+import pytest
+import torch
+from conftest import play, table, tiny
+from quadratics import Quadratics, quadratic, quadratics
+from toy import ToyCohort, noted, toy_server, vector
+
+from raysim.config import ConfigError
+from raysim.core.client import Upload
+from raysim.methods.fedfomo import AddPreferences, FedFomo, Origin
+
+VAL = {"client_val_frac": 0.2}
+
+
+@contextmanager
+def validated():
+    """The quadratic is the validation loss too, ½ (w − 1)²; models that are not trained are only looked at."""
+    with quadratics(), pytest.MonkeyPatch.context() as patch:
+        loss = lambda logits, y, reduction: quadratic(logits, y) * len(y)  # noqa: E731
+        patch.setattr("raysim.methods.fedfomo.F", SimpleNamespace(cross_entropy=loss))
+        yield
+
+
+def client(peers: dict[int, float], old: float = 4.0, own: float = 3.0):
+    """Client 0 of four, which started at `old` last time, came to `own`, and is sent `peers`."""
+    federation = Quadratics([FedFomo()], [[1.0]] * 4, [[1.0]] * 4)
+    federation.kept[0] |= {"fedfomo": Origin(vector([old])), "previous": vector([own])}
+    run = federation.run(0, [-50.0])  # the global model, which nobody is sent
+    run.peers = {peer: vector([value]) for peer, value in peers.items()}
+    return federation, run
+
+
+def test_weights_by_what_models_gain_per_distance():
+    """L(4) = 4.5: its own model 3 gains 2.5 over 1, a peer at 2 gains 4 over 2, one at 6 loses 8 over 2."""
+    federation, run = client({0: 3.0, 1: 2.0, 3: 6.0})
+    with validated():
+        federation.stack.start(run)
+    a = [2.5 / 1.00001, 4.0 / 2.00001, 0.0, -8.0 / 2.00001]
+    b = [a[0] / (a[0] + a[1]), a[1] / (a[0] + a[1])]
+    assert run.params.item() == pytest.approx(b[0] * 3.0 + b[1] * 2.0, abs=1e-12)
+    assert run.state(FedFomo()).value.item() == run.params.item()  # the next θ_old
+    upload = Upload(run.value)
+    FedFomo().finish(run, upload)
+    assert upload.scalars["fedfomo"].tolist() == pytest.approx(a, abs=1e-12)
+
+
+@pytest.mark.parametrize("peers", [{}, {1: 6.0, 2: -10.0}, {0: 3.0}])
+def test_goes_on_from_its_own_model_where_no_other_helps(peers):
+    federation, run = client(peers)
+    with validated():
+        federation.stack.start(run)
+    assert run.params.item() == 3.0
+
+
+def test_newcomers_start_from_the_global_model():
+    federation = Quadratics([FedFomo()], [[1.0]] * 2, [[1.0]] * 2, start=[9.0])
+    run = federation.run(1)
+    federation.stack.start(run)
+    assert run.params.item() == 9.0
+    assert run.state(FedFomo()).value.item() == 9.0
+
+
+def bank(*clients: int) -> SimpleNamespace:
+    return SimpleNamespace(clients=clients)
+
+
+def server(Q: list[list[float]]):
+    made = toy_server(labels=[[1]] * len(Q))
+    AddPreferences().prepare(made)
+    assert torch.equal(made.memory["fedfomo"], torch.eye(len(Q)).double())
+    made.memory["fedfomo"] += vector(Q)
+    return made
+
+
+def test_sends_the_models_of_largest_preference_among_those_there_are():
+    Q = [[0, 3, 0.5, 2], [0, 0, 0, 0], [5, 5, 5, 5], [0, 0, -1, 0]]
+    method = FedFomo(models=2)
+    down = method.downlink((0, 1, 3), bank(0, 1, 2, 3), server(Q))
+    assert down.peers == ((1, 3), (0, 1), (0, 3))  # its own counts 1 from the start; equals: the lower id
+    down = method.downlink((0, 1, 3), bank(0, 2, 3), server(Q))
+    assert down.peers == ((0, 3), (), (0, 3))  # client 1 has not taken part: it gets the global model
+    assert FedFomo().downlink((0,), bank(0, 1, 2, 3), server(Q)).peers == ((0, 1, 2, 3),)
+    assert FedFomo().downlink((0, 1), bank(), server(Q)).peers == ((), ())
+
+
+def test_epsilon_sends_others_instead():
+    Q = [[9.0, 8, 1, 1, 1, 1]] * 6
+
+    def drawn(epsilon: float, t: int = 0) -> tuple[int, ...]:
+        return FedFomo(2, epsilon).downlink((0,), bank(*range(6)), replace(server(Q), t=t)).peers[0]
+
+    assert drawn(0.0) == (0, 1)
+    assert len(drawn(1.0)) == 2
+    assert not {*drawn(1.0)} & {0, 1}
+    share = sum(len({*drawn(0.3, t)} - {0, 1}) for t in range(400)) / 800
+    assert abs(share - 0.3) < 0.06  # its standard deviation is 0.016
+
+
+def test_preferences_add_up():
+    made = server([[0.0] * 3] * 3)
+    cohort = ToyCohort(made, scalars={"fedfomo": vector([[1.0, 2.0, 0.0], [0.0, -1.0, 0.0], [0.0, 0.0, 4.0]])})
+    for _ in range(2):
+        target = AddPreferences().apply(made.value, cohort.by_size(), cohort, made)
+    assert target is made.value
+    assert made.memory["fedfomo"].tolist() == [[3.0, 4.0, 0.0], [0.0, -1.0, 0.0], [0.0, 0.0, 9.0]]
+    made.notes.pop()
+    assert noted(made, "preference").tolist()[0] == [1.0, 2.0, 0.0]
+
+
+def test_models_sent_are_counted(tmp_path):
+    """(1 + M) P a client and round once all have taken part, before that as in FedAvg; preferences are N scalars."""
+    federation = play(tiny(client=[{"fedfomo": {"models": 3}}], data=VAL, rounds={"participation": 1.0}), tmp_path)
+    traffic, model = table(tmp_path, "traffic"), 4 * federation.server.layers.P
+    assert (traffic["up_params"] == model).all()
+    assert (traffic["up_scalars"] == 4 * 8).all()
+    assert traffic["down_params"].reshape(3, 8).tolist() == [[model] * 8, [3 * model] * 8, [3 * model] * 8]
+
+
+def test_switches_change_the_result(tmp_path):
+    def sha(**fields) -> str:
+        changes = {"client": [{"fedfomo": fields}], "data": VAL, "rounds": {"participation": 1.0}}
+        return play(tiny(**changes), tmp_path / str(fields)).sha256()
+
+    assert len({sha(), sha(models=2), sha(models=2, epsilon=0.9)}) == 3
+
+
+@pytest.mark.parametrize(
+    ("changes", "fault"),
+    [({}, "data.client_val_frac is 0"), ({"fields": {"models": 0}, "data": VAL}, "models is 0"),
+     ({"fields": {"epsilon": 2.0}, "data": VAL}, "epsilon is 2")],
+)  # fmt: skip
+def test_refused(changes, fault):
+    with pytest.raises(ConfigError, match=fault):
+        tiny(client=[{"fedfomo": changes.get("fields", {})}], data=changes.get("data", {}))

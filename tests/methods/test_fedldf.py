@@ -1,0 +1,83 @@
+"""FedLDF (methods.md 3.1)."""
+
+import numpy as np
+import pytest
+import torch
+from conftest import play, table, tiny
+from toy import TWO_LAYERS, UPDATES, ToyCohort, noted, planned, toy_server
+
+from raysim.config import ConfigError
+from raysim.methods.fedldf import FedLDF
+
+
+def cohort(updates=UPDATES) -> ToyCohort:
+    return ToyCohort(toy_server(TWO_LAYERS), updates)
+
+
+@pytest.mark.parametrize(
+    ("n", "uploads", "result"),
+    [
+        (1, [[1, 0], [0, 0], [0, 1]], [4.0, 2.0]),
+        (2, [[1, 0], [1, 1], [0, 1]], [3.5, 3.0]),  # clients 2 and 3 both stand still in layer 1: the lower id sends
+        (3, [[1, 1]] * 3, [3.25, 3.25]),
+        (9, [[1, 1]] * 3, [3.25, 3.25]),
+    ],
+)
+def test_golden_numbers(n, uploads, result):
+    toy = cohort()
+    assert planned(FedLDF(n), toy).tolist() == pytest.approx(result, abs=1e-12)
+    assert noted(toy.server, "uploads").tolist() == uploads
+    assert noted(toy.server, "divergence").tolist() == [[1, 0], [0, 1], [0, 2]]
+
+
+def test_identical_clients_and_clients_that_stand_still():
+    for update in ([0.5, -1.0], [0.0, 0.0]):
+        same = planned(FedLDF(1), cohort([update] * 3))
+        torch.testing.assert_close(same, cohort().server.value + torch.tensor(update), rtol=0, atol=1e-12)
+
+
+def test_metrics_compare_layers_and_choose_alike():
+    """They divide a layer's divergences by one number, so that only what is recorded can differ."""
+    server = {"value": [3.0, 0.5]}
+    notes = {}
+    for metric in ("l2", "l2_rms", "relative"):
+        toy = ToyCohort(toy_server(TWO_LAYERS, **server))
+        planned(FedLDF(1, metric), toy)
+        notes[metric] = noted(toy.server, "divergence"), noted(toy.server, "uploads")
+    assert notes["relative"][0].tolist() == [[1 / 3, 0], [0, 2], [0, 4]]
+    assert notes["l2_rms"][0].tolist() == notes["l2"][0].tolist()  # of one parameter each
+    assert torch.equal(notes["relative"][1], notes["l2"][1])
+
+
+def run(folder, **changes):
+    """A short run: its federation, `uploads` and `divergence` [rounds, K, L], and the bytes of every round."""
+    federation = play(tiny(**changes), folder)
+    notes, shape = table(folder, "notes"), (federation.server.rounds, federation.cohort_size, federation.server.layers.L)
+    values = {name: notes["value"][notes["name"] == name].reshape(shape) for name in ("uploads", "divergence")}
+    traffic = {name: column.reshape(shape[:2]).sum(1) for name, column in table(folder, "traffic").items()}
+    return federation, values, traffic
+
+
+def test_every_layer_is_sent_n_times_and_its_bytes_are_counted(tmp_path):
+    n, fedldf = 2, {"weighting": [{"fedldf": 2}]}
+    federation, notes, traffic = run(tmp_path, **fedldf)
+    layers, (_, K, L) = federation.server.layers, notes["uploads"].shape
+    assert (notes["uploads"].sum(1) == n).all()
+    asked = traffic["up_params"] + traffic["up_scalars"] + traffic["down_masks"]
+    assert (asked == n * layers.P * 4 + K * L * 4 + K * -(-L // 8)).all()
+    assert (traffic["up_buffers"] == n * layers.B * 4).all()
+    assert (traffic["down_params"] == K * layers.P * 4).all()
+
+
+def test_l2_rms_is_per_parameter(tmp_path):
+    _, l2, _ = run(tmp_path / "l2", weighting=[{"fedldf": 1}])
+    federation, rms, _ = run(tmp_path / "rms", weighting=[{"fedldf": {"top_n": 1, "metric": "l2_rms"}}])
+    sizes = np.array([8 * 9 + 3 * 8, 16 * 72 + 3 * 16, 4 * 64 + 4])
+    np.testing.assert_allclose(rms["divergence"], l2["divergence"] / np.sqrt(sizes), rtol=1e-12)
+    assert (rms["uploads"] == l2["uploads"]).all()
+    assert federation.server.layers.counts.tolist() == sizes.tolist()
+
+
+def test_at_least_one_client_must_send():
+    with pytest.raises(ConfigError, match="top_n is 0"):
+        tiny(weighting=[{"fedldf": 0}])

@@ -1,0 +1,35 @@
+"""FedAvg-C and FedProx-C, methods.md 6.2."""
+
+import torch
+from conftest import play, tiny
+from runs import batches, local_run
+
+from raysim.methods.finetune import FineTune
+
+TESTS = {"data": {"client_test_frac": 0.25}, "evaluate": {"personal": "after_init"}, "rounds": {"total": 1}}
+
+
+def test_training_goes_on_from_the_tuned_model_in_its_usual_order():
+    tuned, plain = local_run([FineTune(2)]), local_run([])
+    for run in (tuned, plain):
+        run.stack.start(run)
+        run.stack.train(run)
+    assert [len(b) for b in batches(tuned, "finetune")] == [8] * 6
+    assert torch.equal(torch.cat(batches(tuned, "batches")), torch.cat(batches(plain, "batches")))
+    assert tuned.steps == 9
+
+
+def test_it_is_tuned_before_it_is_tested(tmp_path):
+    def tested(epochs):
+        federation = play(tiny(client=[{"finetune": epochs}], **TESTS), tmp_path / str(epochs))
+        return sum(score.loss for score in federation.evaluate_personal(1).values())
+
+    assert len({tested(2), tested(1), tested(0)}) == 3
+
+
+def test_fedprox_c_is_another_thing(tmp_path):
+    values = [
+        play(tiny(client=stack, **TESTS), tmp_path / str(i)).server.value
+        for i, stack in enumerate([[{"finetune": 1}], [{"fedprox": 0.5}, {"finetune": 1}]])
+    ]
+    assert not torch.equal(*values)
