@@ -200,7 +200,9 @@ class ModelConfig:
     blocks: tuple[str, ...] = ()
     """With `layer_by: block`: one regular expression a layer, matched against tensor names."""
     bn_stats: Literal["average", "local", "first", "proxy", "recalibrate"] = "average"
-    """What happens to BatchNorm's running statistics."""
+    """BatchNorm's running statistics: averaged over clients, left with each client, the first client's, or (`proxy`)
+    left with each client while the server's follow what it learns on proxy data; `recalibrate` measures the new model's
+    in one sweep over the proxy data."""
     init: str | None = None
     """A safetensors file with the initial parameters; null: drawn from the seed."""
     memory_format: Literal["auto", "contiguous", "channels_last"] = "auto"

@@ -14,7 +14,9 @@ from toy import toy_server
 from raysim import records
 from raysim.config import ConfigError, from_dict, to_dict
 from raysim.core import workbench
-from raysim.core.server import ProxyData
+from raysim.core.client import Moment
+from raysim.core.server import Downlink, ProxyData
+from raysim.federation import Federation
 
 PROXY = {"data": {"proxy": {"samples": 24}}}
 FEDLAW = {"weighting": [{"fedlaw": {"epochs": 3, "batch_size": 64}}]}  # a batch is the whole proxy set
@@ -176,6 +178,34 @@ def test_statistics_from_proxy_data_need_some():
 
 
 # Engines.
+
+
+def draw(bench: workbench.Workbench) -> torch.Tensor:
+    return torch.rand(4)  # as dropout does
+
+
+def test_layers_that_draw_have_a_stream_for_each_call(tmp_path):
+    engine = Federation(tiny(), tmp_path).engine
+
+    def draws(t: int) -> torch.Tensor:
+        cohort = engine.cohort(Moment(3, t, 3, 8, 0.1), (0, 1), Downlink())
+        return torch.stack([cohort.compute(draw) for _ in range(2)])
+
+    before = torch.get_rng_state()
+    first = draws(0)
+    assert torch.equal(torch.get_rng_state(), before)
+    assert torch.equal(draws(0), first)
+    assert not torch.equal(first[0], first[1])
+    assert not torch.equal(draws(1), first)
+
+
+def test_gathering_past_the_limit_is_refused(tmp_path):
+    engine = Federation(tiny(engine={"local": {"gather_bytes": 1}}), tmp_path).engine
+    cohort = engine.cohort(Moment(3, 0, 3, 8, 0.1), (0, 1), Downlink())
+    assert not cohort.gathers
+    for gather in (cohort.gather, lambda: cohort.compute(draw, models=True)):
+        with pytest.raises(MemoryError, match=r"2 models in one process are .* engine\.gather_bytes allows"):
+            gather()
 
 
 @pytest.mark.parametrize(

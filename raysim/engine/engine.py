@@ -442,7 +442,7 @@ class HostedCohort:
         return self.engine.recovering(ask, self._restore)
 
     def each(self, function: Callable[..., Tensor], *payload: Any) -> Tensor:
-        sent = [p.numpy() if isinstance(p, Tensor) else p for p in payload]
+        sent = [self.engine.put(p.numpy()) if isinstance(p, Tensor) else p for p in payload]  # once for all hosts
         return self._visit("each", function, *sent)
 
     def distances(self, to: Tensor, layers: LayerMap | None = None) -> Tensor:

@@ -13,6 +13,7 @@ from raysim.core.cohort import Cohort
 from raysim.core.mixture import Mixture
 from raysim.core.probe import Probe
 from raysim.core.server import Server, Weighting
+from raysim.methods.sgdm import SGDM
 
 if TYPE_CHECKING:
     from raysim.config import Config
@@ -45,8 +46,10 @@ class FedNova(Weighting):
         return (Normaliser(),)
 
     def check(self, config: Config) -> str | None:
-        if config.local.state == "persist" and config.local.momentum:
-            return "what a step applies is known for momentum that starts anew each round, but local.state is persist."
+        own = [method for method in config.client if isinstance(method, SGDM)]
+        carried = config.local.state == "persist" or any(method.reading == "mfl" for method in own)
+        if carried and (config.local.momentum or own):
+            return "knows what a step applies where momentum starts anew each round, not with local.state: persist or mfl."
         return None
 
     def plan(self, cohort: Cohort, server: Server, prior: Mixture) -> Mixture:

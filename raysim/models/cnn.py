@@ -91,10 +91,8 @@ def small_cnn(inputs: Inputs) -> Model:
 
 
 def tiny_bn_cnn(inputs: Inputs, bias: bool = True) -> Model:
-    """Ours, for tests of methods with BatchNorm: 2 padded convolutions 3x3, 1 linear; 1 946 parameters on 1x8x8.
-
-    Without the convolutions' idle `bias`, whose gradient is all rounding, Adam's steps can be computed again.
-    """
+    """Ours, for tests of methods with BatchNorm: 2 padded convolutions 3x3, 1 linear; 1 946 parameters on 1x8x8."""
+    # Without the convolutions' idle bias, whose gradient is all rounding, Adam's steps can be computed again.
     channels, _, _ = inputs.image()
     stages = {
         "conv1": stage(**conv_norm(channels, 8, 3, 1, bias), pool=nn.MaxPool2d(2)),

@@ -82,12 +82,10 @@ def test_persisted_state(spec):
     assert bool(kept) != forgets
 
 
-@pytest.mark.parametrize("nesterov", [False, True])
-@pytest.mark.parametrize(("momentum", "proximal"), [(0.0, 0.0), (0.9, 0.0), (0.0, 0.7), (0.9, 0.7)])
-def test_normaliser(momentum, proximal, nesterov):
+@pytest.mark.parametrize("proximal", [0.0, 0.7])
+@pytest.mark.parametrize(("momentum", "nesterov"), [(0.0, False), (0.9, False), (0.9, True)])
+def test_normaliser(momentum, nesterov, proximal):
     """FedNova's ‖a‖₁: how often the steps so far have applied a gradient that was 1 throughout (in units of -lr)."""
-    if nesterov and not momentum:
-        pytest.skip("nesterov goes with momentum")
     spec = OptimizerSpec(momentum=momentum, nesterov=nesterov)
     optimizer = spec.build(torch.zeros(1, dtype=torch.float64), torch.zeros(1, dtype=torch.float64), LR)
     optimizer.proximal = proximal

@@ -29,8 +29,8 @@ def test_a_stream_starts_anew_and_leaves_torchs_alone():
 def test_streams_are_the_same_in_every_process():
     """No hash() of text, which Python salts for each process."""
     code = "from raysim.core.rng import stream_seed; print(stream_seed(3, 1, 2, 'batches'))"
-    printed = [subprocess.run([sys.executable, "-c", code], capture_output=True, check=True).stdout for _ in range(2)]
-    assert {int(text) for text in printed} == {stream_seed(3, 1, 2, "batches")}
+    printed = subprocess.run([sys.executable, "-c", code], capture_output=True, check=True).stdout
+    assert int(printed) == stream_seed(3, 1, 2, "batches")
 
 
 def test_cohorts():

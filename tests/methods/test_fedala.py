@@ -15,6 +15,11 @@ from raysim.methods.fedala import FedALA, has_settled
 from raysim.methods.fedrep import FedRep
 from raysim.models import Inputs, build
 
+SMALL = {
+    "data": {"name": {"synthetic": {"samples": 96, "shape": [1, 8, 8], "classes": 4}},
+             "partition": {"dirichlet_counts": {"alpha": 0.8, "clients": 4, "min_size": 12}}},
+    "rounds": {"total": 3, "participation": 1.0, "evaluate_every": 3}, "local": {"batch_size": 16},
+}  # fmt: skip
 HERE = {"data": {"client_test_frac": 0.25}, "evaluate": {"personal": "after_init"}}
 
 
@@ -203,15 +208,23 @@ def test_all_clients_mix_every_round(tmp_path):
     assert sorted(every.engine.kept) == list(range(8))
     assert len(cohort.engine.kept) < 8
     drawn = set(records.read(tmp_path / "all", "clients")["client"].to_pylist())
-    [never] = [k for k in range(8) if k not in drawn]  # it has only ever mixed
-    kept = every.engine.kept[never]
     top = every.server.layers.top(1)
-    assert kept["fedala.settled:scalar"]
-    assert kept["fedala.weights"].shape == (top.stop - top.start,)
-    assert not (kept["previous"] == every.server.value.numpy()).all()
+    assert drawn != set(range(8))
+    for k in set(range(8)) - drawn:  # these have only ever mixed
+        kept = every.engine.kept[k]
+        assert kept["fedala.settled:scalar"]
+        assert kept["fedala.weights"].shape == (top.stop - top.start,)
+        assert not (kept["previous"] == every.server.value.numpy()).all()
     assert not torch.equal(every.server.value, cohort.server.value)
     bytes_ = [records.read(tmp_path / name, "traffic")["bytes"].to_pylist() for name in ("cohort", "all")]
     assert bytes_[0] == bytes_[1]
+
+
+def test_all_clients_mix_to_the_same_bits_on_ray(tmp_path, warm_ray):
+    changes = {"client": [{"fedala": {"clients": "all"}}]}
+    ray = tiny(**changes, engine={"ray": {"clients_per_actor": 2}})
+    remote = play(ray, tmp_path / "ray", make_engine=warm_ray)
+    assert remote.sha256() == play(tiny(**changes), tmp_path / "local").sha256()
 
 
 def test_its_state_survives_a_restart(tmp_path):
@@ -227,35 +240,35 @@ def test_its_state_survives_a_restart(tmp_path):
     assert play(config, tmp_path / "parts", resume=True).sha256() == whole
 
 
-@pytest.mark.parametrize("fields", [{"fraction": 0.5}, {"threshold": 1e9}, {"window": True}, {"freeze": True},
-                                    {"layers": 2}, {"tensors": 1}, {"eta": 0.1}])  # fmt: skip
-def test_every_switch_changes_the_result(fields, tmp_path):
-    rounds = {"total": 3, "participation": 1.0}
-    ours = play(tiny(client=[{"fedala": fields}], rounds=rounds), tmp_path / "switched")
-    assert ours.sha256() != play(tiny(client=["fedala"], rounds=rounds), tmp_path / "default").sha256()
+def test_every_switch_changes_the_result(tmp_path):
+    switches = [{}, {"fraction": 0.5}, {"threshold": 1e9}, {"window": True}, {"freeze": True}, {"layers": 2},
+                {"tensors": 1}, {"eta": 0.1}]  # fmt: skip
+    hashes = {play(tiny(client=[{"fedala": s}], **SMALL), tmp_path / str(i)).sha256() for i, s in enumerate(switches)}
+    assert len(hashes) == len(switches)
 
 
-BASES = [
-    [{"fedprox": 0.1}], ["perfedavg"], ["fedrep"], ["pfedme"], ["ditto"], [{"fedamp": {"init": "cloud"}}], ["fedphp"],
-    ["partialfed"], ["moon"], ["feddyn"], ["fedbabu"],
-]  # fmt: skip
+BASES = {
+    "fedprox": {"mu": 0.1}, "perfedavg": {}, "fedrep": {"head_epochs": 1}, "pfedme": {"lam": 5.0}, "ditto": {},
+    "fedamp": {"init": "cloud", "alpha": 0.5, "sigma": 4.0}, "fedphp": {}, "partialfed": {},
+}  # fmt: skip
 
 
-@pytest.mark.parametrize("base", BASES, ids=str)
+@pytest.mark.parametrize("base", BASES)
 def test_it_composes(base, tmp_path):
     """With η_w = 0 the base method is left as it is, to the bit; with η_w = 1 it is not."""
-    rounds = {"participation": 1.0}
-    alone = play(tiny(client=base, rounds=rounds), tmp_path / "alone").server.value
-    idle = play(tiny(client=[*base, {"fedala": {"eta": 0.0}}], rounds=rounds), tmp_path / "idle").server.value
-    busy = play(tiny(client=[*base, "fedala"], rounds=rounds), tmp_path / "busy").server.value
-    assert torch.equal(idle, alone)
-    assert not torch.equal(busy, alone)
+
+    def value(*more):
+        return play(tiny(client=[{base: BASES[base]}, *more], **SMALL), tmp_path / str(more)).server.value
+
+    alone = value()
+    assert torch.equal(value({"fedala": {"eta": 0.0}}), alone)
+    assert not torch.equal(value({"fedala": {"threshold": 1e9}}), alone)
 
 
 def test_under_a_personal_head_the_range_counts_downwards_from_the_body():
     method = FedALA(threshold=1e9)
     run = again(method, more=[FedRep()])
-    head = torch.full((15,), 0.1, dtype=torch.float64)
+    head = torch.linspace(-1, 1, 15, dtype=torch.float64)
     run._kept["personal"] = head
     run.stack.start(run)
     body_top = run.layers.top(1, "body")

@@ -107,4 +107,6 @@ def test_after_a_selection_it_is_over_the_uploaders():
 def test_momentum_must_start_anew():
     with pytest.raises(ConfigError, match="persist"):
         tiny(weighting=["fednova"], local={"state": "persist"})
+    with pytest.raises(ConfigError, match="mfl"):
+        tiny(weighting=["fednova"], local={"momentum": 0.0}, client=[{"sgdm": {"reading": "mfl"}}])
     tiny(weighting=["fednova"], local={"state": "persist", "momentum": 0.0})

@@ -1,0 +1,54 @@
+"""Scores of models on samples, methods.md 6 and 9."""
+
+import math
+
+import pytest
+import torch
+from conftest import play, tiny
+from pytest import approx
+from sklearn.metrics import roc_auc_score
+from sklearn.preprocessing import label_binarize
+
+from raysim import records
+from raysim.core.score import Score, micro_auc
+
+
+def test_auc_counts_won_pairs():
+    """Four (sample, class) pairs: the true ones score .9 and .4, the false ones .1 and .4: 3.5 of 4 comparisons won."""
+    scores = torch.tensor([[0.9, 0.1], [0.4, 0.4]])
+    assert micro_auc(scores, torch.tensor([0, 0])) == approx(3.5 / 4)
+    assert math.isnan(micro_auc(torch.empty(0, 2), torch.empty(0, dtype=torch.long)))
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_auc_is_sklearns(seed):
+    stream = torch.Generator().manual_seed(seed)
+    scores = torch.randn(50, 4, generator=stream).mul(3).round().softmax(1)  # with ties
+    y = torch.randint(4, (50,), generator=stream)
+    expected = roc_auc_score(label_binarize(y, classes=range(4)), scores, average="micro")
+    assert micro_auc(scores, y) == approx(expected, abs=1e-12)
+
+
+def test_a_score_is_of_probabilities():
+    logits, y = torch.tensor([[2.0, 0.0], [0.0, 1.0], [5.0, 4.0]]), torch.tensor([0, 1, 1])
+    score = Score.of(logits, y)
+    assert (score.correct, score.samples) == (2, 3)
+    assert score.loss == approx(math.log1p(math.exp(-2)) + math.log1p(math.exp(-1)) + math.log1p(math.exp(1)))
+    assert score.auc == micro_auc(logits.softmax(1), y)
+
+
+def test_scores_of_clients_are_recorded(tmp_path):
+    """Of all of them or of a sample; the AUC of a round is the mean by samples, as in the code of FedALA's authors."""
+    changes = {"data": {"client_test_frac": 0.25}, "client": ["fedrep"]}
+    play(tiny(evaluate={"personal": "after_init"}, **changes), tmp_path / "all")
+    [last] = [r for r in records.read(tmp_path / "all", "rounds").to_pylist() if r["personal_accuracy_micro"] is not None]
+    rows = records.read(tmp_path / "all", "personal").to_pylist()
+    assert [row["client"] for row in rows] == list(range(8))
+    total = sum(row["samples"] for row in rows)
+    assert last["personal_auc"] == approx(sum(row["auc"] * row["samples"] for row in rows) / total)
+    assert last["personal_accuracy_micro"] == approx(sum(row["correct"] for row in rows) / total)
+    play(tiny(evaluate={"personal": "after_init", "clients": 3}, **changes), tmp_path / "sample")
+    sampled = records.read(tmp_path / "sample", "personal").to_pylist()
+    assert len(sampled) == 3
+    by_client = {row["client"]: row for row in rows}
+    assert all(row == by_client[row["client"]] for row in sampled)

@@ -1,0 +1,63 @@
+"""Presets are configurations (methods.md 0.11): sections, and fields of the methods that a file lists."""
+
+import pytest
+
+from raysim.config import from_dict
+from raysim.data.partition import DirichletCounts, IIDEqual
+from raysim.methods.feddisco import FedDisco
+from raysim.methods.fedlws import FedLWS
+
+
+def resolved(preset: str, **changes):
+    raw = {
+        "preset": preset,
+        "data": {"name": "synthetic", "partition": {"dirichlet_counts": 0.1}},
+        "model": {"name": "tiny_bn_cnn"},
+        "rounds": {"total": 2},
+        "local": {"lr": 0.08, "batch_size": 32},
+        "weighting": ["feddisco"],
+        "server": ["fedlws"],
+        "engine": "local",
+    }
+    for key, value in changes.items():
+        raw[key] = {**raw[key], **value} if isinstance(value, dict) else value
+    return from_dict(raw)
+
+
+def test_official_000():
+    config = resolved("official_000", local={"lr": 0.08, "batch_size": 128})
+    assert config.server == (FedLWS(0.03, tau_clamp=(0.01, 0.2), lws_stats="all", shrink_buffers=True),)
+    assert config.weighting == (FedDisco(0.1, 0.1),)
+    assert config.model.layer_by == "bias_group"
+    assert config.data.client_val_frac == 0.3
+    assert config.data.partition == DirichletCounts(0.1)
+    assert config.local.state == "persist"
+
+
+def test_official_000_trains_in_batches_of_128():
+    raw = {"name": "synthetic", "partition": {"dirichlet_counts": 0.1}}
+    config = from_dict(
+        {"preset": "official_000", "data": raw, "model": {"name": "tiny_bn_cnn"}, "rounds": {"total": 1}, "local": {"lr": 0.1}}
+    )
+    assert config.local.batch_size == 128
+    assert config.server == ()  # a preset lists no method
+
+
+def test_paper_is_the_equations():
+    config = resolved("paper")
+    assert config.server == (FedLWS(0.1),)
+    assert config.weighting == (FedDisco(normalize_kl=False),)
+    assert config.model.layer_by == "unit"
+    assert (config.data.client_val_frac, config.local.state) == (0.0, "reset")
+
+
+@pytest.mark.parametrize("preset", ["official_000", "paper"])
+def test_the_file_wins(preset):
+    config = resolved(
+        preset, data={"client_val_frac": 0.2, "partition": {"iid_equal": {"clients": 5}}}, model={"layer_by": "tensor"},
+        server=[{"fedlws": {"beta": 0.5, "tau_clamp": None}}],
+    )  # fmt: skip
+    assert config.data.partition == IIDEqual(clients=5)  # another scheme replaces the preset's
+    assert config.data.client_val_frac == 0.2
+    assert config.model.layer_by == "tensor"
+    assert (config.server[0].beta, config.server[0].tau_clamp) == (0.5, None)
