@@ -452,12 +452,12 @@ def _over_preset(preset: Mapping[str, Any], raw: dict[str, Any]) -> dict[str, An
 
 
 def _merge(annotation: Any, base: Any, over: Any) -> Any:
-    """Canonical `over` over `base`: mappings are merged, all else is replaced, also an entry by another of its catalogue."""
-    another = _catalogue(annotation) and isinstance(base, dict) and isinstance(over, dict) and base.keys() != over.keys()
-    if another or not (isinstance(base, dict) and isinstance(over, dict)):
+    """Canonical `over` over `base`. Mappings are merged, all else is replaced, an entry by another one too."""
+    mappings = isinstance(base, dict) and isinstance(over, dict)
+    if not mappings or (_catalogue(annotation) and base.keys() != over.keys()):
         return copy.deepcopy(over)
     hints = {key: hint for key, (_, hint) in _fields(annotation).items()} if _is_section(annotation) else {}
-    return {key: _merge(hints.get(key), base.get(key), over[key]) if key in over else base[key] for key in {**base, **over}}
+    return base | {key: _merge(hints.get(key), base.get(key), value) for key, value in over.items()}
 
 
 # ---------------------------------------------------------------------------------------- from mappings to objects

@@ -93,17 +93,23 @@ class Federation:
         """Play one round and return its summary, or None where the run is complete."""
         if self.t >= self.server.rounds:
             return None
+        try:
+            return self._play()
+        except StateLost:
+            self._go_back()
+            return self.step()
+
+    def _go_back(self) -> None:
+        """Client states died with a node: the rounds since the last checkpoint are to be played again, to the same bits."""
+        self._restore()
+        self.recorder = records.Recorder(self.folder, self.t)
+        self.engine.publish(self.server.value, self.server.shared)
+
+    def _play(self) -> dict[str, Any]:
         started = time.perf_counter()
         if self.trace.wants(self.t):
             self._trace_server()
-        try:
-            done = run_round(self, self.t)
-        except StateLost:
-            # Client states died with a node. The rounds since the last checkpoint are played again, to the same bits.
-            self._restore()
-            self.recorder = records.Recorder(self.folder, self.t)
-            self.engine.publish(self.server.value, self.server.shared)
-            return self.step()
+        done = run_round(self, self.t)
         shown = summary(self, done)
         statuses = [outcome.status for outcome in done.cohort.outcomes.values()]
         if statuses and all("Traceback" in status for status in statuses):
@@ -140,6 +146,11 @@ class Federation:
         """Write the final model and say how the run went."""
         from safetensors.torch import save_file
 
+        try:
+            digest = self.sha256()
+        except StateLost:
+            self._go_back()  # to the end: a complete run has a checkpoint there
+            digest = self.sha256()
         self.recorder.close()
         state = self.server.layers.state_dict(self.server.value)
         with records.replacing(self.folder / "model.safetensors") as path:
@@ -153,7 +164,7 @@ class Federation:
             "last10": sum(scores[-10:]) / len(scores[-10:]) if scores else None,
             "bytes_up": sum(rounds["bytes_up"].to_pylist()),
             "bytes_down": sum(rounds["bytes_down"].to_pylist()),
-            "sha256": self.sha256(),
+            "sha256": digest,
             "rounds": self.server.rounds,
             "seconds": time.time() - self._begun,
         }
@@ -184,13 +195,19 @@ class Federation:
     # Saving.
 
     def checkpoint(self) -> int:
-        """Save all that the next round depends on; returns that round."""
+        """Save all that the next round depends on; returns that round. Where some of it is lost, go back instead."""
+        try:
+            self._save()
+        except StateLost:
+            self._go_back()
+        return self.t
+
+    def _save(self) -> None:
         self.recorder.flush()
         server = pack({"value": self.server.value, "shared": self.server.shared, "memory": self.server.memory})
         info = {"round": self.t, "wall": time.time() - self._begun, "config": fingerprint(self.config)}
         self.checkpoints.save(self.t, server, info, ((c, self._export(c)) for c in sorted(self._changed)))
         self._changed.clear()
-        return self.t
 
     def _export(self, client: int) -> Arrays:
         parts = {"kept": self.engine.kept.get(client), "bank": self.engine.bank.get(client)}
@@ -238,7 +255,7 @@ class Federation:
         records.write_json(
             self.folder / "manifest.json", records.manifest(fingerprint(self.config), self.config.seed, extra)
         )
-        records.write_table(self.folder, "partition", self.partition.to_table())
+        records.write_table(self.folder, "partition", self.partition.to_table(self.data))
 
     def _record(
         self, done: Round, shown: dict[str, Any], seconds: float, collect_logs: Callable[[], None]

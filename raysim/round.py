@@ -60,7 +60,9 @@ def run_round(fed: Federation, t: int) -> Round:
     downlink = aggregator.rule.downlink(clients, engine.models, server)
     cohort = engine.cohort(moment, clients, downlink, test=fed.tests_after_training(t), trace=fed.trace.wants(t))
     # Where the plan needs nothing that training tells, models are summed as they are trained and never kept.
+    told = len(server.notes)
     foreseen = aggregator.plan(cohort, server) if aggregator.foresees and clients else None
+    told_by_plan = slice(told, len(server.notes))
     cohort.train(foreseen)
     if engine.spec.stack.starts_everyone:
         others = tuple(c for c in range(moment.clients) if server.population.sizes[c] > 0 and c not in drawn)
@@ -69,7 +71,10 @@ def run_round(fed: Federation, t: int) -> Round:
 
     before, mixture, target = server.value, None, server.value
     if cohort.clients:
-        mixture = foreseen if foreseen and cohort.clients == clients else aggregator.plan(cohort, server)
+        mixture = foreseen if cohort.clients == clients else None
+        if mixture is None:
+            del server.notes[told_by_plan]  # of clients that did not all come back
+            mixture = aggregator.plan(cohort, server)
         target = cohort.reduce(mixture)
         clock.lap("reduce")
         server.value = aggregator.transform(target, mixture, cohort, server)

@@ -9,12 +9,18 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
+import torch
+from hypothesis import settings
 
 from raysim.config import Config, from_dict
 from raysim.federation import Federation, MakeEngine
 
 if TYPE_CHECKING:
     from ray.cluster_utils import Cluster
+
+torch.set_num_threads(1)  # as in actors; hypothesis is neither random nor impatient, because machines may be busy
+settings.register_profile("raysim", derandomize=True, deadline=None)
+settings.load_profile("raysim")
 
 
 def tiny(**changes: Any) -> Config:

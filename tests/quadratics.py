@@ -1,7 +1,7 @@
 """Clients whose loss is a quadratic: federations with an optimum that algebra knows, in float64.
 
-Client k has F_k(w) = ½ Σ_j a_kj (w_j − b_kj)². Its "data" is the row (a_k, b_k), so that a batch is all of it; everything
-but the loss is the package's own.
+Client k has F_k(w) = ½ Σ_j a_kj (w_j − b_kj)². Its "data" is the row (a_k, b_k), so that a batch is all of it;
+everything but the loss is the package's own.
 """
 
 from __future__ import annotations

@@ -54,7 +54,8 @@ def forward(state: Mapping[str, Tensor], x: Tensor, train: bool) -> tuple[Tensor
 
 def gradient(state: Mapping[str, Tensor], x: Tensor, y: Tensor) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
     """Gradient of the batch's mean cross-entropy in every parameter, in train mode; running statistics afterwards."""
-    return gradient_of(state, lambda leaves: F.cross_entropy(forward(leaves, x, True)[0], y)), forward(state, x, True)[1]
+    grads = gradient_of(state, lambda leaves: F.cross_entropy(forward(leaves, x, True)[0], y))
+    return grads, forward(state, x, True)[1]
 
 
 def gradient_of(state: Mapping[str, Tensor], loss: Callable[[dict[str, Tensor]], Tensor]) -> dict[str, Tensor]:
@@ -76,8 +77,8 @@ def train(
 ) -> dict[str, Tensor]:  # fmt: skip
     """Local training from `start` on the rows of every step: SGD with the configured momentum and weight decay.
 
-    `gradient(state, x, y)` is what a method changes, `only` the tensors that move; `velocity` starts the momentum and is
-    left as the training leaves it.
+    `gradient(state, x, y)` is what a method changes, `only` the tensors that move; `velocity` starts the momentum and
+    is left as the training leaves it.
     """
     local, state = federation.config.local, dict(start)
     momentum = local.momentum if momentum is None else momentum
@@ -101,7 +102,7 @@ def aggregate(models: Sequence[Mapping[str, Tensor]], weights: Sequence[float]) 
 
 
 def part(state: Mapping[str, np.ndarray], prefix: str, like: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The tensors of a traced state under `prefix`, such as "scaffold.c."; zeros `like` those given where it is empty."""
+    """Tensors of a traced state under `prefix`, such as "scaffold.c."; else zeros `like` those given."""
     found = {n.removeprefix(prefix): torch.tensor(v) for n, v in state.items() if n.startswith(prefix)}
     return found or {n: torch.zeros_like(t) for n, t in like.items() if n in parameters(like)}
 

@@ -35,10 +35,14 @@ def test_official_000():
 
 
 def test_official_000_trains_in_batches_of_128():
-    raw = {"name": "synthetic", "partition": {"dirichlet_counts": 0.1}}
-    config = from_dict(
-        {"preset": "official_000", "data": raw, "model": {"name": "tiny_bn_cnn"}, "rounds": {"total": 1}, "local": {"lr": 0.1}}
-    )
+    raw = {
+        "preset": "official_000",
+        "data": {"name": "synthetic", "partition": {"dirichlet_counts": 0.1}},
+        "model": {"name": "tiny_bn_cnn"},
+        "rounds": {"total": 1},
+        "local": {"lr": 0.1},
+    }
+    config = from_dict(raw)
     assert config.local.batch_size == 128
     assert config.server == ()  # a preset lists no method
 

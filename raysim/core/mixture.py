@@ -53,8 +53,8 @@ class Mixture:
         return offered & (order.argsort(dim=0) < n)
 
     def scaled(self, factor: Tensor, anchor: Tensor | None = None) -> Mixture:
-        """Multiply weights by `factor`, which broadcasts to the parameters' tensors [K, T] or has a column for every one
-        [K, T + Tb]; set the server's coefficient [T]."""
+        """Multiply weights by `factor`, which broadcasts to the parameters' tensors [K, T] or has a column for each
+        tensor [K, T + Tb]. Set the server's coefficient [T]."""
         product = self.factor.clone()
         every = factor.dim() > 0 and factor.shape[-1] == product.shape[1]
         product[:, : None if every else self.layers.T] *= factor.double()

@@ -227,6 +227,9 @@ class Aggregator:
             target = torch.cat([target[: server.layers.P], server.statistics])
         for step in self.steps:
             target = step.apply(target, mixture, cohort, server)
+        if self.personal_layers and self.steps:  # what no client sends is no step's to shrink
+            part, target = server.layers.span(self.personal_layers), target.clone()
+            target[part] = server.value[part]
         if self.bn_stats == "recalibrate" and server.layers.B:
             target = cohort.compute(Workbench.recalibrated, target, server.proxy.rows)
         return target

@@ -65,8 +65,12 @@ class Partition:
             digest.update(len(rows).to_bytes(8, "little") + rows.astype("<i8").tobytes())
         return digest.hexdigest()
 
-    def to_table(self) -> "pyarrow.Table":
-        """Columns sample, client (-1: the server) and split; the number of clients and the label map are metadata."""
+    def to_table(self, data: Dataset | None = None) -> "pyarrow.Table":
+        """Columns sample, client (-1: the server) and split; the number of clients and the label map are metadata.
+
+        With `data` also label, the class that its holder takes the sample for, and the names of the classes: then the
+        table tells all of the partition without the data set.
+        """
         import pyarrow
 
         uses = [
@@ -77,13 +81,17 @@ class Partition:
         uses += [(-1, "server_test", self.server_test), (-1, "proxy", self.proxy)]
         lengths = [len(rows) for _, _, rows in uses]
         header = {"clients": self.clients, "label_map": None if self.label_map is None else self.label_map.tolist()}
-        return pyarrow.table(
-            {
-                "sample": np.concatenate([rows for _, _, rows in uses]),
-                "client": np.repeat(np.array([client for client, _, _ in uses], np.int64), lengths),
-                "split": pyarrow.array(np.repeat([split for _, split, _ in uses], lengths)).dictionary_encode(),
-            }
-        ).replace_schema_metadata({"raysim.partition": json.dumps(header)})
+        columns = {
+            "sample": np.concatenate([rows for _, _, rows in uses]),
+            "client": np.repeat(np.array([client for client, _, _ in uses], np.int64), lengths),
+            "split": pyarrow.array(np.repeat([split for _, split, _ in uses], lengths)).dictionary_encode(),
+        }
+        if data is not None:
+            truth = data.y[columns["sample"]]
+            seen = truth if self.label_map is None else self.label_map[columns["client"], truth]
+            columns["label"] = np.where(columns["client"] < 0, truth, seen)
+            header |= {"data": data.name, "classes": data.classes}
+        return pyarrow.table(columns).replace_schema_metadata({"raysim.partition": json.dumps(header)})
 
     @classmethod
     def from_table(cls, table: "pyarrow.Table") -> "Partition":

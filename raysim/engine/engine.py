@@ -29,6 +29,7 @@ from raysim.engine.host import Arrays, HostSpec, Outcome, Report, SumRequest, Su
 Handle = Any  # a value, or a reference to one
 CHUNK = 1 << 22  # floats of one message of a reduction: larger models travel in pieces, so that levels overlap
 GATHER_BYTES = 2 << 30  # default of `Engine.gather_bytes`
+VISIT_BYTES = 1 << 30  # states and models that a host holds back until a visit ends; after it they may be spilled
 ATTEMPTS = 3  # hosts a client may bring down before it is left out of the round
 
 
@@ -315,10 +316,16 @@ class HostedCohort:
             pieces = equal_columns(torch.cat([foreseen.weights, foreseen.buffers], dim=1), self.layers)
             request = SumRequest(self._position, dict(enumerate(pieces)), foreseen=True)
             self._foreseen = foreseen, request
-        shares = {i: share for i, share in enumerate(self.engine.deal(self.asked)) if share}
-        sums = self._sums_to(list(shares)) if foreseen is not None else {}
-        self._train({i: [share] for i, share in shares.items()}, sums)
+        shares = {i: self._visits(share) for i, share in enumerate(self.engine.deal(self.asked)) if share}
+        sums = self._sums_to(list(shares)) if foreseen is not None and all(len(s) == 1 for s in shares.values()) else {}
+        self._train(shares, sums)
         self._count()
+
+    def _visits(self, share: tuple[int, ...]) -> list[tuple[int, ...]]:
+        """A host's share in as many visits as keep what one hands back, about two models of state a client, small."""
+        stack, model = self.engine.spec.stack, 4 * self.layers.S
+        most = max(1, VISIT_BYTES // (model * (2 * self.engine.stateful + stack.peer_models) or 1))
+        return [share[i : i + most] for i in range(0, len(share), most)]
 
     def _count(self) -> None:
         """Who came back."""
@@ -336,7 +343,7 @@ class HostedCohort:
         """The models were only summed, and are asked for after all: train them again, to the same bits."""
         if self._foreseen:
             self._foreseen = None
-            self._train({i: [self.held.pop(i)] for i in list(self.held)})
+            self._train({i: self._visits(self.held.pop(i)) for i in list(self.held)})
 
     def _train(self, queue: dict[int, list[tuple[int, ...]]], sums: Mapping[int, SumsTo] | None = None) -> None:
         """Train each host's shares, one at a time. A share that brings its host down is tried again on the host's
@@ -385,7 +392,7 @@ class HostedCohort:
 
     def _restore(self, lost: set[int]) -> None:
         """Train again, to the same bits, what died with hosts."""
-        self._train({i: [self.held.pop(i)] for i in lost & self.held.keys()})
+        self._train({i: self._visits(self.held.pop(i)) for i in lost & self.held.keys()})
 
     def _take(self, report: Report, host: int, share: tuple[int, ...], handles: list[Handle]) -> None:
         self.outcomes |= report.outcomes

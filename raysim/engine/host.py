@@ -203,8 +203,11 @@ class ClientHost:
             parts = {i: (update[start:stop], float(w[position])) for i, (start, stop, w) in request.pieces.items()}
             return {i: part.mul_(weight) if weight else None for i, (part, weight) in parts.items()}
 
+        earlier = bool(self._foreseen)  # visits of the same round
         for node in tree.cover(set(positions), len(request.position)):
             self._foreseen |= {(node, piece): part for piece, part in tree.accumulate(node, leaf).items()}
+        if earlier:
+            self._foreseen = tree.merge(self._foreseen, len(request.position), list(request.pieces))
 
     @contextmanager
     def _global_stream(self) -> Iterator[None]:

@@ -39,8 +39,8 @@ def place(
     """
     if clients_per_actor == "auto":
         hosts = int(max(1, min(cohort, resources.cpus // threads)))
-        if isinstance(gpu_per_client, float | int) and gpu_per_client > 0:
-            hosts = int(min(hosts, max(1, resources.gpus // gpu_per_client)))
+        if isinstance(gpu_per_client, float | int) and 0 < gpu_per_client <= 1:
+            hosts = min(hosts, max(1, room(resources, gpu_per_client)))
         affordable = int((resources.memory * 0.8 - cohort * model_bytes) // HOST_BYTES)
         if affordable < 1:
             raise PlacementError(
@@ -57,15 +57,21 @@ def place(
                 f"{needed / 2**30:.1f} GiB, but the cluster has {resources.memory / 2**30:.1f} GiB of memory; raise it, or say auto"
             )
     if gpu_per_client == "auto":
-        # One actor never spans GPUs: its share is at most one.
-        gpus = min(1.0, resources.gpus / hosts)
+        # No actor spans GPUs: the GPU with most of them sets the share.
+        whole = int(resources.gpus)
+        gpus = 1 / -(-hosts // whole) if whole else resources.gpus / hosts
     else:
         gpus = float(gpu_per_client)
         if gpus > 1:
             raise PlacementError(f"engine.ray.gpu_per_client is {gpus:g}, but a client trains on one GPU; at most 1")
-        if gpus and hosts > int(resources.gpus) * int(1 / gpus + 1e-9):
+        if gpus and hosts > room(resources, gpus):
             raise PlacementError(
                 f"engine.ray.gpu_per_client: {gpus:g} for {hosts} actors asks for {hosts * gpus:g} GPUs, but the cluster has "
                 f"{resources.gpus:g}; lower it, raise engine.ray.clients_per_actor, or say auto"
             )
     return Placement(hosts, min(float(threads), resources.cpus / hosts), gpus)
+
+
+def room(resources: Resources, gpus: float) -> int:
+    """Actors that find `gpus`, at most 1, on one GPU."""
+    return int(resources.gpus) * int(1 / gpus + 1e-9)

@@ -25,8 +25,8 @@ SWEEP = 512  # samples of one forward pass over a client's data
 class LatentMean(Probe):
     """Mean latent z [D] over the client's training samples.
 
-    `after` training or `before` it (of the model received), in eval mode, by a further sweep over the samples; or of the
-    batches of the `last_epoch` as they were trained on. `pre` leaves out the model's last ReLU.
+    `after` training or `before` it (of the model received), in eval mode, by a further sweep over the samples; or those
+    of the `last_epoch` as its batches were trained on. `pre` leaves out the model's last ReLU.
     """
 
     at: str = "after"
@@ -61,7 +61,7 @@ class LatentMean(Probe):
         if self.activation == "pre":
             stages = without_last_relu(stages)
         run.model.eval()
-        total: Tensor | float = 0.0
+        total = torch.zeros((), dtype=torch.float64, device=x.device)
         for part in batch_slices(len(x), SWEEP, drop_last=False):
             z = x[part]
             for stage in stages:
@@ -84,10 +84,11 @@ def without_last_relu(stages: list[nn.Module]) -> list[nn.Module]:
 
 @dataclass(frozen=True)
 class CCN(Weighting):
-    """Less weight for clients that resemble the others (CCN, 2024): λ_k ∝ (1 − softmax(row / T)_k) ν_k, row_k = Σ_p cos(z_k, z_p).
+    """Less weight for clients that resemble the others (CCN, 2024): λ_k ∝ (1 − softmax(row / T)_k) ν_k.
 
-    z_k is the client's mean latent and ν the weights of the base method. The paper leaves open its `temperature` (below
-    1), when latents are computed and on which side of the activation. A zero latent resembles nothing but itself.
+    row_k = Σ_p cos(z_k, z_p) of the clients' mean latents, ν are the weights of the base method. The paper leaves open
+    its `temperature` (below 1), when latents are computed and on which side of the activation. A zero latent resembles
+    nothing but itself.
     """
 
     temperature: float = 0.5

@@ -113,7 +113,7 @@ class FedADP(ClientMethod):
 
 
 def water_fill(ratio: Tensor, sizes: Tensor, budget: float, least: float) -> Tensor:
-    """Shares [n] in [least, 1], elsewhere proportional to `ratio`, with Σ share · size as near to `budget` as may be."""
+    """Shares [n] in [least, 1], elsewhere proportional to `ratio`; Σ share · size is as near to `budget` as can be."""
     scales = torch.cat([least / ratio, 1 / ratio]).sort().values  # where a share meets one of its bounds
     totals = ((scales[:, None] * ratio).clamp(least, 1) * sizes).sum(1)  # between those it grows linearly
     i = int((totals < budget).sum().clamp(1, len(totals) - 1))

@@ -68,24 +68,23 @@ class FedALA(ClientMethod):
         if run.previous is None or torch.equal(run.previous[top], run.received[top]):
             return
         state, old, new = run.state(self), run.previous[top], run.received[top]
-        if state.weights is None:
-            state.weights = torch.ones_like(new)
+        W = state.weights = torch.ones_like(new) if state.weights is None else state.weights
         if not (self.freeze and state.settled):
-            self._learn(run, state, old, new, top)
-        torch.lerp(old, new, state.weights, out=run.params[top])  # exactly the global model where W is 1
+            buffers = run.buffers.clone()
+            self._learn(W, run, old, new, top, once=state.settled)
+            run.buffers.copy_(buffers)
+            state.settled = True
+        torch.lerp(old, new, W, out=run.params[top])  # exactly the global model where W is 1
 
-    def _learn(self, run: LocalRun, state: ALAState, old: Tensor, new: Tensor, top: slice) -> None:
+    def _learn(self, W: Tensor, run: LocalRun, old: Tensor, new: Tensor, top: slice, once: bool) -> None:
         first, gap, samples = run.layers.stage_at(top.start), new - old, self._samples(run)
-        buffers = run.buffers.clone()
         losses: list[float] = []
-        while not losses or not (state.settled or has_settled(losses, self.threshold)):
+        while not losses or not (once or has_settled(losses, self.threshold)):
             for x, y in run.slices(samples, "ala"):
-                torch.lerp(old, new, state.weights, out=run.params[top])
+                torch.lerp(old, new, W, out=run.params[top])
                 loss = run.gradient(x, y, corrected=False, stage=first)
-                state.weights.sub_(self.eta * run.grad[top] * gap).clamp_(0, 1)
+                W.sub_(self.eta * run.grad[top] * gap).clamp_(0, 1)
             losses.append(float(loss))
-        state.settled = True
-        run.buffers.copy_(buffers)
 
     def _top(self, run: LocalRun) -> slice:
         downloaded = "body" if run.stack.personal_layers == "head" else "all"

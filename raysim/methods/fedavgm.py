@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 class FedAvgM(ServerStep):
     """Momentum on the server (FedAvgM, Hsu et al., 2019): v ← β v + d, w ← w + η v with d = ŵ − w.
 
-    `damped` takes (1 − β) d, as FedDisco's code does. With `scale_by_lr` v is in units of gradients, so that it follows a
-    decaying local learning rate: FedNova's server momentum. Running statistics are averaged.
+    `damped` takes (1 − β) d, as FedDisco's code does. With `scale_by_lr` v is in units of gradients, so that it follows
+    a decaying local learning rate: FedNova's server momentum. Running statistics are averaged.
     """
 
     beta: float = 0.9

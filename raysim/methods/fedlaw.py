@@ -35,7 +35,7 @@ class Stage:
     moves: Literal["lambda", "gamma", "both"]
     epochs: int
     swa: bool = False
-    gamma_max: float | None = None
+    gamma_clamp: tuple[float, float] | None = None
 
     def part(self, clients: int) -> slice:
         """Of the weights [K + 1]."""
@@ -122,9 +122,8 @@ class LearnedWeights(Weighting):
                 for batch in next(epochs).split(self.batch_size):
                     grad.copy_(self.gradient(z, *slopes(*self.read(z), batch)))
                     adam.step(part)
-                    if stage.gamma_max is not None:
-                        bound = math.log(stage.gamma_max) if self.form == "exp" else math.sqrt(stage.gamma_max)
-                        z[-1].clamp_(max=bound)
+                    if stage.gamma_clamp is not None:
+                        z[-1].clamp_(*map(math.log if self.form == "exp" else math.sqrt, stage.gamma_clamp))
                 if stage.swa and epoch > SWA_START:
                     mean += (z - mean) / (epoch - SWA_START)
                     if epoch == stage.epochs - 1:
@@ -167,28 +166,30 @@ class FedLAW(LearnedWeights):
     """Shrink factor γ and client weights λ learned together on proxy data (FedLAW, 2023): w = γ Σ λ_k w_k.
 
     With `swa`, in two stages of half the epochs each: λ with γ fixed, averaging its iterates, and γ with λ fixed. The
-    released code learns λ first, the paper γ. `gamma_max` bounds γ, which nothing else does.
+    released code learns λ first, the paper γ. Nothing bounds γ but `gamma_clamp`. As long as the mean of the clients is
+    worse than chance, shrinking it is what lowers the loss, and round after round the model can vanish: then bound γ
+    from below, or lower `lr`.
     """
 
     swa: bool = False
     swa_order: Literal["lambda_first", "gamma_first"] = "lambda_first"
-    gamma_max: float | None = None
+    gamma_clamp: tuple[float, float] | None = None
 
     stage: ClassVar[str] = "rescale"
 
     def check(self, config: Config) -> str | None:
-        return refuse_weightings(self, config) or refuse_shrinking(self.gamma_max, config) or super().check(config)
+        return refuse_weightings(self, config) or refuse_shrinking(self.gamma_clamp, config) or super().check(config)
 
     def stages(self) -> tuple[Stage, ...]:
         if not self.swa:
-            return (Stage("both", self.epochs, gamma_max=self.gamma_max),)
+            return (Stage("both", self.epochs, gamma_clamp=self.gamma_clamp),)
         half = self.epochs // 2
         if self.swa_order == "lambda_first":
             return (
                 Stage("lambda", half, swa=True),
-                Stage("gamma", self.epochs - half, gamma_max=self.gamma_max),
+                Stage("gamma", self.epochs - half, gamma_clamp=self.gamma_clamp),
             )
-        return (Stage("gamma", half, gamma_max=self.gamma_max), Stage("lambda", self.epochs - half, swa=True))
+        return (Stage("gamma", half, gamma_clamp=self.gamma_clamp), Stage("lambda", self.epochs - half, swa=True))
 
 
 @dataclass(frozen=True)
@@ -219,15 +220,15 @@ class AdaptiveGWS(LearnedWeights):
     ŵ is whatever the other weightings make of the clients: one model, so that no client's is gathered.
     """
 
-    gamma_max: float | None = None
+    gamma_clamp: tuple[float, float] | None = None
 
     stage: ClassVar[str] = "rescale"
 
     def check(self, config: Config) -> str | None:
-        return refuse_shrinking(self.gamma_max, config) or super().check(config)
+        return refuse_shrinking(self.gamma_clamp, config) or super().check(config)
 
     def stages(self) -> tuple[Stage, ...]:
-        return (Stage("gamma", self.epochs, gamma_max=self.gamma_max),)
+        return (Stage("gamma", self.epochs, gamma_clamp=self.gamma_clamp),)
 
     def plan(self, cohort: Cohort, server: Server, prior: Mixture) -> Mixture:
         update = cohort.reduce(prior) - server.value
@@ -243,9 +244,9 @@ def refuse_weightings(method: LearnedWeights, config: Config) -> str | None:
     return f"learns the clients' weights itself, which leaves nothing of {' and '.join(others)}." if others else None
 
 
-def refuse_shrinking(gamma_max: float | None, config: Config) -> str | None:
-    if gamma_max is not None and gamma_max <= 0:
-        return f"gamma_max is {gamma_max:g}; a shrink factor is positive."
+def refuse_shrinking(clamp: tuple[float, float] | None, config: Config) -> str | None:
+    if clamp is not None and not 0 < clamp[0] <= clamp[1]:
+        return f"gamma_clamp is {list(clamp)}; it must be a positive lower and an upper bound."
     if any(isinstance(step, FedLWS) for step in config.server):
         return "shrinks the model, and so does FedLWS; a run can have one of them."
     return None

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 class Normaliser(Probe):
     """[2]: A_k = ‖a_k‖₁, the gradients that the client's steps have applied, and what it adds to τ_eff.
 
-    That is A_k, or with a proximal term the number of steps. Where a method steps without the optimiser A_k counts steps.
+    That is A_k, or with a proximal term the number of steps. Where a method steps without the optimiser, so is A_k.
     """
 
     def end(self, run: LocalRun) -> Tensor:
@@ -33,7 +33,7 @@ class Normaliser(Probe):
 
 @dataclass(frozen=True)
 class FedNova(Weighting):
-    """The mean direction of a step, times the mean number of steps (FedNova, Wang et al., 2020): w + τ_eff Σ p_k Δ_k / A_k.
+    """Mean direction times mean number of steps (FedNova, Wang et al., 2020): w + τ_eff Σ p_k Δ_k / A_k.
 
     A_k comes from counted steps, momentum and proximal term; of Adam, which has no closed form, steps are counted. Its
     optional server momentum is `server: [fedavgm: {scale_by_lr: true}]`. Buffers are averaged with p.
@@ -49,7 +49,7 @@ class FedNova(Weighting):
         own = [method for method in config.client if isinstance(method, SGDM)]
         carried = config.local.state == "persist" or any(method.reading == "mfl" for method in own)
         if carried and (config.local.momentum or own):
-            return "knows what a step applies where momentum starts anew each round, not with local.state: persist or mfl."
+            return "momentum must start anew each round, but local.state is persist or sgdm's reading is mfl."
         return None
 
     def plan(self, cohort: Cohort, server: Server, prior: Mixture) -> Mixture:

@@ -74,7 +74,7 @@ class FedAdam(FedOpt):
 
 @dataclass(frozen=True)
 class FedYogi(FedOpt):
-    """FedAdam whose s moves by no more than the update (FedYogi, Reddi et al., 2021): s ← s − (1 − β₂) d² sign(s − d²)."""
+    """FedAdam whose s changes by d² at most (FedYogi, Reddi et al., 2021): s ← s − (1 − β₂) d² sign(s − d²)."""
 
     beta2: float = 0.99
 

@@ -22,7 +22,7 @@ EPS = 1e-12
 
 @dataclass(frozen=True)
 class LayerCosine(Probe):
-    """cos(w_k^l, w_g^l) of what is uploaded for every layer of the grouping `by`, [L]; at most 1, and 1 for a zero layer."""
+    """cos(w_k^l, w_g^l) of what is uploaded, for every layer of the grouping `by`, [L]; 1 where a layer is zero."""
 
     by: str
     buffers: bool = False  # those of a layer belong to it
@@ -37,7 +37,7 @@ class LayerCosine(Probe):
 
 @dataclass(frozen=True)
 class LDAWA(Weighting):
-    """Layers count as much as they point where the global one did (L-DAWA, Rehman et al., 2023): Σ_k cos(w_k^l, w_g^l) w_k^l / K.
+    """Layers count by their cosine to the global one (L-DAWA, Rehman et al., 2023): Σ_k cos(w_k^l, w_g^l) w_k^l / K.
 
     The weights do not sum to one, so a layer on which clients disagree shrinks; `renormalize` divides by their sum (an
     ablation that is ours). The first `warmup` rounds are weighted as if this method were absent. Deviations: a layer of

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class RandomLayer(Weighting):
-    """Each layer is sent only by `n` clients drawn uniformly, anew for every layer and round (FedLDF's baseline, 2024)."""
+    """Each layer is sent only by `n` clients, drawn anew for every layer and round (a baseline of FedLDF, 2024)."""
 
     n: int
     stage: ClassVar[str] = "select"
@@ -32,7 +32,8 @@ class RandomLayer(Weighting):
 
     def plan(self, cohort: Cohort, server: Server, prior: Mixture) -> Mixture:
         layers = server.layers
-        lots = torch.rand(len(cohort.clients), layers.L, dtype=torch.float64, generator=server.generator("random_layer"))
+        stream = server.generator("random_layer")
+        lots = torch.rand(len(cohort.clients), layers.L, dtype=torch.float64, generator=stream)
         chosen = prior.best(lots, self.n)
         server.note(self, "uploads", chosen, "client", "layer")
         return prior.select(layers.spread(chosen))

@@ -44,7 +44,7 @@ class SCAFFOLD(ClientMethod):
         if config.local.optimizer != "sgd" or config.local.momentum or config.local.weight_decay:
             return "option_2 needs sgd without momentum and weight decay. Set c_update: mean_grad."
         if any(overrides(method, "start") for method in config.client):
-            return "option_2 needs training to start at w_g, but another method sets the start. Set c_update: mean_grad."
+            return "option_2 needs training to start at w_g, which another method changes. Set c_update: mean_grad."
         return None
 
     def new_state(self, layers: LayerMap) -> Control:

@@ -1,1 +1,25 @@
-"""Tables and figures, drawn from what a run has written."""
+"""Tables and figures, drawn from what a run has written. Imports neither the engine nor PyTorch."""
+
+from importlib import import_module
+
+
+class ReportError(Exception):
+    """What was asked for cannot be shown: no such run or figure, or the run has not recorded what it takes."""
+
+
+class NoData(ReportError):
+    """The runs have not recorded what a figure shows."""
+
+
+class MissingExtra(ImportError):
+    """A package of the extra `raysim[report]` is not installed."""
+
+
+def need(*modules: str) -> None:
+    """Raise `MissingExtra` where one of the modules, such as matplotlib.figure, is missing."""
+    for module in modules:
+        try:
+            import_module(module)
+        except ImportError:
+            package = module.partition(".")[0]
+            raise MissingExtra(f"figures and reports need {package}: pip install 'raysim[report]'") from None

@@ -16,5 +16,5 @@ def recompute(round_: Traced) -> State:
 
 ADADECAY = Case(
     "adadecay", {"server": [{"adadecay": 0.01}]}, {"server": [{"adadecay": 0}]}, {"server": [{"adadecay": 0.02}]},
-    recompute=recompute, tolerance=1e-5,  # |d| is a difference of float32 models, and theta multiplies its error by 4 / std
+    recompute=recompute, tolerance=1e-5,  # theta multiplies the error of |d|, which is float32's, by 4 / std
 )  # fmt: skip

@@ -9,7 +9,7 @@ STATISTICS = ("norm.running_mean", "norm.running_var")
 
 
 def kept(round_: Traced, client: TracedClient) -> dict[str, np.ndarray]:
-    """methods.md 3.4 (a) and (b) for the client's model before pruning, trained once more: bool [channels] of each unit."""
+    """methods.md 3.4 (a), (b) for the client's model before pruning, trained again: bool [channels] of each unit."""
     full = train(round_.federation, tensors(client.init), client.steps, round_.lr)
     update = minus({n: t.numpy() for n, t in full.items()}, round_.before)
     ratio, sizes, moved = {}, {}, {}

@@ -11,5 +11,6 @@ def recompute(round_: Traced) -> State:
 
 
 FEDAVGM = Case(
-    "fedavgm", {"server": ["fedavgm"]}, {"server": [{"fedavgm": 0}]}, {"server": [{"fedavgm": 0.1}]}, recompute=recompute
-)
+    "fedavgm", {"server": ["fedavgm"]}, {"server": [{"fedavgm": 0}]}, {"server": [{"fedavgm": 0.1}]},
+    recompute=recompute,
+)  # fmt: skip

@@ -15,6 +15,6 @@ def recompute(round_: Traced) -> State:
 
 
 FEDDISCO = Case(
-    "feddisco", {"weighting": ["feddisco"]}, {"weighting": [{"feddisco": {"a": 0, "b": 0}}]}, {"weighting": ["feddisco"]},
-    recompute=recompute,
+    "feddisco", {"weighting": ["feddisco"]}, {"weighting": [{"feddisco": {"a": 0, "b": 0}}]},
+    {"weighting": ["feddisco"]}, recompute=recompute,
 )  # fmt: skip

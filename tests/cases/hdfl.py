@@ -10,5 +10,6 @@ def recompute(round_: Traced) -> State:
 
 
 HDFL = Case(
-    "hdfl", {"weighting": [{"hdfl": 2}]}, {"weighting": [{"hdfl": 3}]}, {"weighting": [{"hdfl": 2}]}, recompute=recompute
-)
+    "hdfl", {"weighting": [{"hdfl": 2}]}, {"weighting": [{"hdfl": 3}]}, {"weighting": [{"hdfl": 2}]},
+    recompute=recompute,
+)  # fmt: skip

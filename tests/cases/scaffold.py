@@ -27,7 +27,8 @@ PLAIN = {"momentum": 0.0, "weight_decay": 0.0}
 ONE = {"local": PLAIN, "rounds": {"total": 1, "evaluate_every": 1}}  # the first round: no client has a control yet
 # At most three float32 steps a client.
 SCAFFOLD = Case(
-    "scaffold", {"client": ["scaffold"], "local": {**PLAIN, "batch_size": 16}}, {"client": ["scaffold"], **ONE},
-    {"client": ["scaffold"], **ONE, "weighting": ["fedavg"]}, {"weighting": [{"fedavg": {"weights": "uniform"}}], **ONE},
+    "scaffold", {"client": ["scaffold"], "local": {**PLAIN, "batch_size": 16}},
+    {"client": ["scaffold"], **ONE}, {"client": ["scaffold"], **ONE, "weighting": ["fedavg"]},
+    {"weighting": [{"fedavg": {"weights": "uniform"}}], **ONE},
     recompute=recompute, tolerance=5e-6,
 )  # fmt: skip

@@ -5,7 +5,6 @@ import math
 import pytest
 import torch
 from conftest import play, tiny
-from pytest import approx
 from sklearn.metrics import roc_auc_score
 from sklearn.preprocessing import label_binarize
 
@@ -16,7 +15,7 @@ from raysim.core.score import Score, micro_auc
 def test_auc_counts_won_pairs():
     """Four (sample, class) pairs: the true ones score .9 and .4, the false ones .1 and .4: 3.5 of 4 comparisons won."""
     scores = torch.tensor([[0.9, 0.1], [0.4, 0.4]])
-    assert micro_auc(scores, torch.tensor([0, 0])) == approx(3.5 / 4)
+    assert micro_auc(scores, torch.tensor([0, 0])) == pytest.approx(3.5 / 4)
     assert math.isnan(micro_auc(torch.empty(0, 2), torch.empty(0, dtype=torch.long)))
 
 
@@ -26,14 +25,14 @@ def test_auc_is_sklearns(seed):
     scores = torch.randn(50, 4, generator=stream).mul(3).round().softmax(1)  # with ties
     y = torch.randint(4, (50,), generator=stream)
     expected = roc_auc_score(label_binarize(y, classes=range(4)), scores, average="micro")
-    assert micro_auc(scores, y) == approx(expected, abs=1e-12)
+    assert micro_auc(scores, y) == pytest.approx(expected, abs=1e-12)
 
 
 def test_a_score_is_of_probabilities():
     logits, y = torch.tensor([[2.0, 0.0], [0.0, 1.0], [5.0, 4.0]]), torch.tensor([0, 1, 1])
     score = Score.of(logits, y)
     assert (score.correct, score.samples) == (2, 3)
-    assert score.loss == approx(math.log1p(math.exp(-2)) + math.log1p(math.exp(-1)) + math.log1p(math.exp(1)))
+    assert score.loss == pytest.approx(math.log1p(math.exp(-2)) + math.log1p(math.exp(-1)) + math.log1p(math.exp(1)))
     assert score.auc == micro_auc(logits.softmax(1), y)
 
 
@@ -41,12 +40,12 @@ def test_scores_of_clients_are_recorded(tmp_path):
     """Of all of them or of a sample; the AUC of a round is the mean by samples, as in the code of FedALA's authors."""
     changes = {"data": {"client_test_frac": 0.25}, "client": ["fedrep"]}
     play(tiny(evaluate={"personal": "after_init"}, **changes), tmp_path / "all")
-    [last] = [r for r in records.read(tmp_path / "all", "rounds").to_pylist() if r["personal_accuracy_micro"] is not None]
+    *_, last = records.read(tmp_path / "all", "rounds").to_pylist()
     rows = records.read(tmp_path / "all", "personal").to_pylist()
     assert [row["client"] for row in rows] == list(range(8))
     total = sum(row["samples"] for row in rows)
-    assert last["personal_auc"] == approx(sum(row["auc"] * row["samples"] for row in rows) / total)
-    assert last["personal_accuracy_micro"] == approx(sum(row["correct"] for row in rows) / total)
+    assert last["personal_auc"] == pytest.approx(sum(row["auc"] * row["samples"] for row in rows) / total)
+    assert last["personal_accuracy_micro"] == pytest.approx(sum(row["correct"] for row in rows) / total)
     play(tiny(evaluate={"personal": "after_init", "clients": 3}, **changes), tmp_path / "sample")
     sampled = records.read(tmp_path / "sample", "personal").to_pylist()
     assert len(sampled) == 3

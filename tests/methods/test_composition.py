@@ -47,6 +47,15 @@ def test_scaffold_with_ccn_and_fedldf(tmp_path):
         np.testing.assert_allclose(control[name], 3 / 8 * sum(changes), atol=1e-6)
 
 
+@pytest.mark.parametrize("step", [{"fixed_shrink": 0.9}, {"awd": 0.2}, {"adadecay": 0.1}, {"fedlws": 0.3}], ids=str)
+def test_what_stays_with_the_clients_is_not_shrunk(step, tmp_path):
+    server = play(tiny(client=["fedbabu"], server=[step]), tmp_path / "shrunk").server
+    plain = play(tiny(client=["fedbabu"]), tmp_path / "plain").server
+    head = server.layers.span("head")
+    assert torch.equal(server.value[head], plain.value[head])
+    assert not torch.equal(server.value, plain.value)
+
+
 SENDERS = 2
 STACK = {
     "weighting": ["fednova", {"ccn": {"temperature": 0.1}}, {"feddisco": {"a": 0.1, "b": 0.2}}, {"fedldf": SENDERS}],

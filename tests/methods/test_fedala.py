@@ -3,9 +3,9 @@
 import pytest
 import torch
 from conftest import play, tiny
-from pytest import approx
 from quadratics import Quadratics, quadratics
 from runs import STAGES, batches, local_run, loss, perceptron, slope
+from torch import nn
 from toy import vector
 
 from raysim import records
@@ -13,7 +13,8 @@ from raysim.config import ConfigError, from_dict
 from raysim.core.layers import LayerMap
 from raysim.methods.fedala import FedALA, has_settled
 from raysim.methods.fedrep import FedRep
-from raysim.models import Inputs, build
+from raysim.models import MODELS, Inputs, build
+from raysim.models.staged import classifier, stage
 
 SMALL = {
     "data": {"name": {"synthetic": {"samples": 96, "shape": [1, 8, 8], "classes": 4}},
@@ -31,15 +32,15 @@ def again(method, *, previous=None, more=(), **settings):
 
 @quadratics()
 def test_golden_numbers():
-    """methods.md 11.2: Θ_i = (1, 1), Θ = (1.5, 0.5), W = (1, 1), η_w = 0.5, loss ½ ‖Θ̂‖²; the second entry is clipped."""
+    """methods.md 11.2: Θ_i = (1, 1), Θ = (1.5, 0.5), W = (1, 1), η_w = 0.5, loss ½ ‖Θ̂‖²; the second W is clipped."""
     method = FedALA(eta=0.5)
     federation = Quadratics([method], [[1.0, 1.0]], [[0.0, 0.0]])
     run = federation.run(0, [1.5, 0.5])
     run._kept["previous"] = vector([1.0, 1.0])
     run.state(method).settled = True  # one pass over one batch
     run.stack.start(run)
-    assert run.state(method).weights.tolist() == approx([0.625, 1.0])
-    assert run.params.tolist() == approx([1.3125, 0.5])
+    assert run.state(method).weights.tolist() == pytest.approx([0.625, 1.0])
+    assert run.params.tolist() == pytest.approx([1.3125, 0.5])
 
 
 def test_the_weights_follow_the_slope_of_the_loss():
@@ -70,6 +71,20 @@ def test_without_a_rate_the_download_is_taken_bit_for_bit(tmp_path):
     fedavg = play(tiny(), tmp_path / "fedavg").server.value
     assert torch.equal(play(tiny(client=[{"fedala": {"eta": 0.0}}]), tmp_path / "zero").server.value, fedavg)
     assert not torch.equal(play(tiny(client=["fedala"]), tmp_path / "one").server.value, fedavg)
+
+
+def test_learning_takes_no_draws_from_dropout(tmp_path, monkeypatch):
+    """With dropout too the training after an idle ALA is FedAvg's."""
+
+    def net(inputs):
+        return classifier(inputs, {"fc1": stage(flatten=nn.Flatten(), linear=nn.Linear(64, 9), drop=nn.Dropout(0.5))})
+
+    monkeypatch.setitem(MODELS, "net", net)
+    ours, fedavg = (
+        play(tiny(client=stack, model={"name": "net"}), tmp_path / str(stack)).server.value
+        for stack in ([{"fedala": {"eta": 0.0}}], [])
+    )
+    assert torch.equal(ours, fedavg)
 
 
 def test_zero_weights_ignore_the_download():
@@ -202,7 +217,7 @@ def test_statistics_are_as_if_it_had_not_been(tmp_path):
 
 
 def test_all_clients_mix_every_round(tmp_path):
-    """`clients: all`: after a round everybody keeps a model; who was not drawn keeps the mix that it would start from."""
+    """`clients: all`: everybody keeps a model; who was not drawn keeps the mix that it would have started from."""
     cohort = play(tiny(client=["fedala"]), tmp_path / "cohort")
     every = play(tiny(client=[{"fedala": {"clients": "all"}}]), tmp_path / "all")
     assert sorted(every.engine.kept) == list(range(8))

@@ -3,7 +3,6 @@
 import pytest
 import torch
 from conftest import tiny
-from pytest import approx
 from quadratics import Cohort, Quadratics, quadratics
 from toy import UPDATES, toy_server, vector
 
@@ -17,7 +16,7 @@ OPTIMUM = 4 / 5  # Σ a b / Σ a
 
 
 def test_reaches_the_optimum_where_fedavg_does_not():
-    assert Quadratics([FedDyn(1.0)], A, B, lr=0.2, steps=20).play(40).item() == approx(OPTIMUM, abs=1e-6)
+    assert Quadratics([FedDyn(1.0)], A, B, lr=0.2, steps=20).play(40).item() == pytest.approx(OPTIMUM, abs=1e-6)
     assert abs(Quadratics([], A, B, lr=0.2, steps=20).play(40).item() - OPTIMUM) > 0.2
 
 
@@ -29,7 +28,7 @@ def test_golden_numbers():
         run.params.copy_(vector([3.0, 4.0]) + vector(update))
         with quadratics():
             federation.stack.finishers[0](run, None)
-        assert run.state(federation.stack.methods[0]).g.tolist() == approx([-0.1 * u for u in update])
+        assert run.state(federation.stack.methods[0]).g.tolist() == pytest.approx([-0.1 * u for u in update])
     server = toy_server()
     step, cohort = AddDrift(), Cohort(server)
     with quadratics():
@@ -37,8 +36,8 @@ def test_golden_numbers():
     mixture = cohort.uniform()
     value = step.apply(cohort.reduce(mixture), mixture, cohort, server)
     h = -0.1 * server.memory["feddyn"]
-    assert h.tolist() == approx([-1 / 30, 1 / 30], abs=1e-15)
-    assert value.tolist() == approx([3.6666667, 3.3333333], abs=5e-8)
+    assert h.tolist() == pytest.approx([-1 / 30, 1 / 30], abs=1e-15)
+    assert value.tolist() == pytest.approx([3.6666667, 3.3333333], abs=5e-8)
 
 
 def test_the_clients_terms_add_up_to_n_h():
@@ -49,7 +48,7 @@ def test_the_clients_terms_add_up_to_n_h():
     federation.play(5, cohorts=[(0, 1), (1, 3), (0,)])
     terms = [kept["feddyn"].g if kept else vector([0.0]) for kept in federation.kept]
     assert federation.kept[2] == {}  # who never took part keeps nothing
-    assert sum(terms).item() == approx(-4 * alpha * federation.server.memory["feddyn"].item())
+    assert sum(terms).item() == pytest.approx(-4 * alpha * federation.server.memory["feddyn"].item())
     assert abs(sum(terms).item()) > 0.1
 
 
@@ -59,7 +58,7 @@ def test_first_round_is_fedprox_then_the_drift():
     models = [torch.cat([f.visit(f.run(k)).value.clone() for k in (0, 1)]) for f in (dynamic, proximal)]
     assert torch.equal(*models)
     federation = Quadratics([FedDyn(0.7)], [*A, [2.0]], [*B, [0.0]], steps=4, start=[3.0])
-    assert federation.round([0, 1]).item() == approx((models[0].mean() + (models[0] - 3.0).sum() / 3).item())
+    assert federation.round([0, 1]).item() == pytest.approx((models[0].mean() + (models[0] - 3.0).sum() / 3).item())
 
 
 def test_other_weights_change_the_mean_alone():
@@ -68,7 +67,7 @@ def test_other_weights_change_the_mean_alone():
     models = [federation.visit(federation.run(k)).value.item() for k in (0, 1)]
     federation.kept = [{}, {}]
     expected = 0.25 * models[0] + 0.75 * models[1] + (sum(models) - 6.0) / 2
-    assert federation.round().item() == approx(expected)
+    assert federation.round().item() == pytest.approx(expected)
 
 
 @quadratics()
@@ -80,7 +79,7 @@ def test_unsquared_pulls_with_a_constant_force():
     assert run.grad.tolist() == [0.0, 0.0]  # undefined at the start: none
     run.params.add_(vector([3.0, -4.0]))
     run.gradient(*run.data.train)
-    assert run.grad.tolist() == approx([0.4 * 0.6, -0.4 * 0.8])
+    assert run.grad.tolist() == pytest.approx([0.4 * 0.6, -0.4 * 0.8])
 
 
 def test_adaptive_alpha_is_over_the_relative_size():
@@ -92,7 +91,7 @@ def test_adaptive_alpha_is_over_the_relative_size():
         )
         for federation in (ours, same):
             federation.visit(federation.run(k))
-        assert ours.kept[k]["feddyn"].g.item() == approx(same.kept[k]["feddyn"].g.item())
+        assert ours.kept[k]["feddyn"].g.item() == pytest.approx(same.kept[k]["feddyn"].g.item())
 
 
 def test_nothing_moves_where_no_client_moves():

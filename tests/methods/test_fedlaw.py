@@ -266,12 +266,12 @@ SWA = FedLAW(epochs=45, batch_size=4, swa=True)
         (TOGETHER, "batch_size", 5),
         (TOGETHER, "betas", (0.9, 0.999)),
         (TOGETHER, "halve_every", 44),
-        (TOGETHER, "gamma_max", 0.9),
+        (TOGETHER, "gamma_clamp", (0.5, 0.9)),
         (TOGETHER, "swa", True),
         (SWA, "swa_order", "gamma_first"),
         (AttentiveLAW(epochs=9), "swa", True),
         (AttentiveLAW(epochs=9), "stop_round", 0),
-        (AdaptiveGWS(epochs=9), "gamma_max", 0.9),
+        (AdaptiveGWS(epochs=9), "gamma_clamp", (0.5, 0.9)),
     ],
 )
 def test_every_switch_changes_the_weights(law, field, value):
@@ -283,15 +283,17 @@ def test_every_switch_changes_the_weights(law, field, value):
 
 @pytest.mark.parametrize("form", ["exp", "quad"])
 def test_gamma_can_be_bounded(form):
-    # Growing helps here: the loss falls with the length of w.
-    def growing(lam, gamma, batch):
-        of_server, of_updates = half_square(lam, gamma, batch)
-        return -of_server, -of_updates
+    for sign in (1, -1):  # with the other sign the loss falls with the length of w, and growing helps
 
-    for bound, expected in ((None, True), (1.0, False)):
-        law = FedLAW(epochs=9, gamma_max=bound, form=form)
-        gamma = law.read(law.learn(P, torch.zeros(9, 1, dtype=torch.long), growing))[1]
-        assert bool((gamma > 1).any()) == expected
+        def slopes(lam, gamma, batch, sign=sign):
+            return tuple(sign * s for s in half_square(lam, gamma, batch))
+
+        for clamp in (None, (0.97, 1.01)):
+            law = FedLAW(epochs=9, gamma_clamp=clamp, form=form)
+            gamma = law.read(law.learn(P, torch.zeros(9, 1, dtype=torch.long), slopes))[1]
+            assert gamma.min() >= (clamp[0] - 1e-12 if clamp else 0)
+            assert gamma.max() <= (clamp[1] + 1e-12 if clamp else 2)
+            assert bool((gamma < 0.96).any() or (gamma > 1.02).any()) == (clamp is None)
 
 
 def test_attentive_law_stops():
@@ -340,7 +342,7 @@ PROXY = {"data": {"proxy": {"samples": 16}}}
         ({"weighting": ["fedlaw"], "server": ["fedlws"], **PROXY}, "and so does FedLWS"),
         ({"weighting": ["adaptive_gws"], "server": ["fedlws"], **PROXY}, "and so does FedLWS"),
         ({"weighting": ["fedlaw"], "client": ["fedrep"], **PROXY}, "FedRep never sends its head"),
-        ({"weighting": [{"fedlaw": {"gamma_max": 0.0}}], **PROXY}, "a shrink factor is positive"),
+        ({"weighting": [{"fedlaw": {"gamma_clamp": [0.0, 1.0]}}], **PROXY}, "a positive lower and an upper bound"),
         ({"weighting": [{"fedlaw": {"epochs": -1}}], **PROXY}, "epochs must be at least 0"),
     ],
 )

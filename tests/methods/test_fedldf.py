@@ -52,7 +52,8 @@ def test_metrics_compare_layers_and_choose_alike():
 def run(folder, **changes):
     """A short run: its federation, `uploads` and `divergence` [rounds, K, L], and the bytes of every round."""
     federation = play(tiny(**changes), folder)
-    notes, shape = table(folder, "notes"), (federation.server.rounds, federation.cohort_size, federation.server.layers.L)
+    server, notes = federation.server, table(folder, "notes")
+    shape = (server.rounds, federation.cohort_size, server.layers.L)
     values = {name: notes["value"][notes["name"] == name].reshape(shape) for name in ("uploads", "divergence")}
     traffic = {name: column.reshape(shape[:2]).sum(1) for name, column in table(folder, "traffic").items()}
     return federation, values, traffic

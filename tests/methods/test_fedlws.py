@@ -4,12 +4,13 @@ import numpy as np
 import pytest
 import torch
 from case import State, Traced, average, fedavg, minus, norm
-from conftest import play, tiny
+from conftest import play, table, tiny
 from torch import nn
 from toy import ONE_LAYER, TWO_LAYERS, ToyCohort, W, applied, noted, toy_server
 
 from raysim.config import ConfigError
 from raysim.core.layers import LayerMap
+from raysim.engine.engine import HostedCohort
 from raysim.methods.fedldf import FedLDF
 from raysim.methods.fedlws import FedLWS
 
@@ -131,7 +132,8 @@ def test_tau_is_over_the_uploaders():
 
 def test_order_of_clients_does_not_matter():
     cohort = ToyCohort(toy_server(), [[0.0, -2.0], [1.0, 0.0], [0.0, 1.0]], [2, 1, 1])
-    torch.testing.assert_close(applied(FedLWS(), cohort), applied(FedLWS(), ToyCohort(toy_server())), rtol=1e-12, atol=0)
+    plain = applied(FedLWS(), ToyCohort(toy_server()))
+    torch.testing.assert_close(applied(FedLWS(), cohort), plain, rtol=1e-12, atol=0)
 
 
 GROUPS = [  # of the released code: a layer closes with a "bias", whatever comes before it in the state dict
@@ -191,3 +193,18 @@ def test_refusals():
             tiny(server=[{"fedlws": fields}])
     with pytest.raises(ConfigError, match="FedLWS"):
         tiny(weighting=["fedlaw"], server=["fedlws"], data={"proxy": {"samples": 20}})
+
+
+@pytest.mark.parametrize(("tau_stat", "visits", "scalars"), [("mean", 1, 0), ("rms", 0, 3)])
+def test_it_costs_one_reduction_and_a_visit_that_returns_scalars(tau_stat, visits, scalars, monkeypatch, tmp_path):
+    """Or, as a root mean square, a scalar a layer that comes back with training. Nothing else moves."""
+    asked = []
+    for collective in ("reduce", "each", "gather", "predict", "compute"):
+        real = getattr(HostedCohort, collective)
+        counted = lambda *args, real=real, name=collective, **kwargs: (asked.append(name), real(*args, **kwargs))[1]  # noqa: E731
+        monkeypatch.setattr(HostedCohort, collective, counted)
+    play(tiny(server=[{"fedlws": {"tau_stat": tau_stat}}], rounds={"total": 1}), tmp_path / "fedlws")
+    assert sorted(asked) == ["each"] * visits + ["reduce"] * 2
+    play(tiny(rounds={"total": 1}), tmp_path / "fedavg")
+    bytes_with, bytes_without = (table(tmp_path / f, "traffic")["bytes"] for f in ("fedlws", "fedavg"))
+    assert (bytes_with - bytes_without == 4 * scalars).all()

@@ -3,7 +3,6 @@
 import pytest
 import torch
 from conftest import play, tiny
-from pytest import approx
 from quadratics import Quadratics, quadratics
 
 from raysim.config import ConfigError
@@ -15,11 +14,11 @@ A, B = [[1.0], [4.0]], [[0.0], [1.0]]  # two clients, curvatures and optima
 def test_ends_at_its_closed_form():
     """Clients that train to the end stop at (a b + μ w_g)/(a + μ); the federation at Σ s b / Σ s, s = a/(a + μ)."""
     federation = Quadratics([FedProx(2.0)], A, B, lr=0.2, steps=30, start=[4.0])
-    assert federation.visit(federation.run(1)).value.item() == approx((4 * 1 + 2 * 4.0) / (4 + 2))
+    assert federation.visit(federation.run(1)).value.item() == pytest.approx((4 * 1 + 2 * 4.0) / (4 + 2))
     end = (4 / 6) / (1 / 3 + 4 / 6)
-    assert Quadratics([FedProx(2.0)], A, B, lr=0.2, steps=30, start=[end]).play(1).item() == approx(end)
+    assert Quadratics([FedProx(2.0)], A, B, lr=0.2, steps=30, start=[end]).play(1).item() == pytest.approx(end)
     fedavg = Quadratics([FedProx(0.0)], A, B, lr=0.2, steps=100, start=[end]).play(1)
-    assert fedavg.item() == approx(0.5)  # the mean of the clients' optima
+    assert fedavg.item() == pytest.approx(0.5)  # the mean of the clients' optima
 
 
 @quadratics()
@@ -28,7 +27,7 @@ def test_one_step_of_unit_strength_starts_from_the_download():
     run = Quadratics([FedProx(5.0)], A, B, lr=0.2).run(1, [3.0])
     run.params.fill_(-7.0)
     run.fit()
-    assert run.params.item() == approx(3.0 - 0.2 * 4 * (-7.0 - 1.0))
+    assert run.params.item() == pytest.approx(3.0 - 0.2 * 4 * (-7.0 - 1.0))
 
 
 def test_infinitely_strong_it_stays():

@@ -73,7 +73,8 @@ def test_statistics_may_have_cosines_too(tmp_path):
         return after
 
     for name, expected in released().items():
-        np.testing.assert_allclose(round_.after[name], expected, atol=2e-6 * max(1, np.abs(expected).max()), err_msg=name)
+        atol = 2e-6 * max(1, np.abs(expected).max())
+        np.testing.assert_allclose(round_.after[name], expected, atol=atol, err_msg=name)
     plain = fedavg(round_, np.full(3, 1 / 3))
     assert np.abs(plain["conv1.norm.running_mean"] - round_.after["conv1.norm.running_mean"]).max() > 5e-5
 

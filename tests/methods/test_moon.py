@@ -7,7 +7,6 @@ import torch
 import torch.nn.functional as F
 from case import Traced
 from conftest import play, tiny
-from pytest import approx
 from runs import local_run, perceptron
 
 from raysim.config import ConfigError
@@ -31,7 +30,7 @@ def test_the_term_is_the_papers():
     z, z_g, z_p = (latents(value, x) for value in (run.params, run.received, previous))
     up, down = (torch.exp(F.cosine_similarity(z, other) / tau) for other in (z_g, z_p))
     expected = -mu * torch.log(up / (up + down)).mean()
-    assert run.stack.penalties[0](run, x, y, z, torch.tensor(0.0)).item() == approx(expected.item())
+    assert run.stack.penalties[0](run, x, y, z, torch.tensor(0.0)).item() == pytest.approx(expected.item())
 
 
 def test_between_equal_models_there_is_no_pull():
@@ -42,7 +41,7 @@ def test_between_equal_models_there_is_no_pull():
     x, y = run.data.train
     z = latents(run.params, x).requires_grad_()
     term = run.stack.penalties[0](run, x, y, z, torch.tensor(0.0))
-    assert term.item() == approx(3.0 * math.log(2))
+    assert term.item() == pytest.approx(3.0 * math.log(2))
     assert torch.autograd.grad(term, z)[0].abs().max() < 1e-15
 
 

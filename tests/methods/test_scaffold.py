@@ -3,7 +3,6 @@
 import pytest
 import torch
 from conftest import tiny
-from pytest import approx
 from quadratics import Quadratics, quadratics
 from toy import UPDATES, vector
 
@@ -18,7 +17,7 @@ OPTIONS = ["option_1", "option_2", "mean_grad"]
 
 @pytest.mark.parametrize("option", OPTIONS)
 def test_reaches_the_optimum_where_fedavg_does_not(option):
-    assert Quadratics([SCAFFOLD(option)], A, B, lr=0.1, steps=5).play(40).item() == approx(OPTIMUM, abs=1e-6)
+    assert Quadratics([SCAFFOLD(option)], A, B, lr=0.1, steps=5).play(40).item() == pytest.approx(OPTIMUM, abs=1e-6)
     assert abs(Quadratics([], A, B, lr=0.1, steps=5).play(40).item() - OPTIMUM) > 0.05
 
 
@@ -33,10 +32,10 @@ def test_golden_numbers():
         run.steps = 2
 
     federation.stack.train = train
-    assert federation.round().tolist() == approx([3.3333333, 3.6666667], abs=5e-8)
+    assert federation.round().tolist() == pytest.approx([3.3333333, 3.6666667], abs=5e-8)
     for kept, update in zip(federation.kept, UPDATES, strict=True):
-        assert kept["scaffold"].c.tolist() == approx([-5 * u for u in update])
-    assert federation.server.shared["scaffold"].tolist() == approx([-5 / 3, 5 / 3])
+        assert kept["scaffold"].c.tolist() == pytest.approx([-5 * u for u in update])
+    assert federation.server.shared["scaffold"].tolist() == pytest.approx([-5 / 3, 5 / 3])
 
 
 @pytest.mark.parametrize("option", OPTIONS)
@@ -48,7 +47,7 @@ def test_one_full_batch_step_gives_the_gradient(option):
     with quadratics():
         run.state(federation.stack.methods[0]).c.fill_(-2.0)
     federation.visit(run)
-    assert federation.kept[1]["scaffold"].c.item() == approx(4 * (3.0 - 1.0))
+    assert federation.kept[1]["scaffold"].c.item() == pytest.approx(4 * (3.0 - 1.0))
 
 
 def test_the_options_differ_after_two_steps():
@@ -58,7 +57,7 @@ def test_the_options_differ_after_two_steps():
         federation = Quadratics([SCAFFOLD(option)], A, B, steps=2, start=[3.0])
         federation.visit(federation.run(1))
         controls[option] = federation.kept[1]["scaffold"].c.item()
-    assert controls == approx({"option_1": 8.0, "option_2": 6.4, "mean_grad": 6.4})
+    assert controls == pytest.approx({"option_1": 8.0, "option_2": 6.4, "mean_grad": 6.4})
 
 
 def test_with_momentum_the_mean_gradient_is_of_the_raw_ones():
@@ -69,7 +68,7 @@ def test_with_momentum_the_mean_gradient_is_of_the_raw_ones():
     with quadratics():
         run.state(federation.stack.methods[0]).c.fill_(-1.0)
     federation.visit(run)
-    assert federation.kept[1]["scaffold"].c.item() == approx((8.0 + 4 * 1.05) / 2)
+    assert federation.kept[1]["scaffold"].c.item() == pytest.approx((8.0 + 4 * 1.05) / 2)
 
 
 @pytest.mark.parametrize("option", OPTIONS)
@@ -78,18 +77,18 @@ def test_the_mean_of_the_clients_controls_is_the_servers(option):
     federation = Quadratics([SCAFFOLD(option)], a, b, steps=3)
     federation.play(5, cohorts=[(0, 1), (1, 3), (0,)])
     controls = [kept["scaffold"].c if kept else vector([0.0]) for kept in federation.kept]
-    assert (sum(controls) / 4).item() == approx(federation.server.shared["scaffold"].item())
+    assert (sum(controls) / 4).item() == pytest.approx(federation.server.shared["scaffold"].item())
     assert abs(federation.server.shared["scaffold"].item()) > 0.01
 
 
 def test_alone_a_client_is_plain_sgd():
     alone, sgd = (Quadratics(methods, A[:1], [[2.0]], steps=3).play(4) for methods in ([SCAFFOLD()], []))
-    assert alone.item() == approx(sgd.item(), abs=1e-14)
+    assert alone.item() == pytest.approx(sgd.item(), abs=1e-14)
 
 
 def test_global_step_size():
     whole, half = (Quadratics([SCAFFOLD()], A, B, start=[3.0], server=s).round() for s in ([], [StepSize(0.5)]))
-    assert half.item() == approx(3.0 + 0.5 * (whole.item() - 3.0))
+    assert half.item() == pytest.approx(3.0 + 0.5 * (whole.item() - 3.0))
 
 
 @quadratics()
@@ -98,7 +97,7 @@ def test_full_gradient_takes_every_sample():
     federation = Quadratics([SCAFFOLD("option_1")], A, B, sizes=[1, 3], batch_size=2, drop_last=True)
     run = federation.run(1)
     run.params.fill_(5.0)
-    assert full_gradient(run, vector([3.0])).item() == approx(8.0)
+    assert full_gradient(run, vector([3.0])).item() == pytest.approx(8.0)
     assert run.params.item() == 5.0
 
 
@@ -112,7 +111,7 @@ def test_full_gradient_takes_every_sample():
     ],
 )
 def test_option_2_needs_plain_steps_from_the_global_model(changes):
-    with pytest.raises(ConfigError, match="option_2 needs.*mean_grad"):
+    with pytest.raises(ConfigError, match=r"option_2 needs.*mean_grad"):
         tiny(**{"client": ["scaffold"], **changes})
     others = changes.get("client", [None])[1:]
     tiny(**{**changes, "client": [{"scaffold": {"c_update": "mean_grad"}}, *others]})

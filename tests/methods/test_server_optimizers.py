@@ -87,7 +87,11 @@ def test_what_the_server_remembers_survives(method, tmp_path):
 
 @pytest.mark.parametrize(
     ("server", "reason"),
-    [({"fedavgm": 1.0}, "beta is 1"), ({"fedadam": {"beta2": 1.0}}, "beta1 and beta2"), ({"fedyogi": {"epsilon": 0}}, "epsilon")],
+    [
+        ({"fedavgm": 1.0}, "beta is 1"),
+        ({"fedadam": {"beta2": 1.0}}, "beta1 and beta2"),
+        ({"fedyogi": {"epsilon": 0}}, "epsilon"),
+    ],
 )
 def test_refusals(server, reason):
     with pytest.raises(ConfigError, match=reason):

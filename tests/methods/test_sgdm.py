@@ -3,7 +3,6 @@
 import pytest
 import torch
 from conftest import play, tiny
-from pytest import approx
 from quadratics import Quadratics
 
 from raysim.config import ConfigError
@@ -26,15 +25,15 @@ def test_mfl_averages_models_and_momenta_with_the_same_weights():
     for _ in range(3):
         (w0, d0), (w1, d1) = (by_hand(a, b, w, d, 0.5, 3) for [a], [b] in zip(A, B, strict=True))
         w, d = 0.25 * w0 + 0.75 * w1, 0.25 * d0 + 0.75 * d1
-        assert federation.round().item() == approx(w)
-        assert federation.server.shared["sgdm"].item() == approx(d)
+        assert federation.round().item() == pytest.approx(w)
+        assert federation.server.shared["sgdm"].item() == pytest.approx(d)
 
 
 def test_local_starts_every_round_at_rest():
     federation, w = Quadratics([SGDM("local", 0.5)], A, B, steps=3, start=[3.0]), 3.0
     for _ in range(3):
         w = sum(by_hand(a, b, w, 0.0, 0.5, 3)[0] for [a], [b] in zip(A, B, strict=True)) / 2
-        assert federation.round().item() == approx(w)
+        assert federation.round().item() == pytest.approx(w)
     assert federation.server.shared == {}
 
 

@@ -7,6 +7,7 @@ import pytest
 from case import cases
 from conftest import play, tiny
 
+import raysim.engine.engine
 from raysim import records
 from raysim.federation import MakeEngine, local_engine
 
@@ -23,7 +24,11 @@ MATRIX = {
     "fedldf": {"weighting": [{"fedldf": {"top_n": 2}}]},
     "scaffold": {"client": ["scaffold"], "local": {"momentum": 0.0, "weight_decay": 0.0}},
     "fedala": {"client": [{"fedala": {"layers": 2}}]},
-}
+    "fedamp": {
+        "client": [{"fedamp": {"alpha": 1.0, "sigma": 2.0}}], "rounds": {"participation": 1.0},
+        "data": {"partition": {"dirichlet_counts": {"alpha": 0.8, "clients": 9, "min_size": 4}}},
+    },
+}  # fmt: skip
 PACKINGS = {  # actors: clients_per_actor and fan_in
     "1 actor": (9, 4),
     "2 actors": (5, 2),
@@ -51,6 +56,14 @@ def test_ray_is_in_process(name, tmp_path, warm_ray):
     changes = CASES[name].changes
     local = outcome(changes, tmp_path / "local")
     assert outcome({**changes, "engine": {"ray": {"clients_per_actor": 2}}}, tmp_path / "ray", warm_ray) == local
+
+
+def test_reduction_in_pieces(tmp_path, warm_ray, monkeypatch):
+    """A model that travels in many messages is the same model."""
+    changes = {**NINE, **MATRIX["fedldf"], "engine": {"ray": {"clients_per_actor": 2, "fan_in": 2}}}
+    whole = outcome({**changes, "engine": "local"}, tmp_path / "whole")
+    monkeypatch.setattr(raysim.engine.engine, "CHUNK", 100)
+    assert outcome(changes, tmp_path / "pieces", warm_ray) == whole
 
 
 @pytest.mark.parametrize("name", MATRIX)

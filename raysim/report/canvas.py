@@ -1,0 +1,145 @@
+"""How figures look: sizes, colours, legends, heat maps, files. Sizes are those of a paper's columns."""
+
+from __future__ import annotations
+
+import io
+import re
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+import numpy as np
+from matplotlib.artist import Artist
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.colors import Normalize, TwoSlopeNorm
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
+
+COLUMN, PAGE = 3.4, 7.0  # inches: one column of a paper, and both
+INK, GRID, IDLE = "#333333", "#e6e6e6", "#d9d9d9"
+# Okabe and Ito's colours, distinct for colour-blind readers; the yellow is left out, which white paper swallows.
+COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00", "#000000")
+DASHES = ("-", "--", ":", "-.")  # once the colours are used up
+SEQUENTIAL, DIVERGING = "cividis", "PuOr"
+
+STYLE = {
+    "font.family": "DejaVu Sans",
+    "font.size": 8,
+    "axes.titlesize": 8,
+    "axes.labelsize": 8,
+    "xtick.labelsize": 7,
+    "ytick.labelsize": 7,
+    "legend.fontsize": 7,
+    "legend.frameon": False,
+    "legend.handlelength": 1.6,
+    "legend.columnspacing": 1.4,
+    "text.color": INK,
+    "axes.labelcolor": INK,
+    "axes.edgecolor": "#888888",
+    "xtick.color": INK,
+    "ytick.color": INK,
+    "xtick.major.size": 2.5,
+    "ytick.major.size": 2.5,
+    "xtick.minor.size": 1.5,
+    "ytick.minor.size": 1.5,
+    "axes.linewidth": 0.6,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "axes.axisbelow": True,
+    "grid.color": GRID,
+    "grid.linewidth": 0.6,
+    "lines.linewidth": 1.3,
+    "lines.markersize": 3,
+    "hatch.linewidth": 0.5,
+    "pdf.fonttype": 42,  # TrueType: publishers refuse Type 3
+    "svg.hashsalt": "raysim",  # the same figure is the same file
+}
+
+
+def styled() -> AbstractContextManager[None]:
+    """The style, while figures are drawn or saved."""
+    return matplotlib.rc_context(STYLE)
+
+
+class Canvas(Figure):
+    """A matplotlib figure that pyplot does not know of, that leaves room for its labels, and that notebooks show."""
+
+    def __init__(self, width: float, height: float):
+        super().__init__(figsize=(width, height), layout="constrained", dpi=150)
+        FigureCanvasAgg(self)
+
+    def _repr_png_(self) -> bytes:
+        return self._bytes("png")
+
+    def save(self, path: Path) -> None:
+        """Write the figure, in the format that the name ends with. Raises ValueError for one that nobody knows."""
+        with styled():
+            self.savefig(path, dpi=300)
+
+    def svg(self, prefix: str) -> str:
+        """An <svg> element for a page: text stays text, and ids begin with `prefix`, so that figures do not mix."""
+        with matplotlib.rc_context({"svg.fonttype": "none"}):
+            text = self._bytes("svg", metadata={"Date": None, "Creator": None, "Format": None, "Type": None}).decode()
+        text = re.sub(r"<metadata>.*?</metadata>", "", text[text.index("<svg") :], flags=re.DOTALL)
+        return re.sub(r'(\bid="|href="#|url\(#)', rf"\g<1>{prefix}-", text)
+
+    def _bytes(self, kind: str, **options: Any) -> bytes:
+        content = io.BytesIO()
+        with styled():
+            self.savefig(content, format=kind, **options)
+        return content.getvalue()
+
+
+def colour(i: int) -> str:
+    return COLOURS[i % len(COLOURS)]
+
+
+def dash(i: int) -> str:
+    return DASHES[i // len(COLOURS) % len(DASHES)]
+
+
+def legend(figure: Figure, handles: Sequence[Artist], labels: Sequence[str]) -> None:
+    """A legend above the axes, in as many columns as the figure has room for."""
+    if not labels:
+        return
+    room = int(figure.get_figwidth() * 14)  # letters of the legend's size in a line
+    columns = max(1, min(len(labels), room // (max(map(len, labels)) + 5)))
+    figure.legend(handles, labels, loc="outside upper left", ncols=columns)
+
+
+def whole_rounds(axes: Axes) -> None:
+    """Ticks of an axis that counts rounds."""
+    axes.xaxis.set_major_locator(MaxNLocator(6, integer=True, steps=[1, 2, 5, 10]))
+
+
+def name_rows(axes: Axes, names: Sequence[str], points: float) -> None:
+    """Names at the rows of a heat map, as many as do not touch where a row is `points` high."""
+    every = max(1, int(np.ceil(8 / points)))
+    axes.set_yticks(range(0, len(names), every), [name if len(name) <= 22 else f"…{name[-21:]}" for name in names[::every]])
+
+
+def heat_map(axes: Axes, values: np.ndarray, label: str, *, left: float = 0.0, **limits: float) -> None:
+    """`values` [Y, X] as colours, the first row on top, NaN left blank; `left` is the x of the first column.
+
+    Values of both signs have two colours that meet in white at zero.
+    """
+    low, high = limits.get("vmin", np.nanmin(values)), limits.get("vmax", np.nanmax(values))
+    signed = low < 0 < high
+    norm: Normalize = TwoSlopeNorm(0, low, high) if signed else Normalize(low, high)
+    shades = matplotlib.colormaps[DIVERGING if signed else SEQUENTIAL].with_extremes(bad="white")
+    rows, columns = values.shape
+    edges = (left - 0.5, left + columns - 0.5, rows - 0.5, -0.5)
+    image = axes.imshow(values, cmap=shades, norm=norm, aspect="auto", interpolation="nearest", extent=edges)
+    axes.grid(False)
+    axes.spines[:].set_visible(False)
+    axes.tick_params(length=0)
+    figure = axes.figure
+    assert isinstance(figure, Figure)
+    bar = figure.colorbar(image, ax=axes, pad=0.02, fraction=0.08, aspect=18)
+    bar.set_label(label)
+    bar.outline.set_visible(False)  # type: ignore[operator]
+    bar.ax.tick_params(length=2)

@@ -1,0 +1,119 @@
+"""Scores against what they cost: rounds, bytes, time."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter
+
+from raysim.report import NoData
+from raysim.report.canvas import COLUMN, Canvas, colour, dash, legend, whole_rounds
+from raysim.report.runs import Group
+from raysim.report.summary import COSTS, final
+
+AGAINST = {"rounds": "round", "uplink": "MB up", "traffic": "MB", "time": "s"}
+"""What a figure calls the costs of `summary.COSTS`."""
+
+FEW = 25  # so many points are marked one by one
+
+
+def accuracy(groups: Sequence[Group], against: str) -> Canvas:
+    """Test accuracy of the global model; a band is a standard deviation over seeds to each side of the mean."""
+    return _curves(groups, "accuracy", "test accuracy (%)", against, 100)
+
+
+def loss(groups: Sequence[Group], against: str) -> Canvas:
+    """Test loss of the global model, mean and standard deviation over seeds."""
+    return _curves(groups, "loss", "test loss (nats)", against)
+
+
+def train_loss(groups: Sequence[Group], against: str) -> Canvas:
+    """Mean training loss of each round's clients in their last local epoch."""
+    return _curves(groups, "train_loss", "training loss (nats)", against)
+
+
+def personal(groups: Sequence[Group], against: str) -> Canvas:
+    """Accuracy of the clients' own models on their own test samples: correct samples over all samples."""
+    return _curves(groups, "personal_accuracy_micro", "personal test accuracy (%)", against, 100)
+
+
+def worst(groups: Sequence[Group], against: str) -> Canvas:
+    """Mean accuracy of the tenth of the clients whose own models do worst on their own test samples."""
+    return _curves(groups, "personal_accuracy_worst10", "accuracy of the worst tenth (%)", against, 100)
+
+
+def _curves(groups: Sequence[Group], column: str, label: str, against: str, scale: float = 1.0) -> Canvas:
+    cost = AGAINST[against]
+    figure = Canvas(COLUMN, 2.3)
+    axes = figure.add_subplot()
+    drawn: list[tuple[int, str, np.ndarray, np.ndarray, np.ndarray]] = []
+    for i, group in enumerate(groups):
+        rounds = [run.columns("rounds") for run in group.runs]
+        # A mean over seeds of which some are further than others would jump where one ends: rounds that all have.
+        shared = [np.flatnonzero(~np.isnan(table[column])) for table in rounds]
+        every = [set(table["round"][rows]) for table, rows in zip(rounds, shared, strict=True)]
+        common = set.intersection(*every)
+        if not common:
+            continue
+        shared = [rows[np.isin(t["round"][rows], list(common))] for t, rows in zip(rounds, shared, strict=True)]
+        y = scale * np.stack([table[column][rows] for table, rows in zip(rounds, shared, strict=True)])
+        x = np.stack([COSTS[cost](table)[rows] for table, rows in zip(rounds, shared, strict=True)])
+        drawn.append((i, group.label, x.mean(0), y.mean(0), y.std(0, ddof=1) if len(y) > 1 else np.zeros(y.shape[1])))
+    if not drawn:
+        raise NoData(f"No run has recorded any {column}.")
+    unit, divisor = _time(max(x[-1] for _, _, x, _, _ in drawn)) if cost == "s" else ("", 1.0)
+    lines = []
+    for i, name, x, mean, sd in drawn:
+        mark = "o" if len(x) <= FEW else None
+        lines += axes.plot(x / divisor, mean, color=colour(i), linestyle=dash(i), marker=mark, label=name)
+        if sd.any():
+            axes.fill_between(x / divisor, mean - sd, mean + sd, color=colour(i), alpha=0.18, linewidth=0)
+    axes.set_ylabel(label)
+    axes.set_xlabel(
+        {"round": "round", "MB up": "sent by clients (MB)", "MB": "sent up and down (MB)", "s": f"time ({unit})"}[cost]
+    )
+    if cost == "round":
+        whole_rounds(axes)
+    elif cost != "s":
+        axes.set_xscale("log")
+        _decades(axes)
+    if len(groups) > 1:
+        legend(figure, lines, [name for _, name, *_ in drawn])
+    return figure
+
+
+def _time(longest: float) -> tuple[str, float]:
+    """Unit in which seconds are best read, and how many it has."""
+    return next((unit, size) for unit, size in (("h", 3600.0), ("min", 60.0), ("s", 1.0)) if longest >= 3 * size or unit == "s")
+
+
+def _decades(axes: Axes) -> None:
+    """Labels at 1, 2 and 5 of a logarithmic axis that spans little, where there may be no power of ten."""
+    low, high = axes.get_xlim()
+    if high / low < 100:
+        axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+        axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
+        axes.xaxis.set_minor_formatter(NullFormatter())
+
+
+def final_scores(groups: Sequence[Group]) -> Canvas:
+    """Score at the end of each run (small circles), and mean and standard deviation over the seeds of each configuration."""
+    held = [(g.label, 100 * np.array([s for run in g.runs if (s := final(run)) is not None])) for g in groups]
+    held = [(label, values) for label, values in held if len(values)]
+    if not held:
+        raise NoData("No run has been evaluated.")
+    figure = Canvas(COLUMN, 0.7 + 0.24 * len(held))
+    axes = figure.add_subplot()
+    for row, (_, values) in enumerate(held):
+        axes.plot(values, np.full(len(values), row), "o", color=colour(0), markersize=3.5, markerfacecolor="none", alpha=0.7)
+        sd = values.std(ddof=1) if len(values) > 1 else None
+        axes.errorbar(values.mean(), row, xerr=sd, fmt="D", color=colour(1), markersize=3.5, capsize=2.5, linewidth=1)
+    axes.set_yticks(range(len(held)), [label for label, _ in held])
+    axes.set_ylim(len(held) - 0.4, -0.6)
+    axes.xaxis.set_major_locator(MaxNLocator(6))
+    personal_only = all(run.score != "accuracy" for group in groups for run in group.runs)
+    axes.set_xlabel(f"final {'personal ' if personal_only else ''}test accuracy (%)")
+    axes.tick_params(axis="y", length=0)
+    return figure

@@ -1,0 +1,195 @@
+"""Models go from client to client by reference, and the run is the same one wherever they rest and whoever dies."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+import ray
+import sabotage
+from conftest import play, table, tiny
+from ray import cloudpickle
+from sabotage import Fails, Stalls, ending, kill
+from test_recovery import pid_of
+
+from raysim import records
+from raysim.engine import engine as engines
+from raysim.engine.ray_engine import RayEngine
+from raysim.federation import Federation, MakeEngine, local_engine
+from raysim.methods import CLIENTS
+
+PAIR = {"ray": {"clients_per_actor": 4}}  # two hosts for eight clients
+ALL = {"participation": 1.0}
+METHODS = {
+    "fedamp": {"client": [{"fedamp": {"alpha": 1.0, "sigma": 2.0}}], "rounds": ALL},
+    "fedfomo": {
+        "client": [{"fedfomo": {"models": 3}}], "data": {"client_val_frac": 0.2}, "rounds": {"participation": 0.75},
+    },
+    "apple": {"client": ["apple"], "rounds": ALL},
+}
+
+
+@pytest.fixture(autouse=True)
+def mischief(monkeypatch):
+    cloudpickle.register_pickle_by_value(sabotage)  # no process but this one can import it
+    for method in (Stalls, Fails):
+        monkeypatch.setitem(CLIENTS, method.__name__.lower(), method)
+
+
+def merged(changes: dict[str, Any], rounds: dict[str, Any]) -> dict[str, Any]:
+    return {**changes, "rounds": {**changes["rounds"], **rounds}}
+
+
+def test_distances_are_measured_by_all_hosts(tmp_path, warm_ray):
+    """[8, 8] of the parameters alone, in float64 and to the same bits as in one process."""
+    local = play(tiny(**METHODS["fedamp"]), tmp_path / "local")
+    remote = Federation(tiny(**METHODS["fedamp"], engine=PAIR), tmp_path / "ray", make_engine=warm_ray)
+    while remote.step():
+        pass
+    found, expected = (f.engine.models.distances(range(8)) for f in (remote, local))
+    assert found.numpy().tobytes() == expected.numpy().tobytes()
+    engine, P = local.engine, local.server.layers.P
+    models = np.stack([engine.value_of(engine.bank[c])["value"][:P] for c in range(8)]).astype(np.float64)
+    np.testing.assert_allclose(expected, ((models[:, None] - models) ** 2).sum(2), rtol=1e-12)
+    assert sorted({span.host for span in remote.engine.spans if span.phase == "distances"}) == [0, 1]
+    subset = local.engine.models.distances((6, 1))
+    np.testing.assert_array_equal(subset, [[0, expected[1, 6]], [expected[1, 6], 0]])
+    remote.close()
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_no_model_passes_the_driver(name, tmp_path, warm_ray, monkeypatch):
+    """It holds references; what it fetches and sends in rounds of peers is smaller than one model a client."""
+    fetched = []
+    fetch = RayEngine.fetch
+
+    def watched(engine, calls):
+        values = fetch(engine, calls)
+        fetched.extend(values)
+        return values
+
+    def refused(engine, handle):
+        raise AssertionError("the driver reads a client's model")
+
+    monkeypatch.setattr(RayEngine, "fetch", watched)
+    monkeypatch.setattr(RayEngine, "value_of", refused)
+    federation = Federation(tiny(**METHODS[name], engine=PAIR), tmp_path, make_engine=warm_ray)
+    federation.step()
+    fetched.clear()
+    federation.step()
+    assert all(isinstance(handle, ray.ObjectRef) for handle in federation.engine.bank.values())
+    arrays = [a for v in fetched for a in (v.values() if isinstance(v, dict) else [v]) if isinstance(a, np.ndarray)]
+    assert sum(a.size >= federation.server.layers.P for a in arrays) <= 1  # the aggregate
+    federation.close()
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_actor_killed_while_it_trains(name, tmp_path, warm_ray):
+    expected = play(tiny(**METHODS[name]), tmp_path / "undisturbed").sha256()
+    changes = {**METHODS[name], "client": [*METHODS[name]["client"], {"stalls": {"folder": str(tmp_path), "t": 2}}]}
+    with ending(tmp_path):
+        federation = play(tiny(**changes, engine=PAIR), tmp_path / "killed", make_engine=warm_ray)
+    assert federation.sha256() == expected
+
+
+@pytest.mark.parametrize("method", ["distances", "partial", "personal"])
+def test_actor_killed_just_before_it_is_asked(method, tmp_path, warm_ray, monkeypatch):
+    """For distances between models it trained, for their sum, and to evaluate with them: the bank outlives it."""
+    changes = {
+        **METHODS["fedamp"], "data": {"client_test_frac": 0.25}, "evaluate": {"personal": "after_init"},
+        "server": ["fedlws"],
+    }  # fmt: skip
+    expected = play(tiny(**changes), tmp_path / "undisturbed")
+    federation = Federation(tiny(**changes, engine=PAIR), tmp_path / "killed", make_engine=warm_ray)
+    federation.step()
+    victims = [pid_of(federation.engine.hosts[0])]
+    call = RayEngine.call
+
+    def murderous(engine, asked):
+        if asked.method == method and victims:
+            kill(victims.pop())
+        return call(engine, asked)
+
+    monkeypatch.setattr(RayEngine, "call", murderous)
+    while federation.step():
+        pass
+    federation.finish()
+    assert not victims
+    assert federation.sha256() == expected.sha256()
+    federation.close()
+    ours, theirs = (records.read(tmp_path / folder, "personal").to_pylist() for folder in ("killed", "undisturbed"))
+    assert ours == theirs
+    assert len(ours) == 8
+
+
+@pytest.mark.parametrize("engine", ["local", "ray"])
+@pytest.mark.parametrize("name", METHODS)
+def test_resumes_from_a_checkpoint(name, engine, tmp_path, request):
+    """Bank, states and what the server remembers come back from disk, for the rounds after it."""
+    make_engine: MakeEngine = local_engine if engine == "local" else request.getfixturevalue("warm_ray")
+    changes = merged(METHODS[name], {"total": 4, "checkpoint_every": 2})
+    expected = play(tiny(**changes), tmp_path / "undisturbed").sha256()
+    config = tiny(**changes, engine={"local": {"state_bytes": 20_000}} if engine == "local" else PAIR)
+    federation = Federation(config, tmp_path / "killed", make_engine=make_engine)
+    for _ in range(3):  # one round more than was saved
+        federation.step()
+    federation.engine.close()
+    again = Federation(config, tmp_path / "killed", resume=True, make_engine=make_engine)
+    assert again.t == 2
+    assert len(again.engine.bank) >= 6
+    while again.step():
+        pass
+    again.finish()
+    again.close()
+    assert again.sha256() == expected
+
+
+def test_hash_counts_the_models_in_the_bank(tmp_path):
+    federation = play(tiny(**METHODS["fedamp"]), tmp_path)
+    before = federation.sha256()
+    value = federation.engine.value_of(federation.engine.bank[5])["value"].copy()
+    value[-1] += 1
+    federation.engine.bank[5] = federation.engine.park({"value": value})
+    assert federation.sha256() != before
+
+
+def test_failed_client_keeps_its_last_model(tmp_path):
+    client = [*METHODS["fedamp"]["client"], {"fails": {"how": "raises", "client": 3, "t": 1}}]
+    federation = Federation(tiny(client=client, rounds=ALL), tmp_path)
+    federation.step()
+    before = federation.engine.value_of(federation.engine.bank[3])["value"].copy()
+    assert federation.step()["clients_ok"] == 7
+    assert (federation.engine.value_of(federation.engine.bank[3])["value"] == before).all()
+    assert federation.step()["clients_ok"] == 7  # it still attracts the others
+    federation.close()
+    notes = table(tmp_path, "notes")
+    sent = (notes["round"] == 2) & (notes["client"] == 0) & (notes["index"] == 3)
+    assert (notes["value"][sent] > 0).all()
+    assert sent.any()
+
+
+@pytest.mark.parametrize("name", ["fedamp", "ditto"])
+def test_many_small_visits_are_one(name, tmp_path, warm_ray, monkeypatch):
+    """Where states are large a host hands them back in several visits."""
+    changes = METHODS.get(name, {"client": ["ditto"], "rounds": ALL})
+    expected = play(tiny(**changes), tmp_path / "one").sha256()
+    monkeypatch.setattr(engines, "VISIT_BYTES", 1)
+    asked = []
+    call = RayEngine.call
+    monkeypatch.setattr(RayEngine, "call", lambda engine, c: asked.append(c.method) or call(engine, c))
+    remote = play(tiny(**changes, engine=PAIR), tmp_path / "ray", make_engine=warm_ray)
+    assert asked.count("train") == 3 * 8
+    assert remote.sha256() == expected
+    assert play(tiny(**changes), tmp_path / "local").sha256() == expected
+
+
+@pytest.mark.filterwarnings("ignore:pfedme")
+@pytest.mark.parametrize("when", ["after_init", "after_train"])
+@pytest.mark.parametrize("name", ["pfedme", "ditto", "fedphp", "partialfed", *METHODS])
+def test_evaluation_changes_nothing(name, when, tmp_path):
+    changes = METHODS.get(name, {"client": [name]})
+    data = {**changes.get("data", {}), "client_test_frac": 0.25}
+    changes = {**changes, "data": data}
+    plain = play(tiny(**changes), tmp_path / "plain").sha256()
+    changes |= {"rounds": {**changes.get("rounds", {}), "evaluate_every": 1}, "evaluate": {"personal": when}}
+    assert play(tiny(**changes), tmp_path / "tested").sha256() == plain
+    assert not np.isnan(table(tmp_path / "tested", "rounds")["personal_accuracy_micro"]).any()

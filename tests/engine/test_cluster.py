@@ -1,0 +1,70 @@
+"""Four nodes on this machine: four raylets with an object store each. The same bits, also when one of them is lost."""
+
+import pytest
+import ray
+import sabotage
+from conftest import play, tiny
+from ray import cloudpickle
+from ray.cluster_utils import Cluster
+from sabotage import Stalls, ending
+
+from raysim import records
+from raysim.engine.ray_engine import ray_engine
+from raysim.federation import Federation
+from raysim.methods import CLIENTS
+
+SETTING = {
+    # Clients' states, and models, of more than 100 kB: Ray would keep smaller ones in the driver's memory.
+    "model": {"name": "mlp", "options": {"hidden": [400]}},
+    "client": ["scaffold"],
+    "server": ["fedlws"],
+    "local": {"momentum": 0.0, "weight_decay": 0.0},
+    "rounds": {"total": 4, "participation": 0.5},
+}
+FOUR = {"ray": {"clients_per_actor": 1, "fan_in": 2}}  # four clients a round: a host on each node
+
+
+@pytest.fixture(scope="module")
+def expected(tmp_path_factory) -> str:
+    return play(tiny(**SETTING), tmp_path_factory.mktemp("undisturbed")).sha256()
+
+
+@pytest.fixture(scope="module")
+def cluster_of_four(cluster: Cluster):
+    yield cluster
+    for node in cluster.list_all_nodes():
+        if node is not cluster.head_node:
+            cluster.remove_node(node, allow_graceful=False)
+
+
+@pytest.fixture
+def nodes(cluster_of_four: Cluster) -> dict[str, object]:
+    """All but the head, by id."""
+    while len(cluster_of_four.list_all_nodes()) < 4:
+        cluster_of_four.add_node(num_cpus=1, object_store_memory=80 << 20, wait=False)
+    cluster_of_four.wait_for_nodes()
+    return {node.node_id: node for node in cluster_of_four.worker_nodes}
+
+
+def test_four_nodes(tmp_path, nodes, expected):
+    federation = play(tiny(**SETTING, engine=FOUR), tmp_path, make_engine=ray_engine)
+    assert len(set(federation.engine.nodes)) == 4
+    assert federation.sha256() == expected
+
+
+@pytest.mark.parametrize(("checkpoint_every", "played_again"), [(2, 2), (100, 0)])
+def test_node_lost_during_a_round(checkpoint_every, played_again, tmp_path, cluster, nodes, expected, monkeypatch):
+    """Round 3. The states that the node held are lost: rounds are played again from the last checkpoint on."""
+    cloudpickle.register_pickle_by_value(sabotage)
+    monkeypatch.setitem(CLIENTS, "stalls", Stalls)
+    restored, restore = [], Federation._restore
+    monkeypatch.setattr(Federation, "_restore", lambda fed: (restore(fed), restored.append(fed.t)))
+    stalls = {"folder": str(tmp_path), "t": 3, "spared_node": ray.get_runtime_context().get_node_id()}
+    rounds = {**SETTING["rounds"], "checkpoint_every": checkpoint_every}
+    changes = {**SETTING, "client": ["scaffold", {"stalls": stalls}], "rounds": rounds}
+    with ending(tmp_path, lambda pid, node: cluster.remove_node(nodes[node], allow_graceful=False)):
+        federation = play(tiny(**changes, engine=FOUR), tmp_path / "lost", make_engine=ray_engine)
+    assert federation.sha256() == expected
+    assert restored == [played_again]
+    assert records.read(federation.folder, "rounds")["round"].to_pylist() == [0, 1, 2, 3]
+    assert set(records.read(federation.folder, "clients")["status"].to_pylist()) == {"ok"}

@@ -1,0 +1,151 @@
+"""Client states spill to disk and come back to the same bits."""
+
+import gc
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from conftest import play, tiny
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from raysim.engine.host import ClientHost
+from raysim.engine.local import LocalEngine
+from raysim.engine.shelf import Shelf
+
+ALL = {"participation": 1.0}
+STATEFUL = {  # a kept vector; several; a bank; both, and what the server remembers
+    "scaffold": {"client": ["scaffold"], "local": {"momentum": 0.0, "weight_decay": 0.0}},
+    "fedala": {"client": ["fedala", "ditto"], "local": {"state": "persist"}},
+    "fedamp": {"client": ["fedamp"], "rounds": ALL},
+    "fedfomo": {"client": [{"fedfomo": {"models": 3}}], "rounds": ALL, "data": {"client_val_frac": 0.2}},
+}
+
+
+def arrays(seed: int, size: int) -> dict[str, np.ndarray]:
+    rng = np.random.default_rng(seed)
+    return {
+        "weights": rng.standard_normal(size).astype(np.float32), "logits": rng.standard_normal((size, 2)),
+        "settled:scalar": np.array(seed % 2 == 0), "steps:scalar": np.array(seed), "none:empty": np.empty(0, "f4"),
+    }  # fmt: skip
+
+
+def same(parked, expected: dict[str, np.ndarray]) -> None:
+    assert dict(parked).keys() == expected.keys()
+    for name, array in expected.items():
+        assert parked[name].dtype == array.dtype
+        assert parked[name].shape == array.shape
+        assert parked[name].tobytes() == array.tobytes()
+
+
+@settings(deadline=None, max_examples=30)
+@given(st.integers(0, 2000), st.lists(st.integers(0, 30), min_size=1, max_size=12), st.data())
+def test_keeps_what_was_put_within_its_limit(limit, sizes, data):
+    shelf, held = Shelf(limit), {}
+    for i, size in enumerate(sizes):
+        held[i] = shelf.put(arrays(i, size))
+        assert shelf.bytes <= limit
+        if data.draw(st.booleans()):
+            same(held[i // 2], arrays(i // 2, sizes[i // 2]))
+    for i, parked in held.items():
+        same(parked, arrays(i, sizes[i]))
+    assert (shelf.spilled > 0) == (sum(a.nbytes for i, n in enumerate(sizes) for a in arrays(i, n).values()) > limit)
+
+
+def test_what_was_used_longest_ago_goes_first():
+    shelf = Shelf(2 * 400)
+    a, b = (shelf.put({"x": np.zeros(100, np.float32)}) for _ in range(2))
+    assert a["x"].shape == (100,)  # used: now b is the oldest
+    c = shelf.put({"x": np.ones(100, np.float32)})
+    assert [parked._number in shelf._memory for parked in (a, b, c)] == [True, False, True]
+
+
+def test_files_go_with_their_handles_and_the_folder_with_the_shelf():
+    shelf = Shelf(0)
+    handles = [shelf.put(arrays(i, 5)) for i in range(3)]
+    folder = shelf._folder
+    assert len(list(folder.iterdir())) == 3
+    del handles[1:]
+    gc.collect()
+    assert len(list(folder.iterdir())) == 1
+    del handles, shelf
+    gc.collect()
+    assert not folder.exists()
+
+
+def test_a_missing_name_is_a_key_error():
+    for limit in (0, 1000):
+        with pytest.raises(KeyError, match="y"):
+            Shelf(limit).put({"x": np.zeros(1)})["y"]
+
+
+@pytest.mark.parametrize("name", STATEFUL)
+def test_a_run_that_spills_is_the_same_run(name, tmp_path):
+    """With no room at all, and with room for some."""
+
+    def run(limit: int, folder: Path) -> tuple[str, LocalEngine]:
+        federation = play(tiny(**STATEFUL[name], engine={"local": {"state_bytes": limit}}), folder)
+        assert federation.engine.shelf.bytes <= limit
+        return federation.sha256(), federation.engine
+
+    expected, roomy = run(1 << 30, tmp_path / "roomy")
+    assert roomy.shelf.spilled == 0
+    for limit in (0, 30_000):
+        found, engine = run(limit, tmp_path / str(limit))
+        assert found == expected
+        assert engine.shelf.spilled > 0
+
+
+def test_states_are_parked_as_they_are_made(tmp_path, monkeypatch):
+    """Not at the end of a visit: a cohort's new states together may be more than fits."""
+    made, waiting = ClientHost._kept_arrays, [0]
+
+    def count(change: int, function):
+        def counted(*args):
+            waiting.append(waiting[-1] + change)
+            return function(*args)
+
+        return counted
+
+    monkeypatch.setattr(ClientHost, "_kept_arrays", count(1, made))
+    monkeypatch.setattr(Shelf, "put", count(-1, Shelf.put))
+    play(tiny(client=["ditto"], rounds=ALL), tmp_path)
+    assert len(waiting) == 1 + 3 * 8 * 2
+    assert max(waiting) == 1
+
+
+# Twenty models of 4.3 MB, in the bank and in the clients' states, and as many again while a round replaces them.
+LARGE: dict[str, Any] = {
+    "client": [{"fedfomo": {"models": 2}}], "model": {"name": "mlp", "options": {"hidden": [1000, 1000]}},
+    "data": {"partition": {"dirichlet_counts": {"alpha": 5.0, "clients": 20, "min_size": 2}}, "client_val_frac": 0.2},
+    "rounds": {"participation": 1.0, "total": 2, "evaluate_every": 2}, "local": {"batch_size": 64},
+}  # fmt: skip
+ON_RAY = """
+import json, sys
+from pathlib import Path
+import ray
+from ray._private.internal_api import memory_summary
+from conftest import play, tiny
+from raysim.engine.ray_engine import ray_engine
+
+changes, folder, store = json.loads(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3])
+ray.init("local", num_cpus=2, include_dashboard=False, log_to_driver=False, object_store_memory=store)
+federation = play(tiny(**changes, engine={"ray": {"clients_per_actor": 10}}), folder, make_engine=ray_engine)
+print(json.dumps([federation.sha256(), memory_summary(ray.get_runtime_context().gcs_address, stats_only=True)]))
+"""
+
+
+def test_ray_spills_what_exceeds_its_object_store(tmp_path):
+    """In a cluster of its own, with the smallest store that Ray allows; the same bits as in one process that spills."""
+    local = play(tiny(**LARGE, engine={"local": {"state_bytes": 20 << 20}}), tmp_path / "local")
+    assert local.engine.shelf.spilled > 100 << 20
+    command = [sys.executable, "-c", ON_RAY, json.dumps(LARGE), str(tmp_path / "ray"), str(76 << 20)]
+    run = subprocess.run(command, capture_output=True, text=True, cwd=Path(__file__).parents[1], timeout=250)
+    assert run.returncode == 0, run.stderr
+    sha256, memory = json.loads(run.stdout.splitlines()[-1])
+    assert sha256 == local.sha256()
+    assert "Spilled" in memory

@@ -1,0 +1,178 @@
+"""One order of additions, whoever adds: any packing, schedule and fan-in gives the bits of the recursive definition."""
+
+from itertools import combinations
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+import raysim.engine.engine
+from raysim.core.layers import LayerMap
+from raysim.engine import tree
+from raysim.engine.engine import chunks, cut, equal_columns
+from raysim.models import Inputs, build
+
+N = 5  # floats of a row
+
+
+def by_definition(rows: Tensor, weights: list[float], lo: int, hi: int) -> Tensor | None:
+    """Scale the leaves, split in the middle, add; a leaf of weight zero is not there."""
+    if hi - lo == 1:
+        return rows[lo] * weights[lo] if weights[lo] else None
+    middle = (lo + hi) // 2
+    left, right = by_definition(rows, weights, lo, middle), by_definition(rows, weights, middle, hi)
+    return right if left is None else left if right is None else left + right
+
+
+def same(a: Tensor | None, b: Tensor | None) -> bool:
+    return (a is None) == (b is None) and (a is None or a.equal(b))
+
+
+@st.composite
+def cohorts(draw: st.DrawFn) -> tuple[Tensor, list[list[float]], list[list[int]], list[str], int]:
+    """Rows [K, N] of wild magnitudes, weights of two pieces, the positions of each host, its machine, and a fan-in."""
+    K = draw(st.integers(1, 17))
+    generator = torch.Generator().manual_seed(draw(st.integers(0, 2**31)))
+    rows = torch.randn(K, N, generator=generator) * 10 ** torch.randint(-3, 4, (K, 1), generator=generator)
+    weight = st.one_of(st.just(0.0), st.floats(-2, 2, allow_subnormal=False))
+    weights = [draw(st.lists(weight, min_size=K, max_size=K)) for _ in range(2)]
+    hosts = draw(st.integers(1, min(K, 7)))
+    if draw(st.booleans()):  # contiguous runs, as cohorts are dealt
+        edges = sorted(draw(st.lists(st.integers(0, K), min_size=hosts - 1, max_size=hosts - 1)))
+        held = [list(range(a, b)) for a, b in zip([0, *edges], [*edges, K], strict=True)]
+    else:  # any, as after losses
+        owner = draw(st.lists(st.integers(0, hosts - 1), min_size=K, max_size=K))
+        held = [[p for p in range(K) if owner[p] == host] for host in range(hosts)]
+    held = [positions for positions in held if positions]
+    machines = draw(st.lists(st.sampled_from("ABC"), min_size=len(held), max_size=len(held)))
+    return rows, weights, held, machines, draw(st.integers(2, 8))
+
+
+@given(cohorts())
+def test_any_packing_gives_the_bits_of_the_definition(cohort):
+    rows, weights, held, machines, fan_in = cohort
+    K = len(rows)
+    partials: list[tree.Partials] = []
+    for positions in held:
+        sums: tree.Partials = {}
+        mine = {p: rows[p] for p in positions}
+        for node in tree.cover(set(positions), K):
+            for piece, w in enumerate(weights):
+                out = torch.empty(N)
+                there = tree.weighted_sum(mine, {p: w[p] for p in positions}, node, out)
+                sums[node, piece] = out if there else None
+                grown = tree.accumulate(
+                    node, lambda p, w=w: {0: rows[p] * w[p] if w[p] else None}
+                )  # the sum that is made while training
+                assert same(grown[0], sums[node, piece])
+        partials.append(sums)
+    for level in tree.schedule(range(len(held)), machines, fan_in):
+        for leader, *others in level:
+            for other in others:
+                partials[leader] |= partials[other]
+                partials[other] = {}
+            partials[leader] = tree.merge(partials[leader], K, range(2))
+    root = tree.merge(partials[0], K, range(2))
+    assert root.keys() == {((0, K), 0), ((0, K), 1)}
+    for piece, w in enumerate(weights):
+        assert same(root[(0, K), piece], by_definition(rows, w, 0, K))
+
+
+def test_order_matters_at_all():
+    """The near miss: other orders of the same additions do give other bits."""
+    generator = torch.Generator().manual_seed(0)
+    rows = torch.randn(9, 1000, generator=generator)
+    defined = by_definition(rows, [1.0] * 9, 0, 9)
+    assert not by_definition(rows.flip(0), [1.0] * 9, 0, 9).equal(defined)
+
+
+def test_blocks_and_levels_in_one_host(monkeypatch):
+    """A row longer than a block, a tree deeper than two levels: scratch space is used again and again."""
+    monkeypatch.setattr(tree, "BLOCK", 3)
+    rows = torch.randn(13, 10, generator=torch.Generator().manual_seed(0))
+    weights = [0.5 * (p % 4) for p in range(13)]
+    out = torch.empty(10)
+    assert tree.weighted_sum(dict(enumerate(rows)), dict(enumerate(weights)), (0, 13), out)
+    assert out.equal(by_definition(rows, weights, 0, 13))
+    assert not tree.weighted_sum(dict(enumerate(rows)), dict.fromkeys(range(13), 0.0), (0, 13), out)
+
+
+@given(st.integers(1, 40), st.data())
+def test_cover(clients, data):
+    """The fewest nodes of the tree that hold exactly these positions."""
+    held = data.draw(st.sets(st.integers(0, clients - 1), min_size=1))
+    nodes = tree.cover(held, clients)
+    assert sorted(p for lo, hi in nodes for p in range(lo, hi)) == sorted(held)
+
+    def all_nodes(node: tree.Node) -> list[tree.Node]:
+        below = [n for child in tree.children(node) for n in all_nodes(child)] if node[1] - node[0] > 1 else []
+        return [node, *below]
+
+    in_tree = all_nodes((0, clients))
+    assert set(nodes) <= set(in_tree)
+    full = [(lo, hi) for lo, hi in in_tree if set(range(lo, hi)) <= held]
+    assert not any(a != b and b[0] <= a[0] and a[1] <= b[1] for a in nodes for b in full)  # none fits a larger one
+
+
+def test_contiguous_runs_travel_in_few_sums():
+    for hosts in (2, 5, 10):
+        runs = cut([1.0] * 1000, hosts)
+        assert sum(len(tree.cover(set(range(*run)), 1000)) for run in runs) <= 2 * 10 * hosts
+    assert len(tree.cover(set(range(500)), 1000)) == 1
+
+
+@given(st.lists(st.sampled_from("ABCD"), min_size=1, max_size=20), st.integers(2, 8))
+def test_schedule(machines, fan_in):
+    """Everybody's sums reach the first host, each sent once; machines are done with themselves before they meet."""
+    machines = sorted(machines)  # as hosts are ordered
+    levels = tree.schedule(range(len(machines)), machines, fan_in)
+    waiting = set(range(len(machines)))
+    crossed = False
+    for level in levels:
+        members = [host for group in level for host in group]
+        assert len(members) == len(set(members))
+        assert set(members) <= waiting
+        crosses = [len({machines[host] for host in group}) > 1 for group in level]
+        crossed = crossed or any(crosses)
+        if crossed:
+            assert all(crosses)
+            assert len({machines[host] for host in waiting}) == len(waiting)
+        for group in level:
+            assert 2 <= len(group) <= fan_in
+            waiting -= set(group[1:])
+    assert waiting == {0}
+
+
+@given(st.lists(st.floats(0.01, 100), min_size=1, max_size=8), st.integers(1, 8))
+def test_cut_has_the_cheapest_dearest_run(costs, runs):
+    found = cut(costs, runs)
+    assert [p for lo, hi in found for p in range(lo, hi)] == list(range(len(costs)))
+    assert len(found) <= runs
+
+    def dearest(edges: tuple[int, ...]) -> float:
+        return max(sum(costs[a:b]) for a, b in zip((0, *edges), (*edges, len(costs)), strict=True))
+
+    every = (e for k in range(min(runs, len(costs))) for e in combinations(range(1, len(costs)), k))
+    assert dearest(tuple(lo for lo, _ in found[1:])) <= min(map(dearest, every)) * (1 + 1e-6)
+
+
+@pytest.mark.parametrize("chunk", [7, 100, 10**6])
+def test_pieces_and_chunks(chunk, monkeypatch):
+    """Pieces tile the value, have one weight a client, and are no longer than a message, which holds several."""
+    monkeypatch.setattr(raysim.engine.engine, "CHUNK", chunk)
+    layers = LayerMap.of(build("tiny_bn_cnn", Inputs((1, 8, 8), 4)))
+    weights = torch.rand(3, layers.L, generator=torch.Generator().manual_seed(0))
+    pieces = equal_columns(layers.spread(weights), layers)
+    assert [start for start, _, _ in pieces] == [0, *(stop for _, stop, _ in pieces[:-1])]
+    assert pieces[-1][1] == layers.S
+    elements = layers.per_element(layers.spread(weights))
+    for start, stop, column in pieces:
+        assert stop - start <= chunk
+        assert np.array_equal(elements[:, start:stop], np.repeat(column[:, None], stop - start, axis=1))
+    groups = chunks(pieces)
+    assert [i for group in groups for i in group] == list(range(len(pieces)))
+    sizes = [sum(pieces[i][1] - pieces[i][0] for i in group) for group in groups]
+    assert all(chunk <= size < 2 * chunk for size in sizes[:-1])
