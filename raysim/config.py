@@ -177,6 +177,8 @@ class DataConfig:
     """Share of each client's samples kept for testing its personal model."""
     client_val_frac: Fraction = 0.0
     """Share of each client's samples held out of training and testing."""
+    allow_empty_clients: bool = False
+    """Whether clients may be left without training samples; in their rounds they are left out."""
     proxy: Proxy = field(default_factory=lambda: Proxy(samples=0))
     """Samples that the server owns, for methods that learn on the server."""
 

@@ -100,7 +100,7 @@ class Federation:
             return self.step()
 
     def _go_back(self) -> None:
-        """Client states died with a node: the rounds since the last checkpoint are to be played again, to the same bits."""
+        """Client states died with a node: the rounds since the last checkpoint are played again, to the same bits."""
         self._restore()
         self.recorder = records.Recorder(self.folder, self.t)
         self.engine.publish(self.server.value, self.server.shared)
@@ -436,7 +436,7 @@ def initial_value(config: Config, spec: HostSpec, layers: LayerMap) -> Tensor:
 
 
 def personal_scores(personal: dict[int, Score]) -> dict[str, float]:
-    """Micro and macro accuracy, spread over clients, the mean of the worst tenth, and the AUC (methods.md 6)."""
+    """Micro and macro accuracy, spread over clients, the mean of the worst tenth, and the AUC."""
     tested = [score for score in personal.values() if score.samples]
     if not tested:
         return {}

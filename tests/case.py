@@ -10,6 +10,7 @@ import importlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -94,7 +95,7 @@ class Traced:
         return TracedClient(
             client, self.load(name), self.load(f"{name}.init"), self.load(f"{name}.state.before"),
             self.load(f"{name}.state.after"), self.load(f"{name}.upload"),
-            [values[a:b] for a, b in zip(offsets, offsets[1:], strict=False)],
+            [values[a:b] for a, b in pairwise(offsets)],
             len(self.federation.partition.train[client]),
         )  # fmt: skip
 

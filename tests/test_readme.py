@@ -2,6 +2,7 @@
 
 import re
 import shlex
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -40,7 +41,7 @@ RUNS = [line for block in blocks("bash") for line in block.splitlines() if line.
 def test_commands_are_valid(line, monkeypatch):
     monkeypatch.chdir(ROOT)
     words = shlex.split(line, comments=True)[2:]
-    load(words[0], [after for word, after in zip(words, words[1:], strict=False) if word == "--set"])
+    load(words[0], [after for word, after in pairwise(words) if word == "--set"])
 
 
 def test_links_lead_somewhere():

@@ -211,7 +211,7 @@ class Upload:
 
 @dataclass(frozen=True)
 class LocalSettings:
-    """Local training, the same for all clients (methods.md 0.6)."""
+    """Local training, the same for all clients."""
 
     epochs: int = 1
     batch_size: int = 32

@@ -6,6 +6,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -48,7 +49,7 @@ class TensorSpec:
 class LayerMap:
     """The layout of a model *value*: P parameters, then B buffers, in one vector of S = P + B floats.
 
-    `T` counts the parameter tensors and `L` the layers into which `groups` collects all tensors (methods.md 0.3).
+    `T` counts the parameter tensors and `L` the layers into which `groups` collects all tensors.
     A mixture has one column a tensor; a method computes on layers and spreads its result over their tensors.
     """
 
@@ -61,7 +62,9 @@ class LayerMap:
         """Lay out `model`; `by` is a key of `GROUPINGS`."""
         modules = dict(model.named_modules())
         stages = {name: index for index, (name, _) in enumerate(model.named_children())}
-        counters, buffers, parameters = [], [], []
+        counters: list[Any] = []
+        buffers: list[Any] = []
+        parameters: list[Any] = []
         trainable = {name for name, _ in model.named_parameters()}
         for order, (name, tensor) in enumerate(model.state_dict(keep_vars=True).items()):
             path = name.rpartition(".")[0]
@@ -273,7 +276,7 @@ def _block(specs: Sequence[TensorSpec], blocks=()) -> Grouping:
 
 
 def _bias_group(specs: Sequence[TensorSpec], blocks=()) -> Grouping:
-    """The grouping of FedLWS's released code: a layer closes whenever a name contains "bias" (methods.md 4.1)."""
+    """The grouping of FedLWS's released code: a layer closes whenever a name contains "bias"."""
     names, group, closed = [], {}, True
     last_bias = max((i for i, s in enumerate(specs) if "bias" in s.name), default=len(specs))
     for index, spec in enumerate(specs):

@@ -109,7 +109,8 @@ class Server:
     ) -> None:
         """Record `value` of this round; one axis name a dimension. `clients`, if not those that came back, are "client"."""
         value = value.detach().cpu().double()
-        self.notes.append(Note(type(method).__name__.lower(), name, value, axes, clients and tuple(clients)))
+        asked = None if clients is None else tuple(clients)
+        self.notes.append(Note(type(method).__name__.lower(), name, value, axes, asked))
 
 
 @dataclass(frozen=True)
@@ -202,7 +203,7 @@ class Aggregator:
     steps: tuple[ServerStep, ...]
     rule: DownlinkRule = DownlinkRule()
     personal_layers: str | None = None  # layers that no client sends
-    bn_stats: str = "average"  # average | local | first | proxy | recalibrate (methods.md 0.2)
+    bn_stats: str = "average"  # average | local | first | proxy | recalibrate
 
     @property
     def foresees(self) -> bool:

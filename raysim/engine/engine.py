@@ -19,12 +19,22 @@ from raysim.core.client import Moment
 from raysim.core.layers import LayerMap
 from raysim.core.mixture import Mixture
 from raysim.core.probe import Probe
-from raysim.core.score import Score
 from raysim.core.rng import SERVER, stream_seed
+from raysim.core.score import Score
 from raysim.core.server import Downlink
 from raysim.data import Dataset, Partition
 from raysim.engine import tree
-from raysim.engine.host import Arrays, HostSpec, Outcome, Report, SumRequest, SumsTo, Visit, keep_freed_memory, tensor_of
+from raysim.engine.host import (
+    Arrays,
+    HostSpec,
+    Outcome,
+    Report,
+    SumRequest,
+    SumsTo,
+    Visit,
+    keep_freed_memory,
+    tensor_of,
+)
 
 Handle = Any  # a value, or a reference to one
 CHUNK = 1 << 22  # floats of one message of a reduction: larger models travel in pieces, so that levels overlap
@@ -184,7 +194,7 @@ class Engine(ABC):
         """Accuracy and mean loss of the published model on `rows` of the data set; hosts share the batches."""
         batch = self.spec.eval_batch
         bounds = [round(i * -(-len(rows) // batch) / len(self.hosts)) * batch for i in range(len(self.hosts) + 1)]
-        shares = [(i, rows[a:b]) for i, (a, b) in enumerate(zip(bounds, bounds[1:], strict=False)) if a < len(rows) and a < b]
+        shares = [(i, rows[a:b]) for i, (a, b) in enumerate(itertools.pairwise(bounds)) if a < b and a < len(rows)]
 
         def score() -> list[tuple[int, float]]:
             calls = [Call(i, "evaluate", (self.published, share)) for i, share in shares]
@@ -516,7 +526,7 @@ class HostedCohort:
         return result
 
     def _counters(self, result: Tensor, sent: Tensor) -> None:
-        """Integer buffers are not averaged: the largest of those that were sent counts (methods.md 0.2)."""
+        """Integer buffers are not averaged: the largest of those that were sent counts."""
         specs = [(i, s) for i, s in enumerate(self.layers.tensors[self.layers.T :]) if s.kind == "counter"]
         if not specs:
             return

@@ -301,7 +301,7 @@ class ClientHost:
             if name in methods:
                 kept[name] = unpack(type(methods[name].new_state(self.layers)), part)
             else:
-                kept[name] = part if "" not in part else part[""]
+                kept[name] = part.get("", part)
         return kept
 
     def _kept_arrays(self, run: LocalRun) -> Arrays:
@@ -406,11 +406,18 @@ class ClientHost:
 
     def distances(self, rows: Sequence[int], *models: Arrays) -> np.ndarray:
         """[rows, M] float64: ‖w_i − w_j‖² of the parameters of the M `models` for each i of `rows` and the j after it."""
-        P, squared = self.layers.P, np.zeros((len(rows), len(models)))
-        for row, i in zip(squared, rows, strict=True):
-            own = on_device(models[i]["value"], self.device)[:P]
-            for j in range(i + 1, len(models)):
-                row[j] = squared_distance(own, on_device(models[j]["value"], self.device)[:P])
+        squared = np.zeros((len(rows), len(models)))
+
+        def params(i: int) -> Tensor:
+            return on_device(models[i]["value"], self.device)[: self.layers.P]
+
+        for first in range(0, len(rows), 8):  # a few models at once, so that the others are read less often
+            own = {row: (rows[row], params(rows[row])) for row in range(first, min(first + 8, len(rows)))}
+            for j in range(rows[first] + 1, len(models)):
+                other = params(j)
+                for row, (i, model) in own.items():
+                    if i < j:
+                        squared[row, j] = squared_distance(model, other)
         return squared
 
     def partial(self, clients: Sequence[int], request: SumRequest, to: SumsTo) -> Arrays:

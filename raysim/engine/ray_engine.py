@@ -78,6 +78,7 @@ class Pool:
     def warm(self, config: Config, resources: Resources) -> None:
         """Start the processes that a run of `config` will most likely take; raises nothing, it is only a guess."""
         settings, clients = config.engine, getattr(config.data.partition, "clients", None)
+        assert isinstance(settings, RayEngineConfig)
         with suppress(PlacementError):
             cohort = config.rounds.cohort_size(clients) if clients else 1 << 20
             placement = place(
@@ -97,7 +98,7 @@ class Pool:
 class RayEngine(Engine):
     """Hosts as actors that share the cluster's CPUs and GPUs as `placement` says; from a pool, if there is one."""
 
-    placement: Placement = Placement(1, 1.0, 0.0)  # noqa: RUF009 (a frozen value)
+    placement: Placement = Placement(1, 1.0, 0.0)
     pool: Pool | None = None
     dealt: tuple[Any, Any] | None = None  # references to data and partition, where they are in the object store already
 
@@ -231,8 +232,7 @@ class Driver:
         from raysim.federation import Federation
 
         pool = Pool()
-        if config.engine.clients_per_actor == "auto":
-            pool.warm(config, resources)  # processes start while the federation is built
+        pool.warm(config, resources)  # processes start while the federation is built
         engine = partial(ray_engine, resources=resources, pool=pool, dealt=tuple(dealt))
         self.federation = Federation(config, out, resume, engine, tuple(ray.get(dealt)))
 
@@ -254,7 +254,7 @@ class RemoteFederation:
         # The driver is on the machine of the command line: it writes the run's folder, and waits more than it works.
         here = ray.get_runtime_context().get_node_id()
         strategy = ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy(here, soft=False)
-        self._driver = ray.remote(Driver).options(num_cpus=0, scheduling_strategy=strategy).remote()
+        self._driver: Any = ray.remote(Driver).options(num_cpus=0, scheduling_strategy=strategy).remote()
         self._get(self._driver.build.remote(self._config, self._out, resume, self._resources, self._dealt))
 
     @staticmethod
@@ -301,7 +301,7 @@ def session(config: Config, address: str | None = None) -> Iterator[Callable[[Co
 
     dealt = prepare(config)  # what is wrong with the data shows before anything is started
     joined = address or os.environ.get("RAY_ADDRESS")
-    quiet = {"log_to_driver": False, "logging_level": "ERROR"}
+    quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": "ERROR"}
     started = not ray.is_initialized()
     if started and joined:
         try:

@@ -1,4 +1,4 @@
-"""Bytes that the simulated method would send, read off the plan (methods.md 0.8)."""
+"""Bytes that the simulated method would send, read off the plan."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ from raysim.methods.fedlws import FedLWS
 if TYPE_CHECKING:
     from raysim.config import Config
 
-# Stochastic weight averaging, as the released code schedules it (methods.md 2.6).
+# Stochastic weight averaging, as the released code schedules it.
 SWA_START, SWA_LR, SWA_ANNEALING, COSINE_EPOCHS = 5, 0.05, 10, 100
 
 # Inner products with the proxy loss's gradient G at w = γ (w_g + Σ λ_k Δ_k): ⟨w_g, G⟩ and ⟨Δ_k, G⟩ [K].

@@ -28,7 +28,7 @@ def _blocks(inputs: Inputs, groups: Sequence[Sequence[int]], norm: bool) -> dict
 
 
 def vgg9(inputs: Inputs) -> Model:
-    """FedLDF's VGG-9 with BatchNorm, widths as in methods.md 7.4; 9 231 114 parameters on CIFAR-10."""
+    """FedLDF's VGG-9 with BatchNorm in usual widths, which the paper leaves open; 9 231 114 parameters on CIFAR-10."""
     return classifier(inputs, _blocks(inputs, [(64,), (128,), (256, 256), (512, 512), (512, 512)], norm=True))
 
 

@@ -103,12 +103,13 @@ def dash(i: int) -> str:
 
 
 def legend(figure: Figure, handles: Sequence[Artist], labels: Sequence[str]) -> None:
-    """A legend above the axes, in as many columns as the figure has room for."""
+    """A legend above the axes, in as many columns as the figure has room for; the figure grows by its lines."""
     if not labels:
         return
-    room = int(figure.get_figwidth() * 14)  # letters of the legend's size in a line
+    room = int(figure.get_figwidth() * 15)  # letters of the legend's size in a line
     columns = max(1, min(len(labels), room // (max(map(len, labels)) + 5)))
     figure.legend(handles, labels, loc="outside upper left", ncols=columns)
+    figure.set_figheight(figure.get_figheight() + 0.15 * -(-len(labels) // columns))
 
 
 def whole_rounds(axes: Axes) -> None:
@@ -116,18 +117,25 @@ def whole_rounds(axes: Axes) -> None:
     axes.xaxis.set_major_locator(MaxNLocator(6, integer=True, steps=[1, 2, 5, 10]))
 
 
-def name_rows(axes: Axes, names: Sequence[str], points: float) -> None:
-    """Names at the rows of a heat map, as many as do not touch where a row is `points` high."""
-    every = max(1, int(np.ceil(8 / points)))
+def every_nth(count: int, most: int) -> int:
+    """How far apart at most `most` labels of `count` places are: 1, 2, 5, 10, 20, 50 and so on."""
+    return next(step for power in range(9) for digit in (1, 2, 5) if (step := digit * 10**power) * most >= count)
+
+
+def name_rows(axes: Axes, names: Sequence[str], height: float) -> None:
+    """Names at the rows of a heat map `height` inches high, as many as do not touch."""
+    every = every_nth(len(names), max(1, int(height / 0.11)))
     axes.set_yticks(range(0, len(names), every), [name if len(name) <= 22 else f"…{name[-21:]}" for name in names[::every]])
 
 
-def heat_map(axes: Axes, values: np.ndarray, label: str, *, left: float = 0.0, **limits: float) -> None:
+def heat_map(
+    axes: Axes, values: np.ndarray, title: str, *, left: float = 0.0, limits: tuple[float, float] | None = None
+) -> None:
     """`values` [Y, X] as colours, the first row on top, NaN left blank; `left` is the x of the first column.
 
-    Values of both signs have two colours that meet in white at zero.
+    `title` says what is shown, with its unit. Values of both signs have two colours that meet in white at zero.
     """
-    low, high = limits.get("vmin", np.nanmin(values)), limits.get("vmax", np.nanmax(values))
+    low, high = limits or (np.nanmin(values), np.nanmax(values))
     signed = low < 0 < high
     norm: Normalize = TwoSlopeNorm(0, low, high) if signed else Normalize(low, high)
     shades = matplotlib.colormaps[DIVERGING if signed else SEQUENTIAL].with_extremes(bad="white")
@@ -140,6 +148,6 @@ def heat_map(axes: Axes, values: np.ndarray, label: str, *, left: float = 0.0, *
     figure = axes.figure
     assert isinstance(figure, Figure)
     bar = figure.colorbar(image, ax=axes, pad=0.02, fraction=0.08, aspect=18)
-    bar.set_label(label)
+    axes.set_title(title, loc="left")
     bar.outline.set_visible(False)  # type: ignore[operator]
     bar.ax.tick_params(length=2)

@@ -41,7 +41,7 @@ def personal(groups: Sequence[Group], against: str) -> Canvas:
 
 def worst(groups: Sequence[Group], against: str) -> Canvas:
     """Mean accuracy of the tenth of the clients whose own models do worst on their own test samples."""
-    return _curves(groups, "personal_accuracy_worst10", "accuracy of the worst tenth (%)", against, 100)
+    return _curves(groups, "personal_accuracy_worst10", "accuracy, worst tenth (%)", against, 100)
 
 
 def _curves(groups: Sequence[Group], column: str, label: str, against: str, scale: float = 1.0) -> Canvas:
@@ -71,6 +71,8 @@ def _curves(groups: Sequence[Group], column: str, label: str, against: str, scal
         if sd.any():
             axes.fill_between(x / divisor, mean - sd, mean + sd, color=colour(i), alpha=0.18, linewidth=0)
     axes.set_ylabel(label)
+    if scale == 100 and axes.get_ylim()[1] > 100:
+        axes.set_ylim(top=101)
     axes.set_xlabel(
         {"round": "round", "MB up": "sent by clients (MB)", "MB": "sent up and down (MB)", "s": f"time ({unit})"}[cost]
     )

@@ -210,14 +210,17 @@ def compare(runs: Sequence[Run]) -> list[Group]:
         told = {path: value for path, value in run.settings.items() if path.partition(".")[0] not in BESIDE}
         told.pop("data.root", None)
         groups.setdefault(json.dumps(told, sort_keys=True), []).append(run)
-    firsts = [members[0] for members in groups.values()]
     labels: list[str] = []
-    varied = [path for path in differences(firsts) if path not in STACKS]
-    same_stack = len({run.stack for run in firsts}) == 1
+    firsts = [members[0] for members in groups.values()]
     for run in firsts:
-        parts = [f"{words} {_shown(run.settings[path])}" for path, words in _short(varied) if path in run.settings]
-        label = ", ".join(parts if same_stack and parts else [run.stack, *parts])
-        labels.append(f"{label} ({labels.count(label) + 1})" if label in labels else label)
+        twins = [other for other in firsts if other.stack == run.stack]
+        varied = _short([path for path in differences(twins) if path not in STACKS])
+        parts = [f"{words} {_shown(run.settings[path])}" for path, words in varied if path in run.settings]
+        label = ", ".join(parts if len(twins) == len(firsts) and parts else [run.stack, *parts])
+        labels.append(label)
+    for i in reversed(range(len(labels))):  # the settings of an older raysim may differ in being absent
+        if (number := labels[: i + 1].count(labels[i])) > 1:
+            labels[i] += f" ({number})"
     return [Group(label, tuple(members)) for label, members in zip(labels, groups.values(), strict=True)]
 
 

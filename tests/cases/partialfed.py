@@ -25,7 +25,7 @@ def recompute(round_: Traced) -> State:
     for client in round_.clients:
         logits = torch.tensor(client.before.get("partialfed.logits", np.zeros((3, 2))))
         copies, velocity = [dict(server), part(client.before, "previous.", {}) or dict(server)], {}
-        # Streams are named (seed, round, client, purpose), as README says.
+        # The stream of a purpose is seeded by its name: seed/round/client/purpose.
         key = blake2b(f"{config.seed}/2/{client.id}/partialfed".encode(), digest_size=8)
         stream = torch.Generator().manual_seed(int.from_bytes(key.digest(), "big") >> 1)
         for i, rows in enumerate(client.steps):

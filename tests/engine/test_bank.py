@@ -56,6 +56,16 @@ def test_distances_are_measured_by_all_hosts(tmp_path, warm_ray):
     remote.close()
 
 
+def test_distances_of_many_models(tmp_path):
+    """More than a host holds at once; rows in steps, as hosts share them."""
+    [host] = play(tiny(rounds={"total": 1}), tmp_path).engine.hosts
+    models = np.random.default_rng(0).standard_normal((30, host.layers.S)).astype(np.float32)
+    found = host.distances(range(1, 29, 2), *({"value": model} for model in models))
+    params = models[:, : host.layers.P].astype(np.float64)
+    expected = np.triu(((params[:, None] - params) ** 2).sum(2))[1:29:2]
+    np.testing.assert_allclose(found, expected, rtol=1e-12)
+
+
 @pytest.mark.parametrize("name", METHODS)
 def test_no_model_passes_the_driver(name, tmp_path, warm_ray, monkeypatch):
     """It holds references; what it fetches and sends in rounds of peers is smaller than one model a client."""

@@ -1,5 +1,8 @@
 """Four nodes on this machine: four raylets with an object store each. The same bits, also when one of them is lost."""
 
+from collections.abc import Iterator
+from functools import partial
+
 import pytest
 import ray
 import sabotage
@@ -9,8 +12,9 @@ from ray.cluster_utils import Cluster
 from sabotage import Stalls, ending
 
 from raysim import records
-from raysim.engine.ray_engine import ray_engine
-from raysim.federation import Federation
+from raysim.engine.engine import Engine
+from raysim.engine.ray_engine import Pool, ray_engine
+from raysim.federation import Federation, MakeEngine
 from raysim.methods import CLIENTS
 
 SETTING = {
@@ -19,9 +23,9 @@ SETTING = {
     "client": ["scaffold"],
     "server": ["fedlws"],
     "local": {"momentum": 0.0, "weight_decay": 0.0},
-    "rounds": {"total": 4, "participation": 0.5},
+    "rounds": {"total": 4, "participation": 1.0},
 }
-FOUR = {"ray": {"clients_per_actor": 1, "fan_in": 2}}  # four clients a round: a host on each node
+FOUR = {"ray": {"clients_per_actor": 2, "fan_in": 2}}  # eight clients: a host on each node
 
 
 @pytest.fixture(scope="module")
@@ -30,7 +34,7 @@ def expected(tmp_path_factory) -> str:
 
 
 @pytest.fixture(scope="module")
-def cluster_of_four(cluster: Cluster):
+def cluster_of_four(cluster: Cluster) -> Iterator[Cluster]:
     yield cluster
     for node in cluster.list_all_nodes():
         if node is not cluster.head_node:
@@ -46,16 +50,27 @@ def nodes(cluster_of_four: Cluster) -> dict[str, object]:
     return {node.node_id: node for node in cluster_of_four.worker_nodes}
 
 
-def test_four_nodes(tmp_path, nodes, expected):
-    federation = play(tiny(**SETTING, engine=FOUR), tmp_path, make_engine=ray_engine)
+@pytest.fixture(scope="module")
+def make_engine(cluster: Cluster) -> Iterator[MakeEngine]:
+    pool = Pool()
+    yield partial(ray_engine, pool=pool)
+    pool.clear()
+
+
+def test_four_nodes(tmp_path, nodes, make_engine, expected):
+    federation = play(tiny(**SETTING, engine=FOUR), tmp_path, make_engine=make_engine)
     assert len(set(federation.engine.nodes)) == 4
     assert federation.sha256() == expected
 
 
 @pytest.mark.parametrize(("checkpoint_every", "played_again"), [(2, 2), (100, 0)])
-def test_node_lost_during_a_round(checkpoint_every, played_again, tmp_path, cluster, nodes, expected, monkeypatch):
+def test_node_lost_during_a_round(
+    checkpoint_every, played_again, tmp_path, cluster, nodes, make_engine, expected, monkeypatch
+):  # fmt: skip
     """Round 3. The states that the node held are lost: rounds are played again from the last checkpoint on."""
     cloudpickle.register_pickle_by_value(sabotage)
+    # Always the same client on the same host: else a copy of its state might be elsewhere, and nothing be lost.
+    monkeypatch.setattr(Engine, "deal", lambda engine, clients: [tuple(clients[i : i + 2]) for i in (0, 2, 4, 6)])
     monkeypatch.setitem(CLIENTS, "stalls", Stalls)
     restored, restore = [], Federation._restore
     monkeypatch.setattr(Federation, "_restore", lambda fed: (restore(fed), restored.append(fed.t)))
@@ -63,7 +78,7 @@ def test_node_lost_during_a_round(checkpoint_every, played_again, tmp_path, clus
     rounds = {**SETTING["rounds"], "checkpoint_every": checkpoint_every}
     changes = {**SETTING, "client": ["scaffold", {"stalls": stalls}], "rounds": rounds}
     with ending(tmp_path, lambda pid, node: cluster.remove_node(nodes[node], allow_graceful=False)):
-        federation = play(tiny(**changes, engine=FOUR), tmp_path / "lost", make_engine=ray_engine)
+        federation = play(tiny(**changes, engine=FOUR), tmp_path / "lost", make_engine=make_engine)
     assert federation.sha256() == expected
     assert restored == [played_again]
     assert records.read(federation.folder, "rounds")["round"].to_pylist() == [0, 1, 2, 3]

@@ -2,8 +2,9 @@
 
 import pytest
 import torch
-from conftest import play, tiny
+from conftest import play, table, tiny
 from quadratics import Quadratics, quadratics
+from reference import forward, inputs, tensors
 
 from raysim.core.client import ClientMethod
 from raysim.methods.ditto import Ditto
@@ -98,3 +99,18 @@ def test_tested_is_v():
     for run in (after, federation.run(1)):  # right after training, and before the next one
         federation.stack.personal(run)
         assert torch.equal(run.params, v)
+
+
+@pytest.mark.parametrize("when", ["after_train", "after_init"])
+def test_scores_are_those_of_v_on_the_clients_own_samples(when, tmp_path):
+    changes = {"data": {"client_test_frac": 0.3}, "evaluate": {"personal": when}, "rounds": {"total": 1}}
+    federation = play(tiny(client=["ditto"], **changes), tmp_path)
+    scores, engine = table(tmp_path, "personal"), federation.engine
+    assert len(scores["client"]) == (3 if when == "after_train" else 8)  # the cohort, or all
+    for client, correct in zip(scores["client"], scores["correct"], strict=True):
+        v = federation.server.value
+        if client in engine.kept:
+            v = torch.from_numpy(engine.value_of(engine.kept[client])["ditto.v"])
+        x, y = inputs(federation, federation.partition.test[client])
+        logits, _ = forward(tensors(federation.server.layers.state_dict(v)), x, False)
+        assert (logits.argmax(1) == y).sum() == correct

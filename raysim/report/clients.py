@@ -1,0 +1,130 @@
+"""Who the clients are, how well each is served, and what each weighs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from raysim.report import NoData
+from raysim.report.canvas import COLOURS, COLUMN, INK, Canvas, colour, dash, heat_map, legend, name_rows, whole_rounds
+from raysim.report.partition import bubble_chart
+from raysim.report.runs import Group, Run
+
+SPLITS = {"train": "training", "test": "test", "val": "held out"}
+
+
+def partition(run: Run) -> Canvas:
+    """Training samples of each client by class; a bubble's area is their number."""
+    shares = run.shares
+    if shares.counts is None:
+        raise NoData("The run's partition was written without labels, by an older raysim.")
+    return bubble_chart(shares.counts, shares.classes, f"{shares.data}, {len(shares.counts)} clients")
+
+
+def sizes(run: Run) -> Canvas:
+    """Samples of each client, the largest client first."""
+    held = {name: sizes for name, sizes in run.shares.sizes.items() if sizes.any()}
+    order = np.argsort(-run.shares.sizes["train"], kind="stable")
+    figure = Canvas(COLUMN, 1.9)
+    axes = figure.add_subplot()
+    floor = np.zeros(len(order))
+    edges = np.arange(len(order) + 1)
+    bars = []
+    for i, samples in enumerate(held.values()):
+        bars.append(axes.stairs(floor + samples[order], edges, baseline=floor, fill=True, color=colour(i), alpha=0.85))
+        floor = floor + samples[order]
+    axes.set(xlabel="clients, by training samples", ylabel="samples", xlim=(0, len(order)), ylim=(0, None))
+    whole_rounds(axes)
+    axes.grid(visible=False, axis="x")
+    legend(figure, bars, [SPLITS[name] for name in held])
+    return figure
+
+
+def client_accuracy(groups: Sequence[Group]) -> Canvas:
+    """Test accuracy of each client's own model when last tested: how many clients are at or below each accuracy, of all
+    seeds together. A triangle marks the mean of the worst tenth, whose band is shaded."""
+    held = []
+    for i, group in enumerate(groups):
+        shares = [_accuracies(run) for run in group.runs]
+        if any(len(one) for one in shares):
+            held.append((i, group.label, 100 * np.sort(np.concatenate(shares))))
+    if not held:
+        raise NoData("No run has tested its clients' own models (evaluate.personal).")
+    figure = Canvas(COLUMN, 2.4)
+    axes = figure.add_subplot()
+    axes.axhspan(0, 10, color="#f0f0f0", linewidth=0)
+    lines = []
+    for i, _, values in held:
+        below = 100 * np.arange(len(values) + 1) / len(values)
+        low = np.concatenate([values[:1], values])
+        lines += axes.step(low, below, where="post", color=colour(i), linestyle=dash(i))
+        tenth = values[: max(1, len(values) // 10)].mean()
+        axes.plot(tenth, 5, marker="v", color=colour(i), markersize=5, clip_on=False, zorder=5, markeredgecolor="white")
+    axes.set(xlabel="client's test accuracy (%)", ylabel="clients at or below (%)", ylim=(0, 100))
+    legend(figure, lines, [label for _, label, _ in held] if len(groups) > 1 else [])
+    return figure
+
+
+def _accuracies(run: Run) -> np.ndarray:
+    """Of the clients tested at the last evaluation, as fractions."""
+    tested = run.columns("personal")
+    if not len(tested["round"]):
+        return np.empty(0)
+    last = (tested["round"] == tested["round"].max()) & (tested["samples"] > 0)
+    return tested["correct"][last] / tested["samples"][last]
+
+
+def weights(run: Run) -> Canvas:
+    """Aggregation weight λ of each client in each round, the largest client on top; blank where it took no part."""
+    table = run.columns("clients")
+    there = ~np.isnan(table["weight"])
+    if not there.any():
+        raise NoData("No client's model has been aggregated.")
+    size = run.shares.sizes["train"]
+    order = np.argsort(-size, kind="stable")
+    place = np.argsort(order)
+    values = np.full((len(size), int(table["round"].max()) + 1), np.nan)
+    values[place[table["client"][there]], table["round"][there]] = 100 * table["weight"][there]
+    height = float(np.clip(0.8 + 0.12 * len(size), 1.8, 3.4))
+    figure = Canvas(COLUMN, height)
+    axes = figure.add_subplot()
+    heat_map(axes, values, "aggregation weight λ (%)", left=1)
+    axes.set(xlabel="round", ylabel="client, largest on top")
+    whole_rounds(axes)
+    name_rows(axes, [str(client) for client in order], height - 0.8)
+    return figure
+
+
+def weights_by_size(groups: Sequence[Group]) -> Canvas:
+    """Aggregation weight λ of each client in each round against its share of the round's training samples; on the line,
+    clients weigh as they do in FedAvg."""
+    held = []
+    for i, group in enumerate(groups):
+        points = [_weighed(run) for run in group.runs]
+        if any(len(one) for one in points):
+            held.append((i, group.label, 100 * np.concatenate(points)))
+    if not held:
+        raise NoData("No client's model has been aggregated.")
+    figure = Canvas(COLUMN, 2.6)
+    axes = figure.add_subplot()
+    top = max(points.max() for _, _, points in held)
+    line = axes.plot([0, top], [0, top], color=INK, linewidth=0.8, linestyle=(0, (4, 3)), zorder=0)
+    dots = [
+        axes.scatter(
+            *points.T, s=9, color=colour(i), marker="osD^vPX"[i // len(COLOURS) % 7], alpha=0.55, linewidths=0,
+            rasterized=len(points) > 2000,
+        )
+        for i, _, points in held
+    ]  # fmt: skip
+    axes.set(xlabel="share of the round's samples (%)", ylabel="aggregation weight λ (%)")
+    legend(figure, [*dots, *line], [*(label for _, label, _ in held), "by samples"])
+    return figure
+
+
+def _weighed(run: Run) -> np.ndarray:
+    """[n, 2]: share of the samples that were aggregated in the round, and weight, of every client and round."""
+    table = run.columns("clients")
+    there = ~np.isnan(table["weight"])
+    rounds, samples, weight = table["round"][there], table["samples"][there].astype(float), table["weight"][there]
+    totals = np.bincount(rounds, samples)
+    return np.stack([samples / totals[rounds], weight], 1) if len(rounds) else np.empty((0, 2))

@@ -1,0 +1,160 @@
+"""Where time and bytes went."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from matplotlib.patches import Patch
+
+from raysim.report import NoData
+from raysim.report.canvas import COLUMN, IDLE, PAGE, Canvas, colour, every_nth, legend, whole_rounds
+from raysim.report.runs import Group, Run
+
+PHASES = ("train", "reduce", "server", "evaluate")  # these first, and always in their colours
+KINDS = {"params": "parameters", "buffers": "buffers", "vectors": "vectors", "scalars": "scalars", "masks": "masks"}
+SPANS = 40  # a timeline shows about so many phases of each actor
+
+
+def traffic(groups: Sequence[Group]) -> Canvas:
+    """What was sent over the whole run, up from clients and down to them, by what it was; mean over seeds."""
+    ways = ("up", "down")
+    totals = {
+        (group.label, way): [
+            np.mean([run.columns("traffic")[f"{way}_{kind}"].sum() for run in group.runs]) / 1e6 for kind in KINDS
+        ]
+        for group in groups
+        for way in ways
+    }
+    sent = np.array(list(totals.values()))  # [2 G, kinds]
+    if not sent.any():
+        raise NoData("Nothing has been sent yet.")
+    figure, axes = _bars([group.label for group in groups], rows=2)
+    used = [i for i in range(len(KINDS)) if sent[:, i].any()]
+    for row, parts in enumerate(sent):
+        left = 0.0
+        for i in used:
+            axes.barh(_at(row), parts[i], 0.36, left=left, color=colour(i), alpha=0.85)
+            left += parts[i]
+        axes.annotate(ways[row % 2], (left, _at(row)), (3, 0), textcoords="offset points", va="center", fontsize=7)
+    axes.set(xlabel="sent (MB)", xlim=(0, 1.12 * sent.sum(1).max()))
+    kinds = list(KINDS.values())
+    legend(figure, [Patch(color=colour(i), alpha=0.85) for i in used], [kinds[i] for i in used])
+    return figure
+
+
+def _at(row: int) -> float:
+    return row // 2 + (-0.2, 0.2)[row % 2]
+
+
+def seconds(groups: Sequence[Group]) -> Canvas:
+    """Mean time of a round by phase: clients train, models are reduced, the server's steps, evaluation, and the rest."""
+    names = [*PHASES, "other"]
+    spent = np.array([np.mean([_phases(run) for run in group.runs if run.played], axis=0) for group in groups if any(r.played for r in group.runs)])
+    if not len(spent):
+        raise NoData("No round has been played yet.")
+    labels = [group.label for group in groups if any(run.played for run in group.runs)]
+    unit, factor = ("ms", 1000) if spent.sum(1).max() < 1 else ("s", 1)
+    figure, axes = _bars(labels, rows=1)
+    left = np.zeros(len(spent))
+    for i, part in enumerate(factor * spent.T):
+        axes.barh(range(len(spent)), part, 0.6, left=left, color=IDLE if i == len(PHASES) else colour(i), alpha=0.85)
+        left += part
+    axes.set(xlabel=f"time of a round ({unit})", xlim=(0, None))
+    legend(figure, [Patch(color=c, alpha=0.85) for c in (*map(colour, range(len(PHASES))), IDLE)], names)
+    return figure
+
+
+def _phases(run: Run) -> np.ndarray:
+    """Mean seconds of a round in each of PHASES, and in none of them."""
+    rounds = run.columns("rounds")
+    parts = [float(np.nan_to_num(rounds[f"seconds_{phase}"].astype(float)).mean()) for phase in PHASES]
+    return np.array([*parts, max(0.0, float(rounds["seconds"].mean()) - sum(parts))])
+
+
+def _bars(labels: Sequence[str], rows: int):  # type: ignore[no-untyped-def]
+    figure = Canvas(COLUMN, 0.85 + (0.16 + 0.16 * rows) * len(labels))
+    axes = figure.add_subplot()
+    axes.set_yticks(range(len(labels)), labels)
+    axes.set_ylim(len(labels) - 0.5, -0.5)
+    axes.tick_params(axis="y", length=0)
+    axes.grid(visible=False, axis="y")
+    return figure, axes
+
+
+# ------------------------------------------------------------------------------------------------------------ actors
+
+
+def timeline(run: Run) -> Canvas:
+    """What each actor did in the last rounds; where nothing is drawn it waited. Thin lines are the ends of rounds."""
+    spans = run.columns("timeline")
+    if not len(spans["round"]):
+        raise NoData("The run has recorded no timeline.")
+    hosts = np.unique(spans["host"])
+    last = int(spans["round"].max())
+    sizes = np.bincount(spans["round"], minlength=last + 1)
+    first = last
+    while first > 0 and sizes[first - 1 :].sum() <= SPANS * len(hosts) and last - first < 4:
+        first -= 1
+    shown = spans["round"] >= first
+    host, phase = np.searchsorted(hosts, spans["host"][shown]), spans["phase"][shown]
+    start, stop = spans["start"][shown], spans["stop"][shown]
+    ends = run.columns("rounds")
+    ends = ends["wall"][ends["round"] >= first]
+    figure = Canvas(PAGE, float(np.clip(0.95 + 0.18 * len(hosts), 1.5, 5)))
+    axes = figure.add_subplot()
+    phases = _ordered(phase)
+    for name in phases:
+        for row in range(len(hosts)):
+            here = (phase == name) & (host == row)
+            lasted = np.stack([start[here], stop[here] - start[here]], 1)
+            axes.broken_barh(lasted, (row - 0.4, 0.8), color=_shade(name, phases), linewidth=0, rasterized=len(lasted) > 500)
+    for end in ends:
+        axes.axvline(end, color="#555555", linewidth=0.6, zorder=0)
+    every = every_nth(len(hosts), 24)
+    axes.set_yticks(range(0, len(hosts), every), [f"actor {h}" for h in hosts[::every]])
+    axes.set(ylim=(len(hosts) - 0.4, -0.6), xlim=(start.min(), max(stop.max(), ends.max())))
+    rounds = f"round {last + 1}" if first == last else f"rounds {first + 1} to {last + 1}"
+    axes.set_xlabel(f"time since the run's start (s), {rounds}")
+    axes.tick_params(axis="y", length=0)
+    axes.grid(visible=False)
+    legend(figure, [Patch(color=_shade(name, phases)) for name in phases], phases)
+    return figure
+
+
+def utilisation(run: Run) -> Canvas:
+    """Share of the actors' time that each phase took in each round; grey: they waited."""
+    spans, rounds = run.columns("timeline"), run.columns("rounds")
+    if not len(spans["round"]):
+        raise NoData("The run has recorded no timeline.")
+    hosts, phases = len(np.unique(spans["host"])), _ordered(spans["phase"])
+    room = hosts * rounds["seconds"]
+    shares = np.zeros((len(phases), len(rounds["round"])))
+    for i, name in enumerate(phases):
+        here = spans["phase"] == name
+        busy = np.bincount(spans["round"][here], (spans["stop"] - spans["start"])[here], minlength=rounds["round"].max() + 1)
+        shares[i] = 100 * busy[rounds["round"]] / room
+    shares /= np.maximum(1, shares.sum(0) / 100)  # clocks of actors and driver differ by a little
+    figure = Canvas(COLUMN, 2.2)
+    axes = figure.add_subplot()
+    edges = np.append(rounds["round"] + 0.5, rounds["round"][-1] + 1.5)
+    floor = np.zeros(shares.shape[1])
+    patches = []
+    for name, share in [*zip(phases, shares, strict=True), ("wait", 100 - shares.sum(0))]:
+        shade = IDLE if name == "wait" else _shade(name, phases)
+        patches.append(axes.stairs(floor + share, edges, baseline=floor, fill=True, color=shade))
+        floor = floor + share
+    axes.set(xlabel="round", ylabel="actors' time (%)", ylim=(0, 100), xlim=(edges[0], edges[-1]))
+    whole_rounds(axes)
+    axes.grid(visible=False)
+    legend(figure, patches, [*phases, "wait"])
+    return figure
+
+
+def _ordered(phases: np.ndarray) -> list[str]:
+    there = set(phases.tolist())
+    return [name for name in PHASES if name in there] + sorted(there - set(PHASES))
+
+
+def _shade(name: str, phases: Sequence[str]) -> str:
+    return colour(PHASES.index(name) if name in PHASES else len(PHASES) + [p for p in phases if p not in PHASES].index(name))

@@ -1,0 +1,163 @@
+"""What was recorded by layer, by client, or as a number a round: norms, and whatever methods report."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+from matplotlib.axes import Axes
+
+from raysim.report.canvas import COLUMN, PAGE, Canvas, colour, every_nth, heat_map, name_rows, whole_rounds
+from raysim.report.runs import Run
+
+AXES = ("client", "layer", "index")  # in this order
+
+
+@dataclass(frozen=True, eq=False)
+class Quantity:
+    """A recorded quantity as an array [rounds, *axes]; NaN where it was not recorded."""
+
+    name: str  # fedlws.gamma
+    axes: tuple[str, ...]  # of AXES
+    labels: dict[str, list[str]]  # by axis
+    values: np.ndarray
+
+    def mean(self, *kept: str) -> np.ndarray:
+        """Mean over all axes but those kept, in the order in which they are named; 'round' is an axis too."""
+        axes = ("round", *self.axes)
+        away = tuple(i for i, axis in enumerate(axes) if axis not in kept)
+        there = ~np.isnan(self.values)
+        count = there.sum(away)
+        total = np.where(there, self.values, 0.0).sum(away)
+        with np.errstate(invalid="ignore"):
+            mean = np.where(count, total / count, np.nan)
+        left = [axis for axis in axes if axis in kept]
+        return mean.transpose([left.index(axis) for axis in kept])
+
+
+@lru_cache(maxsize=4)
+def quantities(run: Run) -> dict[str, Quantity]:
+    """All that the run has recorded, by name: what methods report first, then what every run records of its layers."""
+    by_layer = _of_layers(run)
+    reported = {name: q for name, q in by_layer.items() if "." in name}
+    return {**reported, **{n: q for n, q in _of_notes(run).items() if n not in reported}, **by_layer}
+
+
+def _of_layers(run: Run) -> dict[str, Quantity]:
+    table = run.columns("layers")
+    if not len(table["round"]):
+        return {}
+    shape = table["round"].max() + 1, table["layer"].max() + 1
+    first = table["round"] == table["round"].min()
+    labels = {"layer": table["name"][first][np.argsort(table["layer"][first])].tolist()}
+    with np.errstate(divide="ignore", invalid="ignore"):
+        moved = np.where(table["norm"] > 0, table["update_norm"] / table["norm"], np.nan)
+    columns = {"relative update": moved, **{n: c for n, c in table.items() if n not in ("round", "layer", "name", "parameters")}}
+    found = {}
+    for name, column in columns.items():
+        values = np.full(shape, np.nan)
+        values[table["round"], table["layer"]] = column
+        found[name] = Quantity(name, ("layer",), labels, values)
+    return found
+
+
+def _of_notes(run: Run) -> dict[str, Quantity]:
+    table = run.columns("notes")
+    if not len(table["round"]):
+        return {}
+    order = {name: i for i, name in enumerate(run.columns("layers")["name"])}
+    found = {}
+    names = np.char.add(np.char.add(table["method"].astype(str), "."), table["name"].astype(str))
+    for name in dict.fromkeys(names.tolist()):
+        rows = names == name
+        axes, labels, places = [], {}, [table["round"][rows]]
+        for axis in AXES:
+            column = table[axis][rows]
+            if column[0] is None or column[0] != column[0]:  # null: the quantity has no such axis
+                continue
+            known = sorted(set(column.tolist()), key=lambda one: order.get(one, -1) if axis == "layer" else one)
+            place = {one: i for i, one in enumerate(known)}
+            axes.append(axis)
+            labels[axis] = [str(one) if axis == "layer" else str(int(one)) for one in known]
+            places.append(np.array([place[one] for one in column.tolist()]))
+        values = np.full((run.played, *(len(labels[axis]) for axis in axes)), np.nan)
+        values[tuple(places)] = table["value"][rows]
+        found[name] = Quantity(name, tuple(axes), labels, values)
+    return found
+
+
+# ----------------------------------------------------------------------------------------------------------- figures
+
+
+def layer_names(run: Run) -> list[str]:
+    return [name for name, q in quantities(run).items() if "layer" in q.axes]
+
+
+def note_names(run: Run) -> list[str]:
+    return [name for name, q in quantities(run).items() if "layer" not in q.axes]
+
+
+def layers(run: Run, name: str) -> Canvas:
+    """One quantity of each layer over the rounds (γ, divergence, norms); of each client too where it has its own: then
+    the left map is the mean over clients, for uploads the share that sent the layer, and the right one over rounds."""
+    quantity = quantities(run)[name]
+    rows = len(quantity.labels["layer"])
+    height = float(np.clip(0.75 + 0.17 * rows, 1.5, 8))
+    if "client" not in quantity.axes:
+        figure = Canvas(COLUMN, height)
+        _map(figure.add_subplot(), quantity, "layer", "round", height, _words(name))
+        return figure
+    figure = Canvas(PAGE, height)
+    left, right = figure.subplots(1, 2, sharey=True)
+    if name.endswith(".uploads"):
+        share = Quantity(name, quantity.axes, quantity.labels, 100 * quantity.values)
+        _map(left, share, "layer", "round", height, "clients that sent the layer (%)", (0, 100))
+        _map(right, share, "layer", "client", height, "of its rounds, those with the layer (%)", (0, 100))
+    else:
+        _map(left, quantity, "layer", "round", height, f"{_words(name)}, mean over clients")
+        _map(right, quantity, "layer", "client", height, f"{_words(name)}, mean over rounds")
+    return figure
+
+
+def notes(run: Run, name: str) -> Canvas:
+    """One quantity that a method reports: a number over the rounds, or a map over rounds, clients and further places."""
+    quantity = quantities(run)[name]
+    if not quantity.axes:
+        figure = Canvas(COLUMN, 1.9)
+        axes = figure.add_subplot()
+        there = np.flatnonzero(~np.isnan(quantity.values))
+        axes.plot(there + 1, quantity.values[there], color=colour(0), marker="o" if len(there) <= 25 else None)
+        axes.set(xlabel="round", ylabel=_words(name))
+        whole_rounds(axes)
+        return figure
+    rows, columns = (quantity.axes[0], "round") if len(quantity.axes) == 1 else quantity.axes
+    height = float(np.clip(0.75 + 0.12 * len(quantity.labels[rows]), 1.8, 3.4))
+    figure = Canvas(COLUMN, height)
+    over = "" if columns == "round" else ", mean over rounds"
+    _map(figure.add_subplot(), quantity, rows, columns, height, _words(name) + over)
+    return figure
+
+
+def _map(
+    axes: Axes, quantity: Quantity, rows: str, columns: str, height: float, title: str,
+    limits: tuple[float, float] | None = None,
+) -> None:  # fmt: skip
+    values = quantity.mean(rows, columns)
+    heat_map(axes, values, title, left=1 if columns == "round" else 0, limits=limits)
+    axes.set(xlabel=columns, ylabel="" if rows == "layer" else rows)
+    name_rows(axes, quantity.labels[rows], height - 0.75)
+    if columns == "round":
+        whole_rounds(axes)
+    else:
+        every = every_nth(values.shape[1], 10)
+        axes.set_xticks(range(0, values.shape[1], every), quantity.labels[columns][::every])
+
+
+def _words(name: str) -> str:
+    greek = {"gamma": "γ", "lambda": "λ", "tau": "τ"}
+    method, _, what = name.rpartition(".")
+    for word, letter in greek.items():
+        what = letter if what == word else what.replace(f"_{word}", f" {letter}")
+    plain = what.replace("_", " ")
+    return f"{plain} ({method})" if method else {"norm": "norm of the layer", "update norm": "norm of the update"}.get(plain, plain)

@@ -1,0 +1,149 @@
+"""A run that stops anywhere is resumed to the bits of one that does not, and leaves no process behind."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+import pytest
+from conftest import play, tiny
+
+from raysim import records
+from raysim.config import to_yaml
+from raysim.federation import Federation, local_engine
+
+METHODS = {
+    "fedavg": {"local": {"state": "persist"}},
+    "fedlws": {"server": ["fedlws"]},
+    "fedldf": {"weighting": [{"fedldf": {"top_n": 2}}], "model": {"bn_stats": "local"}},
+    "scaffold": {"client": ["scaffold"], "local": {"momentum": 0.0, "weight_decay": 0.0}},
+    "fedala": {"client": ["fedala"], "server": [{"fedavgm": {}}]},
+}
+ROUNDS = {"rounds": {"total": 6, "checkpoint_every": 2}}
+
+
+@pytest.mark.parametrize("engine", ["local", {"ray": {"clients_per_actor": 2}}], ids=["local", "ray"])
+@pytest.mark.parametrize("name", METHODS)
+def test_resumed_run_is_the_undisturbed_one(name, engine, tmp_path, request):
+    """It stops after the third round, one after the checkpoint; then again, where it has just saved."""
+    make_engine = local_engine if engine == "local" else request.getfixturevalue("warm_ray")
+    undisturbed = play(tiny(**METHODS[name], **ROUNDS), tmp_path / "undisturbed")
+    config = tiny(**METHODS[name], **ROUNDS, engine=engine)
+    played = []
+    for stop_after, resume in ((3, False), (2, True), (None, True)):
+        federation = Federation(config, tmp_path / "resumed", resume, make_engine)
+        while len(played) != stop_after and (shown := federation.step()):
+            played.append(shown["round"])
+        if stop_after is None:
+            federation.finish()
+        federation.close()
+        played.append("stop")
+    assert played == [0, 1, 2, "stop", 2, 3, "stop", 4, 5, "stop"] or name
+    assert federation.sha256() == undisturbed.sha256()
+    for table in ("rounds", "clients", "layers", "traffic", "notes"):
+        ours, theirs = (records.read(f.folder, table) for f in (federation, undisturbed))
+        measured = {"seconds", "wall", "host", "node", "transport_up", "transport_down"}
+        same = [c for c in theirs.column_names if c not in measured and not c.startswith("seconds_")]
+        assert ours.select(same).equals(theirs.select(same)), table
+    assert json.loads((federation.folder / "result.json").read_text())["sha256"] == undisturbed.sha256()
+
+
+# ---- the real command line
+
+
+LONG = {
+    "data": {"name": {"synthetic": {"samples": 600, "shape": [1, 8, 8], "classes": 4}}},
+    "client": ["scaffold"],
+    "local": {"momentum": 0.0, "weight_decay": 0.0, "epochs": 4},
+    "rounds": {"total": 30, "evaluate_every": 10, "checkpoint_every": 4},
+    "engine": {"ray": {"clients_per_actor": 3}},
+}
+
+
+class Command:
+    """`raysim` in a process group of its own, as in a terminal. Whatever it starts carries its mark."""
+
+    def __init__(self, *arguments: str | Path):
+        self.mark = f"RAYSIM_TEST={uuid4()}"
+        name, _, value = self.mark.partition("=")
+        environment = {k: v for k, v in os.environ.items() if k != "RAY_ADDRESS"} | {name: value}
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "raysim", *map(str, arguments)], env=environment, text=True, start_new_session=True,
+            stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+        )  # fmt: skip
+        self.output = ""
+
+    def wait_for(self, text: str) -> None:
+        assert self.process.stdout
+        for line in self.process.stdout:
+            self.output += line
+            if text in line:
+                return
+        raise AssertionError(f"{text!r} never came:\n{self.output}")
+
+    def end(self) -> int:
+        assert self.process.stdout
+        self.output += self.process.stdout.read()
+        return self.process.wait()
+
+    def left_behind(self, patience: float = 60) -> list[str]:
+        """Command lines of its processes that are still there."""
+        deadline = time.monotonic() + patience
+        while (found := self._alive()) and time.monotonic() < deadline:
+            time.sleep(0.1)
+        return found
+
+    def _alive(self) -> list[str]:
+        found = []
+        for process in Path("/proc").glob("[0-9]*"):
+            try:
+                if self.mark.encode() in (process / "environ").read_bytes().split(b"\0"):
+                    found.append((process / "cmdline").read_bytes().replace(b"\0", b" ").decode())
+            except OSError:  # it has ended meanwhile, or is not ours to look at
+                continue
+        return found
+
+
+@pytest.fixture(scope="module")
+def long(tmp_path_factory) -> dict[str, Any]:
+    """A configuration file, and the hash of its undisturbed run."""
+    folder = tmp_path_factory.mktemp("long")
+    (folder / "long.yaml").write_text(to_yaml(tiny(**LONG)))
+    undisturbed = play(tiny(**{**LONG, "engine": "local"}), folder / "undisturbed")
+    return {"file": folder / "long.yaml", "sha256": undisturbed.sha256()}
+
+
+def check_resumed(folder: Path, long: dict[str, Any]) -> None:
+    again = Command("resume", folder)
+    assert again.end() == 0, again.output
+    assert long["sha256"] in again.output
+    assert not again.left_behind()
+    assert records.read(folder, "rounds")["round"].to_pylist() == list(range(30))
+    assert json.loads((folder / "result.json").read_text())["sha256"] == long["sha256"]
+
+
+def test_ctrl_c(tmp_path, long):
+    """As the terminal sends it, to every process of the group."""
+    run = Command("run", long["file"], "--out", tmp_path / "run")
+    run.wait_for("round  2/30")
+    os.killpg(run.process.pid, signal.SIGINT)
+    assert run.end() == 128 + signal.SIGINT, run.output
+    assert "Stopped." in run.output
+    assert f"raysim resume {tmp_path / 'run'}" in run.output
+    assert "Traceback" not in run.output
+    assert not run.left_behind()
+    check_resumed(tmp_path / "run", long)
+
+
+def test_sigkill(tmp_path, long):
+    run = Command("run", long["file"], "--out", tmp_path / "run")
+    run.wait_for("round  6/30")
+    run.process.kill()
+    assert run.end() == -signal.SIGKILL
+    assert not run.left_behind()
+    check_resumed(tmp_path / "run", long)
