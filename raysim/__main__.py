@@ -6,8 +6,9 @@ import os
 import signal
 import sys
 import time
+import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -16,6 +17,7 @@ import typer
 
 if TYPE_CHECKING:
     from raysim.config import Config
+    from raysim.sweep import Point
 
 app = typer.Typer(
     help="Federated learning simulated with Ray actors and PyTorch.",
@@ -74,6 +76,73 @@ def resume(
     raise typer.Exit(status)
 
 
+RunPaths = Annotated[list[Path], typer.Argument(metavar="RUN...", help="Folders of runs, or folders that hold some.")]
+Target = Annotated[
+    float | None,
+    typer.Option(min=0, max=1, help="Accuracy to reach, a fraction; default: a whole percentage that every run reached."),
+]
+
+
+@app.command()
+def sweep(
+    config: ConfigPath,
+    out: Annotated[Path, typer.Option(metavar="DIR", help="Folder in which each run has its own.")],
+    overrides: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="PATH=V,V,...", help="Vary a setting: server.0.fedlws.beta=0.01,0.1."),
+    ] = None,
+    seeds: Annotated[str, typer.Option(metavar="SEED,SEED,...", help="Play everything with each of these seeds.")] = "",
+    target: Target = None,
+    address: Address = None,
+) -> None:
+    """Run a grid of configurations, compare them; the same command continues what was stopped."""
+    from raysim.config import ConfigError
+    from raysim.sweep import grid
+
+    with reported():
+        try:
+            numbers = [int(seed) for seed in seeds.split(",") if seed]
+        except ValueError:
+            raise ConfigError(f"--seeds {seeds}: must be whole numbers between commas, such as 8,9,10.") from None
+        points = grid(config, overrides or (), numbers, out)
+        status = play_grid(points, address)
+        if any(point.finished for point in points):
+            compare_grid(points, out / "report.html", target)
+    raise typer.Exit(status)
+
+
+@app.command()
+def report(
+    runs: RunPaths,
+    out: Annotated[Path, typer.Option(metavar="HTML", help="The page; it needs no other file.")] = Path("report.html"),
+    target: Target = None,
+) -> None:
+    """Compare runs in one page: tables and figures; runs that differ in the seed alone are averaged."""
+    from raysim.report.page import write
+    from raysim.report.runs import find
+
+    with reported():
+        summary = write(find(runs), out, target)
+        print(f"{summary.sentence}\n{out}")
+
+
+@app.command()
+def plot(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="accuracy, loss:uplink, ...: raysim list figures.")],
+    runs: RunPaths,
+    out: Annotated[Path, typer.Option(metavar="FIG", help="Image: .pdf, .svg or .png.")],
+) -> None:
+    """Draw one figure of one or several runs, for a paper."""
+    from raysim.report import need
+    from raysim.report.runs import find
+
+    with reported():
+        need("matplotlib.figure")
+        from raysim.report.figures import draw
+
+        draw(name, find(runs)).save(out)
+
+
 class Listed(StrEnum):
     """What `raysim list` can show."""
 
@@ -82,14 +151,16 @@ class Listed(StrEnum):
     datasets = "datasets"
     partitions = "partitions"
     instruments = "instruments"
+    figures = "figures"
 
 
 @app.command("list")
 def list_(what: Annotated[Listed, typer.Argument(metavar="|".join(Listed))]) -> None:
     """Name all that a configuration can use, one line each, with its source."""
     rows = []
-    for role, entries in catalogues(what).items():
-        rows += [(role, name, first_line(entry)) for name, entry in entries.items()]
+    with reported():
+        for role, entries in catalogues(what).items():
+            rows += [(role, name, first_line(entry)) for name, entry in entries.items()]
     print("\n".join(aligned(rows)) or f"There are no {what} yet.")
 
 
@@ -225,17 +296,71 @@ def simulate(config: Config, folder: Path, address: str | None, *, resume: bool)
         return interrupts.status
 
 
+def play_grid(points: Sequence[Point], address: str | None) -> int:
+    """Play what is not finished, one run after another on one cluster; a run that fails does not keep the others."""
+    from raysim.config import RayEngineConfig
+
+    left = [point for point in points if not point.finished]
+    print(f"{len(points)} runs, of which {len(points) - len(left)} are finished", flush=True)
+    failed = []
+    with ExitStack() as stack:
+        if any(isinstance(point.config.engine, RayEngineConfig) for point in left):
+            from raysim.engine.ray_engine import cluster
+
+            check_address(address)
+            stack.enter_context(cluster(address))
+        for number, point in enumerate(left, 1):
+            print(f"\nrun {number} of {len(left)}", flush=True)
+            try:
+                status = simulate(point.config, point.folder, address, resume=point.saved)
+            except Exception as error:
+                ours = isinstance(error, OSError) or type(error).__module__.startswith("raysim.")
+                print(f"{point.name}: {error}" if ours else traceback.format_exc(), file=sys.stderr)
+                failed.append(point.name)
+                continue
+            if status:
+                print("The same command continues the sweep.", file=sys.stderr)
+                return status
+    if failed:
+        print(f"{len(failed)} runs failed: {', '.join(failed)}. The same command tries them again.", file=sys.stderr)
+    return int(bool(failed))
+
+
+def compare_grid(points: Sequence[Point], page: Path, target: float | None) -> None:
+    """Print the comparison of the finished runs and write their report."""
+    from raysim.report import MissingExtra
+    from raysim.report.page import write
+    from raysim.report.runs import Run, compare
+    from raysim.report.summary import summarise
+
+    runs = [Run(point.folder) for point in points if point.finished]
+    summary = summarise(compare(runs), target)
+    print("\n" + "\n".join(aligned([summary.headings, *summary.rows], ">")))
+    try:
+        write(runs, page, target)
+    except MissingExtra as error:  # the table is worth having without the page
+        print(f"raysim: no report: {error}", file=sys.stderr)
+    else:
+        print(f"\nreport  {page}")
+
+
+def check_address(address: str | None) -> None:
+    from raysim.config import ConfigError
+    from raysim.doctor import answers
+
+    joined = address or os.environ.get("RAY_ADDRESS", "")
+    if not answers(joined):  # Ray would try for many minutes, deaf to Ctrl-C
+        raise ConfigError(f"{'--address' if address else 'RAY_ADDRESS'}: no Ray cluster answers at {joined}.")
+
+
 @contextmanager
 def engine(config: Config, address: str | None) -> Iterator[Callable[[Config, Path, bool], Any]]:
     from raysim.config import ConfigError, LocalEngineConfig
 
     if not isinstance(config.engine, LocalEngineConfig):
-        from raysim.doctor import answers
         from raysim.engine.ray_engine import session
 
-        joined = address or os.environ.get("RAY_ADDRESS", "")
-        if not answers(joined):  # Ray would try for many minutes, deaf to Ctrl-C
-            raise ConfigError(f"{'--address' if address else 'RAY_ADDRESS'}: no Ray cluster answers at {joined}.")
+        check_address(address)
         with session(config, address) as launch:
             yield launch
         return
@@ -357,6 +482,13 @@ def catalogues(what: Listed) -> dict[str, Mapping[str, Any]]:
         from raysim.data import PARTITIONS
 
         return {"partition": PARTITIONS}
+    if what is Listed.figures:
+        from raysim.report import need
+
+        need("matplotlib.figure")
+        from raysim.report.figures import FIGURES
+
+        return {"figure": {name: entry.draw for name, entry in FIGURES.items()}}
     from raysim.config import INSTRUMENTS
 
     return {"instrument": INSTRUMENTS}

@@ -310,9 +310,12 @@ class Config:
 # -------------------------------------------------------------------------------------------------------- reading
 
 
-def load(path: str | Path, overrides: Sequence[str] = ()) -> Config:
-    """Read a YAML file, apply `path=value` overrides, and check the whole; raises `ConfigError` with every fault."""
-    raw = _read(Path(path))
+def load(path: str | Path, overrides: Sequence[str] = (), beside: Collection[str] = ()) -> Config:
+    """Read a YAML file, apply `path=value` overrides, and check the whole; raises `ConfigError` with every fault.
+
+    Top-level keys in `beside` are for somebody else.
+    """
+    raw = {key: value for key, value in _read(Path(path)).items() if key not in beside}
     faults = []
     for text in overrides:
         try:

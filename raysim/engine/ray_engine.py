@@ -296,10 +296,18 @@ class RemoteFederation:
 
 @contextmanager
 def session(config: Config, address: str | None = None) -> Iterator[Callable[[Config, Path, bool], RemoteFederation]]:
-    """Join the cluster at `address` or RAY_ADDRESS, or start one on this machine and stop it at the end."""
+    """`cluster`, with the data of `config` dealt; yields what makes a federation."""
     from raysim.federation import prepare
 
     dealt = prepare(config)  # what is wrong with the data shows before anything is started
+    with cluster(address):
+        yield partial(RemoteFederation, dealt=dealt)
+
+
+@contextmanager
+def cluster(address: str | None = None) -> Iterator[None]:
+    """Join the cluster at `address` or RAY_ADDRESS, or start one on this machine and stop it at the end. Inside another
+    `cluster`, that one serves."""
     joined = address or os.environ.get("RAY_ADDRESS")
     quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": "ERROR"}
     started = not ray.is_initialized()
@@ -314,7 +322,7 @@ def session(config: Config, address: str | None = None) -> Iterator[Callable[[Co
     elif started:
         ray.init(address="local", num_cpus=len(os.sched_getaffinity(0)), include_dashboard=False, **quiet)
     try:
-        yield partial(RemoteFederation, dealt=dealt)
+        yield
     finally:
         if started:
             ray.shutdown()

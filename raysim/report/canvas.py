@@ -18,12 +18,15 @@ from matplotlib.colors import Normalize, TwoSlopeNorm
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
+from raysim.records import replacing
+from raysim.report import ReportError
+
 COLUMN, PAGE = 3.4, 7.0  # inches: one column of a paper, and both
 INK, GRID, IDLE = "#333333", "#e6e6e6", "#d9d9d9"
 # Okabe and Ito's colours, distinct for colour-blind readers; the yellow is left out, which white paper swallows.
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00", "#000000")
 DASHES = ("-", "--", ":", "-.")  # once the colours are used up
-SEQUENTIAL, DIVERGING = "cividis", "PuOr"
+SEQUENTIAL, DIVERGING, BLANK = "viridis", "PuOr", "#ebebeb"
 
 STYLE = {
     "font.family": "DejaVu Sans",
@@ -76,9 +79,13 @@ class Canvas(Figure):
         return self._bytes("png")
 
     def save(self, path: Path) -> None:
-        """Write the figure, in the format that the name ends with. Raises ValueError for one that nobody knows."""
-        with styled():
-            self.savefig(path, dpi=300)
+        """Write the figure, in the format that the name ends with. Raises `ReportError` for one that there is not."""
+        kind = path.suffix.removeprefix(".").lower()
+        if kind not in self.canvas.get_supported_filetypes():
+            raise ReportError(f"{path}: the name of a figure ends with .pdf, .svg or .png.")
+        undated = {"pdf": {"CreationDate": None}, "svg": {"Date": None}}.get(kind, {})
+        with styled(), replacing(path) as temporary:
+            self.savefig(temporary, format=kind, dpi=300, metadata=undated)
 
     def svg(self, prefix: str) -> str:
         """An <svg> element for a page: text stays text, and ids begin with `prefix`, so that figures do not mix."""
@@ -131,14 +138,14 @@ def name_rows(axes: Axes, names: Sequence[str], height: float) -> None:
 def heat_map(
     axes: Axes, values: np.ndarray, title: str, *, left: float = 0.0, limits: tuple[float, float] | None = None
 ) -> None:
-    """`values` [Y, X] as colours, the first row on top, NaN left blank; `left` is the x of the first column.
+    """`values` [Y, X] as colours, the first row on top, NaN blank; `left` is the x of the first column.
 
     `title` says what is shown, with its unit. Values of both signs have two colours that meet in white at zero.
     """
     low, high = limits or (np.nanmin(values), np.nanmax(values))
     signed = low < 0 < high
     norm: Normalize = TwoSlopeNorm(0, low, high) if signed else Normalize(low, high)
-    shades = matplotlib.colormaps[DIVERGING if signed else SEQUENTIAL].with_extremes(bad="white")
+    shades = matplotlib.colormaps[DIVERGING if signed else SEQUENTIAL].with_extremes(bad=BLANK)
     rows, columns = values.shape
     edges = (left - 0.5, left + columns - 0.5, rows - 0.5, -0.5)
     image = axes.imshow(values, cmap=shades, norm=norm, aspect="auto", interpolation="nearest", extent=edges)
@@ -147,7 +154,8 @@ def heat_map(
     axes.tick_params(length=0)
     figure = axes.figure
     assert isinstance(figure, Figure)
-    bar = figure.colorbar(image, ax=axes, pad=0.02, fraction=0.08, aspect=18)
+    long = 10 * max(0.8, figure.get_figheight() - 0.75)  # a bar is a tenth of an inch wide, and as long as the map
+    bar = figure.colorbar(image, ax=axes, pad=0.02, fraction=0.08, aspect=long)
     axes.set_title(title, loc="left")
     bar.outline.set_visible(False)  # type: ignore[operator]
     bar.ax.tick_params(length=2)

@@ -103,10 +103,11 @@ def test_actor_killed_while_it_trains(name, tmp_path, warm_ray):
 
 @pytest.mark.parametrize("method", ["distances", "partial", "personal"])
 def test_actor_killed_just_before_it_is_asked(method, tmp_path, warm_ray, monkeypatch):
-    """For distances between models it trained, for their sum, and to evaluate with them: the bank outlives it."""
+    """For distances between models it trained, for their sum, and to evaluate with them: the bank outlives it. The
+    models are large enough to rest in Ray's object store, where smaller ones would travel in the messages."""
     changes = {
         **METHODS["fedamp"], "data": {"client_test_frac": 0.25}, "evaluate": {"personal": "after_init"},
-        "server": ["fedlws"],
+        "server": ["fedlws"], "model": {"name": "mlp", "options": {"hidden": [300, 300]}},
     }  # fmt: skip
     expected = play(tiny(**changes), tmp_path / "undisturbed")
     federation = Federation(tiny(**changes, engine=PAIR), tmp_path / "killed", make_engine=warm_ray)

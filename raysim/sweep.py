@@ -1,0 +1,136 @@
+"""A grid of runs: every value of every varied setting, every method of a list, every seed; each run in its own folder.
+
+A configuration may list `methods:` to compare, by name, each with the settings that make it:
+
+    methods:
+      fedavg: {}
+      fedprox: {client: [{fedprox: {mu: 0.01}}]}
+      fedlws: {server: [fedlws], local.lr: 0.05}
+
+With one seed, all of them have one partition, one initial model and one sequence of cohorts (methods.md 7.3).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import yaml
+
+from raysim.config import Config, ConfigError, load, to_dict
+
+
+@dataclass(frozen=True)
+class Point:
+    """One run of a sweep."""
+
+    name: str  # of its folder: beta=0.01+seed=8
+    config: Config
+    folder: Path
+
+    @property
+    def finished(self) -> bool:
+        return (self.folder / "result.json").is_file()
+
+    @property
+    def saved(self) -> bool:
+        """Whether there is a checkpoint to go on from."""
+        return any((self.folder / "checkpoints").glob("*.json"))
+
+
+def grid(base: Path, changes: Sequence[str], seeds: Sequence[int], out: Path) -> list[Point]:
+    """The runs of the grid, all configurations of a seed before those of the next, so that a comparison comes early.
+
+    `changes` are `path=value,value,...`, of which a value may be any YAML in one line. Raises `ConfigError` with the
+    faults of all configurations, and where a folder of the grid holds a run of another configuration.
+    """
+    axes = [_methods(base), *map(_values, changes)]
+    axes = [axis for axis in axes if axis]
+    points, faults = [], []
+    for seed, *chosen in itertools.product(seeds or [None], *axes):
+        parts = [part for part, _ in chosen if part] + ([] if seed is None else [f"seed={seed}"])
+        name = "+".join(parts) or base.stem
+        overrides = [text for _, texts in chosen for text in texts] + ([] if seed is None else [f"seed={seed}"])
+        try:
+            config = load(base, [*overrides, f"name={json.dumps(name)}"], beside=("methods",))
+        except ConfigError as error:
+            faults += error.faults
+            continue
+        point = Point(name, config, out / name)
+        faults += _other(point)
+        points.append(point)
+    names = [point.name for point in points]
+    faults += [f"{base}: {name} is asked for twice." for name in dict.fromkeys(names) if names.count(name) > 1]
+    if faults:
+        raise ConfigError(list(dict.fromkeys(faults)))
+    return points
+
+
+Choice = tuple[str, list[str]]  # how it is called in the folder's name, and its overrides
+
+
+def _methods(base: Path) -> list[Choice]:
+    try:
+        raw = yaml.safe_load(base.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, yaml.YAMLError):
+        return []  # `load` says what is wrong
+    methods = raw.get("methods") if isinstance(raw, dict) else None
+    if methods is None:
+        return []
+    if not isinstance(methods, dict) or not all(isinstance(m, Mapping | None) for m in methods.values()):
+        raise ConfigError(f"{base}: methods: must be a mapping of names to settings, each {{path: value}}.")
+    return [
+        (_slug(str(name)), [f"{path}={json.dumps(value)}" for path, value in (settings or {}).items()])
+        for name, settings in methods.items()
+    ]
+
+
+def _values(change: str) -> list[Choice]:
+    """The choices that `path=value,value` gives; a single value is no part of a folder's name."""
+    path, equals, text = change.partition("=")
+    values = _split(text)
+    if not equals or len(values) == 1:
+        return [("", [change])]
+    word = path.rpartition(".")[2]
+    word = path.split(".")[0] if word.isdecimal() else word
+    return [(f"{word}={_slug(value)}", [f"{path}={value}"]) for value in values]
+
+
+def _split(text: str) -> list[str]:
+    """Parts between commas that are in no brackets, braces or quotes."""
+    parts, depth, quote = [""], 0, ""
+    for letter in text:
+        if quote:
+            quote = "" if letter == quote else quote
+        elif letter in "'\"":
+            quote = letter
+        else:
+            depth += (letter in "[{") - (letter in "]}")
+        if letter == "," and not depth and not quote:
+            parts.append("")
+        else:
+            parts[-1] += letter
+    return [part.strip() for part in parts]
+
+
+def _slug(value: str) -> str:
+    """A part of a folder's name; what has to be rewritten ends with a hash, so that no two values share one."""
+    plain = re.sub(r"[^\w.-]+", "-", value).strip("-")[:40]
+    return plain if plain == value else f"{plain}-{hashlib.sha256(value.encode()).hexdigest()[:6]}"
+
+
+def _other(point: Point) -> list[str]:
+    """A fault where the folder holds a run of another configuration, which must be neither continued nor counted."""
+    path = point.folder / "config.yaml"
+    if not path.is_file():
+        return []
+    held, wanted = to_dict(load(path)), to_dict(point.config)
+    changed = [section for section in wanted if held.get(section) != wanted[section]]
+    if not changed:
+        return []
+    return [f"{point.folder}: holds a run whose {', '.join(changed)} is another. Name another --out, or remove it."]
