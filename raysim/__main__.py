@@ -335,7 +335,8 @@ def compare_grid(points: Sequence[Point], page: Path, target: float | None) -> N
 
     runs = [Run(point.folder) for point in points if point.finished]
     summary = summarise(compare(runs), target)
-    print("\n" + "\n".join(aligned([summary.headings, *summary.rows], ">")))
+    for table in (summary.scores, summary.costs):
+        print("\n" + "\n".join(aligned(table, ">")))
     try:
         write(runs, page, target)
     except MissingExtra as error:  # the table is worth having without the page

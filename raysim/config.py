@@ -468,6 +468,7 @@ def _merge(annotation: Any, base: Any, over: Any) -> Any:
 # ---------------------------------------------------------------------------------------- from mappings to objects
 
 
+@functools.cache
 def _fields(cls: type) -> dict[str, tuple[dataclasses.Field[Any], Any]]:
     """Key in the file → field and annotation. A trailing underscore only dodges a Python keyword."""
     hints = typing.get_type_hints(cls, include_extras=True)

@@ -31,6 +31,11 @@ from raysim.engine.traffic import ledger
 from raysim.models import Inputs
 from raysim.round import Round, run_round, summary
 
+
+class RoundFailed(RuntimeError):
+    """No client of a round could be trained; the message has the first one's traceback."""
+
+
 MakeEngine = Callable[[Config, HostSpec, Dataset, Partition, int], Engine]
 
 
@@ -113,7 +118,7 @@ class Federation:
         shown = summary(self, done)
         statuses = [outcome.status for outcome in done.cohort.outcomes.values()]
         if statuses and all("Traceback" in status for status in statuses):
-            raise RuntimeError(f"every client of round {self.t} failed:\n{shown['failures'][0]}")
+            raise RoundFailed(f"every client of round {self.t} failed:\n{shown['failures'][0]}")
         self._changed |= {*done.cohort.clients, *done.cohort.new_kept}
         if self.trace.wants(self.t):
             self._write_trace(done)

@@ -24,6 +24,8 @@ import yaml
 
 from raysim.config import Config, ConfigError, load, to_dict
 
+Choice = tuple[str, list[str]]  # how it is called in the folder's name, if it is, and its overrides
+
 
 @dataclass(frozen=True)
 class Point:
@@ -49,13 +51,14 @@ def grid(base: Path, changes: Sequence[str], seeds: Sequence[int], out: Path) ->
     `changes` are `path=value,value,...`, of which a value may be any YAML in one line. Raises `ConfigError` with the
     faults of all configurations, and where a folder of the grid holds a run of another configuration.
     """
-    axes = [_methods(base), *map(_values, changes)]
-    axes = [axis for axis in axes if axis]
-    points, faults = [], []
-    for seed, *chosen in itertools.product(seeds or [None], *axes):
-        parts = [part for part, _ in chosen if part] + ([] if seed is None else [f"seed={seed}"])
-        name = "+".join(parts) or base.stem
-        overrides = [text for _, texts in chosen for text in texts] + ([] if seed is None else [f"seed={seed}"])
+    last = [(f"seed={seed}", [f"seed={seed}"]) for seed in seeds] or [("", [])]
+    axes = [axis for axis in (_methods(base), *map(_values, changes)) if axis]
+    points: list[Point] = []
+    faults: list[str] = []
+    for choice, *others in itertools.product(last, *axes):
+        chosen = (*others, choice)
+        name = "+".join(part for part, _ in chosen if part) or base.stem
+        overrides = [text for _, texts in chosen for text in texts]
         try:
             config = load(base, [*overrides, f"name={json.dumps(name)}"], beside=("methods",))
         except ConfigError as error:
@@ -69,9 +72,6 @@ def grid(base: Path, changes: Sequence[str], seeds: Sequence[int], out: Path) ->
     if faults:
         raise ConfigError(list(dict.fromkeys(faults)))
     return points
-
-
-Choice = tuple[str, list[str]]  # how it is called in the folder's name, and its overrides
 
 
 def _methods(base: Path) -> list[Choice]:

@@ -34,16 +34,13 @@ def test_resumed_run_is_the_undisturbed_one(name, engine, tmp_path, request):
     make_engine = local_engine if engine == "local" else request.getfixturevalue("warm_ray")
     undisturbed = play(tiny(**METHODS[name], **ROUNDS), tmp_path / "undisturbed")
     config = tiny(**METHODS[name], **ROUNDS, engine=engine)
-    played = []
-    for stop_after, resume in ((3, False), (2, True), (None, True)):
-        federation = Federation(config, tmp_path / "resumed", resume, make_engine)
-        while len(played) != stop_after and (shown := federation.step()):
-            played.append(shown["round"])
-        if stop_after is None:
+    for first, last in ((0, 2), (2, 3), (4, 5)):
+        federation = Federation(config, tmp_path / "resumed", bool(first), make_engine)
+        assert [federation.step()["round"] for _ in range(first, last + 1)] == list(range(first, last + 1))
+        if last == 5:
+            assert federation.step() is None
             federation.finish()
         federation.close()
-        played.append("stop")
-    assert played == [0, 1, 2, "stop", 2, 3, "stop", 4, 5, "stop"] or name
     assert federation.sha256() == undisturbed.sha256()
     for table in ("rounds", "clients", "layers", "traffic", "notes"):
         ours, theirs = (records.read(f.folder, table) for f in (federation, undisturbed))
@@ -91,10 +88,10 @@ class Command:
         self.output += self.process.stdout.read()
         return self.process.wait()
 
-    def left_behind(self, patience: float = 60) -> list[str]:
-        """Command lines of its processes that are still there."""
-        deadline = time.monotonic() + patience
-        while (found := self._alive()) and time.monotonic() < deadline:
+    def left_behind(self, tolerated: tuple[str, ...] = ()) -> list[str]:
+        """Command lines of its processes that are still there, after a while."""
+        deadline = time.monotonic() + 60
+        while (found := [p for p in self._alive() if not p.startswith(tolerated)]) and time.monotonic() < deadline:
             time.sleep(0.1)
         return found
 
@@ -118,15 +115,6 @@ def long(tmp_path_factory) -> dict[str, Any]:
     return {"file": folder / "long.yaml", "sha256": undisturbed.sha256()}
 
 
-def check_resumed(folder: Path, long: dict[str, Any]) -> None:
-    again = Command("resume", folder)
-    assert again.end() == 0, again.output
-    assert long["sha256"] in again.output
-    assert not again.left_behind()
-    assert records.read(folder, "rounds")["round"].to_pylist() == list(range(30))
-    assert json.loads((folder / "result.json").read_text())["sha256"] == long["sha256"]
-
-
 def test_ctrl_c(tmp_path, long):
     """As the terminal sends it, to every process of the group."""
     run = Command("run", long["file"], "--out", tmp_path / "run")
@@ -137,7 +125,12 @@ def test_ctrl_c(tmp_path, long):
     assert f"raysim resume {tmp_path / 'run'}" in run.output
     assert "Traceback" not in run.output
     assert not run.left_behind()
-    check_resumed(tmp_path / "run", long)
+
+    again = Command("resume", tmp_path / "run")
+    assert again.end() == 0, again.output
+    assert long["sha256"] in again.output
+    assert not again.left_behind()
+    assert records.read(tmp_path / "run", "rounds")["round"].to_pylist() == list(range(30))
 
 
 def test_sigkill(tmp_path, long):
@@ -145,5 +138,14 @@ def test_sigkill(tmp_path, long):
     run.wait_for("round  6/30")
     run.process.kill()
     assert run.end() == -signal.SIGKILL
-    assert not run.left_behind()
-    check_resumed(tmp_path / "run", long)
+    # Ray's two small agents may look for their dead cluster for a minute before they give up.
+    assert not run.left_behind(tolerated=("ray::DashboardAgent", "ray::RuntimeEnvAgent"))
+
+    # What is left can be played by another engine as well.
+    federation = Federation(tiny(**{**LONG, "engine": "local"}), tmp_path / "run", resume=True)
+    assert 4 <= federation.step()["round"] < 29
+    while federation.step():
+        pass
+    assert federation.finish()["sha256"] == long["sha256"]
+    federation.close()
+    assert records.read(tmp_path / "run", "rounds")["round"].to_pylist() == list(range(30))

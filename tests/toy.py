@@ -66,6 +66,10 @@ class ToyCohort:
     def distances(self, to: Tensor, layers: LayerMap | None = None) -> Tensor:
         return (layers or self.layers).norms(self.models[:, : len(to)] - to)
 
+    def spread(self, mix: Mixture) -> tuple[Tensor, Tensor]:
+        centre = self.reduce(mix)
+        return centre, self.distances(centre[: self.layers.P])
+
     def reduce(self, mix: Mixture, of: str = "model", power: int = 1) -> Tensor:
         weights = torch.cat([mix.weights, mix.buffers], dim=1)
         if power == 2:

@@ -54,9 +54,16 @@ class Cohort(Protocol):
         """[K, M, C] logits of every client's model in eval mode on M rows of the data set: one visit."""
         ...
 
-    def reduce(self, mix: Mixture, of: str = "model", power: int = 1) -> Tensor:
+    def reduce(self, mix: Mixture, of: str = "model", power: int = 1, spread: Mixture | None = None) -> Tensor:
         """One tree reduction. Of the `model`: the new value [S] that `mix` describes. Of a named upload vector:
-        Σ_k w_k v_k [P] with `mix`'s weights of parameters. `power` 2 sums squared updates or vectors instead."""
+        Σ_k w_k v_k [P] with `mix`'s weights of parameters. `power` 2 sums squared updates or vectors instead.
+        The `spread` of another mixture will be asked for next."""
+        ...
+
+    def spread(self, mix: Mixture) -> tuple[Tensor, Tensor]:
+        """The model [S] that `mix` describes, and ‖θ_k − it‖ [K, L] of every layer's parameters, float64: one reduction
+        and one visit. Where one host has all clients, and a step has said in time that it asks (`ServerStep.spreads`),
+        their models are read once for this and for the aggregate."""
         ...
 
     @property

@@ -43,9 +43,10 @@ class FlatModel:
 
     def forward_from(self, stage: int, x: Tensor) -> tuple[Tensor, Tensor]:
         """Latent [B, D] and logits [B, C]; stages before `stage` run without a graph."""
-        with torch.no_grad():
-            for module in self.stages[:stage]:
-                x = module(x)
+        if stage:
+            with torch.no_grad():
+                for module in self.stages[:stage]:
+                    x = module(x)
         for module in self.stages[stage:-1]:
             x = module(x)
         return x, self.stages[-1](x)

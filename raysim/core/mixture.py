@@ -69,7 +69,11 @@ class Mixture:
         return replace(self, sent=sent)
 
     def support(self) -> Mixture:
-        """Equal weights over the clients that sent each tensor."""
+        """Equal weights over the clients that sent each tensor; always the same object."""
+        return self._support
+
+    @cached_property
+    def _support(self) -> Mixture:
         return Mixture.of(torch.ones_like(self.lam), self.layers).select(self.sent)
 
     @cached_property

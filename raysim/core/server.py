@@ -151,6 +151,10 @@ class ServerStep:
         """What clients measure for this step while they train."""
         return ()
 
+    def spreads(self, mixture: Mixture) -> Mixture | None:
+        """Whose `cohort.spread` this step will ask for, after an aggregation by `mixture`."""
+        return None
+
     def prepare(self, server: Server) -> None:
         """Before the first round: what the server remembers or shares from the start."""
 
@@ -221,6 +225,11 @@ class Aggregator:
         for weighting in sorted(self.weightings, key=lambda w: STAGES.index(w.stage)):
             mixture = weighting.plan(cohort, server, mixture)
         return mixture
+
+    def reduce(self, mixture: Mixture, cohort: Cohort) -> Tensor:
+        """The aggregate [S], and on the way what a step will ask of the clients' spread."""
+        asked = (step.spreads(mixture) for step in self.steps)
+        return cohort.reduce(mixture, spread=next((spread for spread in asked if spread is not None), None))
 
     def transform(self, target: Tensor, mixture: Mixture, cohort: Cohort, server: Server) -> Tensor:
         """Fold the server steps in order, then see to BatchNorm's statistics where they come from proxy data."""

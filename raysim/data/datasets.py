@@ -78,9 +78,10 @@ class Dataset:
         x = x.float()  # a copy, changed in place in the order of torchvision's ToTensor and Normalize: the bits agree
         if self.scale != 1:
             x.div_(self.scale)
-        for values, change in ((self.mean, x.sub_), (self.std, x.div_)):
+        for values, neutral, change in ((self.mean, 0, x.sub_), (self.std, 1, x.div_)):
             if len(values) == 1:
-                change(values[0])
+                if values[0] != neutral:
+                    change(values[0])
             else:
                 change(x.new_tensor(values).view((-1,) + (1,) * (x.dim() - 2)))
         return x

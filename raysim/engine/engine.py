@@ -185,6 +185,8 @@ class Engine(ABC):
 
     def deal(self, clients: Sequence[int]) -> list[tuple[int, ...]]:
         """Contiguous runs of a sorted cohort, one a host, with the dearest run as cheap as can be."""
+        if len(clients) <= len(self.hosts):
+            return [(client,) for client in clients]
         cost = [self.seconds.get(c, -1.0) for c in clients]
         if min(cost, default=0.0) < 0:  # not all have been measured: seconds and samples do not compare
             cost = [float(len(self.partition.train[c])) for c in clients]
@@ -283,6 +285,7 @@ class HostedCohort:
         self.traces: dict[int, Handle] = {}
         self._computed = 0  # calls of `compute`
         self._foreseen: tuple[Mixture, SumRequest] | None = None
+        self._spread: tuple[Mixture, Tensor, Tensor] | None = None  # the last one asked for
         self._root: tuple[int, Handle] | None = None  # host and handle of the foreseen sum
         self._position = {client: i for i, client in enumerate(asked)}
         self.server_value = engine.value  # [S] what the round began with
@@ -324,7 +327,7 @@ class HostedCohort:
         as they train them and keep none; whatever else is then asked of the models trains them again."""
         if foreseen is not None:
             pieces = equal_columns(torch.cat([foreseen.weights, foreseen.buffers], dim=1), self.layers)
-            request = SumRequest(self._position, dict(enumerate(pieces)), foreseen=True)
+            request = SumRequest(self._position, dict(enumerate(tree.without_factors(pieces)[0])), foreseen=True)
             self._foreseen = foreseen, request
         shares = {i: self._visits(share) for i, share in enumerate(self.engine.deal(self.asked)) if share}
         sums = self._sums_to(list(shares)) if foreseen is not None and all(len(s) == 1 for s in shares.values()) else {}
@@ -463,7 +466,11 @@ class HostedCohort:
         return self._visit("each", function, *sent)
 
     def distances(self, to: Tensor, layers: LayerMap | None = None) -> Tensor:
-        return self.each(_distances, to - self.server_value[: len(to)], layers or self.layers)
+        return self._distances(to - self.server_value[: len(to)], layers or self.layers)
+
+    def _distances(self, to: Tensor, layers: LayerMap) -> Tensor:
+        """[K, L] of the updates from `to` [P] or [S]."""
+        return layers.gathered(self._visit("squared_distances", self.engine.put(to.numpy()), layers)).sqrt()
 
     def dots(self, with_: Tensor, layers: LayerMap | None = None) -> Tensor:
         return self.each(_dots, with_, layers or self.layers)
@@ -506,15 +513,20 @@ class HostedCohort:
 
         return engine.recovering(run, self._restore)
 
-    def reduce(self, mix: Mixture, of: str = "model", power: int = 1) -> Tensor:
+    def reduce(self, mix: Mixture, of: str = "model", power: int = 1, spread: Mixture | None = None) -> Tensor:
+        if spread is not None and len(self.held) == 1:
+            return self._reduce_with_spread(mix, spread)
         of_model = of == "model"
-        weights = torch.cat([mix.weights, mix.buffers], dim=1) if of_model else mix.weights
-        pieces = equal_columns(weights, self.layers)
+        pieces = equal_columns(torch.cat([mix.weights, mix.buffers], 1) if of_model else mix.weights, self.layers)
         as_foreseen = self._foreseen is not None and mix is self._foreseen[0] and self.clients == self.asked
         sums = self._sum(pieces, of, power, as_foreseen and of_model and power == 1)
         if power == 2 or not of_model:
             return torch.cat([torch.zeros(b - a) if s is None else s for (a, b, _), s in zip(pieces, sums, strict=True)])
-        # The leaves are updates: that way the small differences of the clients are kept.
+        return self._value(mix, pieces, sums)
+
+    def _value(self, mix: Mixture, pieces: Sequence[tree.Piece], sums: Sequence[Tensor | None]) -> Tensor:
+        """The model [S] from the sums of every piece's updates. The leaves of the tree are updates, because that way the
+        small differences of the clients are kept."""
         result = self.server_value.clone()
         kept = mix.kept
         if not torch.allclose(kept, torch.ones_like(kept), rtol=0, atol=1e-9):
@@ -525,15 +537,48 @@ class HostedCohort:
         self._counters(result, mix.sent[:, self.layers.T :])
         return result
 
+    def spread(self, mix: Mixture) -> tuple[Tensor, Tensor]:
+        if self._spread is None or self._spread[0] is not mix:
+            pieces = equal_columns(torch.cat([mix.weights, mix.buffers], 1), self.layers)
+            sums = self._sum(pieces, "model", 1)
+            centre = torch.cat([torch.zeros(b - a) if s is None else s for (a, b, _), s in zip(pieces, sums, strict=True)])
+            distances = self._distances(centre[: self.layers.P], self.layers)
+            self._spread = mix, self._value(mix, pieces, sums), distances
+        return self._spread[1:]
+
+    def _reduce_with_spread(self, mix: Mixture, spread: Mixture) -> Tensor:
+        """`reduce`, and `spread` in the same read of the models, which one host has."""
+        self._need_models()
+        position = {c: i for i, c in enumerate(self.clients)}
+        mixes = [(m, equal_columns(torch.cat([m.weights, m.buffers], 1), self.layers)) for m in (mix, spread)]
+        requests = []
+        for _, pieces in mixes:
+            unscaled, factors = tree.without_factors(pieces)
+            requests.append(SumRequest(position, dict(enumerate(unscaled)), factors=factors))
+        equal = all(torch.equal(getattr(mix, of), getattr(spread, of)) for of in ("weights", "buffers"))
+        if equal:
+            requests.pop()
+
+        def ask() -> tuple[np.ndarray, ...]:
+            ((host, held),) = self.held.items()
+            return self.engine.ask([Call(host, "spread", (held, *requests))])[0]
+
+        *totals, per_run = map(tensor_of, self.engine.recovering(ask, self._restore))
+        values = [
+            self._value(m, pieces, [total[a:b] if w.any() else None for a, b, w in pieces])
+            for (m, pieces), total in zip(mixes, totals, strict=False)
+        ]
+        self._spread = spread, values[-1], self.layers.gathered(per_run).sqrt()
+        return values[0]
+
     def _counters(self, result: Tensor, sent: Tensor) -> None:
         """Integer buffers are not averaged: the largest of those that were sent counts."""
         specs = [(i, s) for i, s in enumerate(self.layers.tensors[self.layers.T :]) if s.kind == "counter"]
-        if not specs:
-            return
-        values = self.counters
-        for column, (i, spec) in enumerate(specs):
-            if sent[:, i].any():
-                result[spec.start : spec.stop] = values[sent[:, i], column].max()
+        if specs:
+            sent = sent[:, [i for i, _ in specs]]
+            greatest = self.counters.masked_fill(~sent, -torch.inf).amax(0)
+            first, stop = specs[0][1].start, specs[-1][1].stop  # they come last, each of them a single number
+            result[first:stop] = torch.where(sent.any(0), greatest, result[first:stop]).to(result.dtype)
 
     def _sum(
         self, pieces: list[tuple[int, int, np.ndarray]], of: str, power: int, foreseen: bool = False
@@ -542,6 +587,7 @@ class HostedCohort:
         engine, clients = self.engine, len(self.clients)
         position = {c: i for i, c in enumerate(self.clients)}
         root = (0, clients)
+        pieces, factors = tree.without_factors(pieces)
         if not foreseen and of == "model":
             self._need_models()
 
@@ -555,8 +601,8 @@ class HostedCohort:
                 begun = [(*self._partials(request), request) for request in requests]
                 roots = [self._merge_up(*one) for one in begun]
             merged = {key: value for result in engine.fetch(roots) for key, value in result.items()}
-            arrays = (merged[root, i] for i in range(len(pieces)))
-            return [None if a is None else tensor_of(a) for a in arrays]
+            arrays = ((merged[root, i], factor) for i, factor in enumerate(factors))
+            return [None if a is None else tensor_of(a) if f == 1 else tensor_of(a) * f for a, f in arrays]
 
         return engine.recovering(total, self._restore)
 
@@ -610,10 +656,6 @@ def leads(host: int, levels: list[list[list[int]]]) -> bool:
     return group is not None and group[0] == host
 
 
-def _distances(update: Tensor, own: LayerMap, to: Tensor, layers: LayerMap) -> Tensor:
-    return layers.norms(update[: len(to)] - to)
-
-
 def _dots(update: Tensor, own: LayerMap, with_: Tensor, layers: LayerMap) -> Tensor:
     return layers.dots(update[: len(with_)], with_)
 
@@ -631,7 +673,7 @@ def cut(costs: Sequence[float], runs: int) -> list[tuple[int, int]]:
         return [*bounds, (lo, len(costs))]
 
     low, high = max(costs, default=0.0), sum(costs)
-    for _ in range(40):
+    for _ in range(20):
         middle = (low + high) / 2
         low, high = (low, middle) if len(greedy(middle)) <= runs else (middle, high)
     return greedy(high * (1 + 1e-9))
@@ -640,14 +682,9 @@ def cut(costs: Sequence[float], runs: int) -> list[tuple[int, int]]:
 def equal_columns(weights: Tensor, layers: LayerMap) -> list[tuple[int, int, np.ndarray]]:
     """Pieces (start, stop, weights [K]) of the flat vector in which every client has one weight, of at most `CHUNK`."""
     columns = weights.T.contiguous().numpy()  # [T + Tb, K]
-    pieces: list[tuple[int, int, np.ndarray]] = []
-    first = 0
-    for i in range(1, len(columns) + 1):
-        if i == len(columns) or not np.array_equal(columns[i], columns[first]):
-            start, stop = layers.tensors[first].start, layers.tensors[i - 1].stop
-            pieces += [(a, min(a + CHUNK, stop), columns[first]) for a in range(start, stop, CHUNK)]
-            first = i
-    return pieces
+    edges = [0, *(1 + np.flatnonzero((columns[1:] != columns[:-1]).any(1))), len(columns)]
+    runs = ((layers.tensors[i].start, layers.tensors[j - 1].stop, columns[i]) for i, j in itertools.pairwise(edges))
+    return [(a, min(a + CHUNK, stop), column) for start, stop, column in runs for a in range(start, stop, CHUNK)]
 
 
 def chunks(pieces: Sequence[tuple[int, int, np.ndarray]]) -> list[list[int]]:

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from raysim.core.client import ClientData, ClientMethod, ClientStack, LocalRun, LocalSettings, Moment, Samples, Upload
 from raysim.core.flat import FlatModel
-from raysim.core.layers import LayerMap
+from raysim.core.layers import RUN, LayerMap
 from raysim.core.probe import Probe
 from raysim.core.rng import seed_layers, stream_seed
 from raysim.core.score import Score, correct_and_loss
@@ -425,21 +425,73 @@ class ClientHost:
         started = time.time()
         if request.foreseen:
             return self._leave(self._foreseen, to, started)
-        positions = {request.position[c]: c for c in clients}
-        source = self.vectors.get(request.of, {})
-        rows = {
-            p: (self.updates[self.row[c]] if request.of == "model" else source[c]) for p, c in positions.items()
-        }
-        if request.power == 2:
-            rows = {p: row.square() for p, row in rows.items()}
-        sums: tree.Partials = {}
-        for node in tree.cover(set(positions), len(request.position)):
+        client = {request.position[c]: c for c in clients}
+        pieces, sums = list(request.pieces.values()), tree.Partials()
+        first, last = pieces[0][0], pieces[-1][1]
+        for node in tree.cover(set(client), len(request.position)):
+            rows = self._rows([client[p] for p in range(*node)], request.of, request.power)
+            total = self.updates.new_empty(last - first)
+            weighted, out = tree.WeightedSum(pieces, node, total), tree.as_array(total)
+            for start, stop in weighted.blocks():
+                weighted.add(rows(start, stop), start, out[start - first : stop - first])
             for piece, (start, stop, weights) in request.pieces.items():
-                out = torch.empty(stop - start, device=self.device)
-                parts = {p: rows[p][start:stop] for p in range(*node)}
-                some = tree.weighted_sum(parts, {p: float(weights[p]) for p in range(*node)}, node, out)
-                sums[node, piece] = out if some else None
+                sums[node, piece] = total[start - first : stop - first] if weights[slice(*node)].any() else None
         return self._leave(sums, to, started)
+
+    def spread(
+        self, clients: Sequence[int], mix: SumRequest, centre: SumRequest | None = None
+    ) -> tuple[np.ndarray, ...]:
+        """All clients of a round are here: the sums [S] of one or two mixtures of their updates, and the squared distances
+        of the updates from the last, run by run [K, runs]. A block of the models is read once for all of that."""
+        started = time.time()
+        rows, node = self._rows(sorted(clients, key=mix.position.__getitem__)), (0, len(clients))
+        requests = [mix] if centre is None else [mix, centre]
+        sums = [tree.WeightedSum(r.pieces.values(), node, self.updates, r.factors) for r in requests]
+        totals = [self.updates.new_zeros(self.layers.S) for _ in requests]
+
+        def add(block: Any, start: int, stop: int) -> Any:
+            for total, weighted in zip(totals, sums, strict=True):
+                weighted.add(block, start, tree.as_array(total)[start:stop])
+            return tree.as_array(totals[-1])[start:stop]
+
+        per_run = self._squared_distances(rows, len(clients), add, self.layers)
+        for start, stop in sums[0].blocks_from(self.layers.P):
+            add(rows(start, stop), start, stop)
+        self._log.append(("reduce", started, time.time(), 0))
+        return *(total.cpu().numpy() for total in totals), per_run
+
+    def squared_distances(self, clients: Sequence[int], to: np.ndarray, layers: LayerMap) -> np.ndarray:
+        """[k, runs] float64: squared distances of the clients' updates from `to` [P] (or [S]), run by run."""
+        there = tree.as_array(on_device(to, self.device))
+        return self._squared_distances(self._rows(clients), len(clients), lambda _, a, b: there[a:b], layers, len(to))
+
+    def _squared_distances(
+        self, rows: Callable[[int, int], Any], clients: int, centre: Callable[[Any, int, int], Any], layers: LayerMap,
+        width: int | None = None,
+    ) -> np.ndarray:  # fmt: skip
+        """Of rows from the `centre(block, start, stop)` of each block."""
+        ops: Any = torch if self.device.type == "cuda" else np
+        size = tree.GPU_BLOCK if self.device.type == "cuda" else tree.BLOCK
+        space = tree.as_array(self.updates.new_empty(clients, max(size, RUN)))
+        columns = []
+        for start, stop in layers.blocks(size):
+            if start < (width or layers.P):
+                block = rows(start, stop)
+                difference = ops.subtract(block, centre(block, start, stop), out=space[:, : stop - start])
+                columns.append(layers.squares(torch.as_tensor(difference), start))
+        return torch.cat(columns, 1).cpu().numpy()
+
+    def _rows(self, clients: Sequence[int], of: str = "model", power: int = 1) -> Callable[[int, int], Any]:
+        """What `clients` trained or uploaded, for a `tree.WeightedSum`: (start, stop) -> [k, stop - start]."""
+        if of == "model":
+            matrix, rows = tree.as_array(self.updates), [self.row[c] for c in clients]
+            if rows == list(range(rows[0], rows[0] + len(rows))):  # without a copy
+                part = matrix[rows[0] : rows[0] + len(rows)]
+                return (lambda a, b: part[:, a:b] ** 2) if power == 2 else (lambda a, b: part[:, a:b])
+            return lambda a, b: matrix[rows, a:b] ** power
+        vectors = [tree.as_array(self.vectors[of][c]) for c in clients]
+        stack = torch.stack if self.device.type == "cuda" else np.stack
+        return lambda a, b: stack([v[a:b] for v in vectors]) ** power  # type: ignore[operator]
 
     def merge(self, clients: int, pieces: Sequence[int], to: SumsTo, *others: Arrays) -> Arrays:
         """Merge the partial sums that wait here with those of `others`."""
@@ -536,6 +588,7 @@ class SumRequest:
     of: str = "model"
     power: int = 1
     foreseen: bool = False  # the sums were made while training
+    factors: tuple[float, ...] = ()  # of each piece's sum, to be applied where all clients are; see `without_factors`
 
 
 @dataclass(frozen=True)
@@ -558,6 +611,8 @@ def on_device(array: np.ndarray, device: torch.device) -> Tensor:
 
 def tensor_of(array: np.ndarray) -> Tensor:
     """A tensor over `array`. It may be read-only, of which torch warns: nobody writes to what was received."""
+    if array.flags.writeable:
+        return torch.from_numpy(array)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)
         return torch.from_numpy(array)

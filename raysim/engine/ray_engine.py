@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
@@ -25,6 +26,7 @@ from raysim.engine.host import ClientHost, HostSpec
 from raysim.engine.placement import Placement, PlacementError, Resources, place
 
 START_SECONDS = 120  # to place a new host; a cluster that cannot by then has too little left
+RELEASE_SECONDS = 10  # to wait at a run's end until the cluster has its share back
 DRIVER_ATTEMPTS = 3
 
 
@@ -186,7 +188,7 @@ class RayEngine(Engine):
             # No room for another process, as after the loss of a node: a living host takes the work over.
             living = next((j for j in range(len(self._actors)) if j not in hosts), None)
             if living is None:
-                raise RuntimeError("all client actors died and the cluster has no room for new ones")
+                raise PlacementError("all client actors died and the cluster has no room for new ones")
             self._actors[i], self.nodes[i] = self._actors[living], self.nodes[living]
 
     def close(self) -> None:
@@ -243,9 +245,11 @@ class Driver:
 class RemoteFederation:
     """A `Federation` that lives in an actor. If the actor dies, another goes on from the last checkpoint."""
 
-    def __init__(self, config: Config, out: Path, resume: bool, dealt: tuple[Any, Any]):
+    def __init__(self, config: Config, out: Path, resume: bool, dealt: tuple[Any, Any] | None = None):
+        from raysim.federation import prepare
+
         self._config, self._out = config, Path(out).absolute()
-        self._dealt = [ray.put(part) for part in dealt]
+        self._dealt = [ray.put(part) for part in dealt or prepare(config)]
         # Counted once: when another driver takes over, the hosts of the one that died may still be on their way out.
         self._resources = free_resources()
         self._start(resume)
@@ -292,6 +296,10 @@ class RemoteFederation:
         with suppress(RayActorError):
             self._get(self._driver.call.remote("close"))
         ray.kill(self._driver)
+        # The hosts die with their driver, a moment later. A run that follows must not count their share as taken.
+        deadline = time.monotonic() + RELEASE_SECONDS
+        while free_resources().cpus < self._resources.cpus and time.monotonic() < deadline:
+            time.sleep(0.05)
 
 
 @contextmanager

@@ -7,14 +7,18 @@ it splits in the middle. A host sums the largest nodes whose leaves it holds all
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import TypeVar
+from bisect import bisect_right
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import compress, groupby, islice, takewhile
+from typing import Any, TypeVar
 
+import numpy as np
 import torch
 from torch import Tensor
 
 Node = tuple[int, int]
-BLOCK = 1 << 16  # floats summed at once on a CPU: a few blocks stay in a core's cache
+Piece = tuple[int, int, np.ndarray]  # start, stop, float64 weights of the clients
+BLOCK, GPU_BLOCK = 1 << 15, 1 << 20  # floats summed at once: on a CPU a few rows of them stay in a core's cache
 Host = TypeVar("Host")
 # The sums of a host: for each node and each piece of the flat vector, the partial sum or None where it is all zero.
 Partials = dict[tuple[Node, int], Tensor | None]
@@ -37,35 +41,93 @@ def cover(held: set[int], clients: int) -> list[Node]:
     return visit((0, clients)) if clients else []
 
 
-def weighted_sum(rows: Mapping[int, Tensor], weights: Mapping[int, float], node: Node, out: Tensor) -> bool:
-    """out [n] = Σ weights[p] · rows[p] over the positions of `node`, in tree order. False if every weight is zero.
+class WeightedSum:
+    """Σ weights[p] · row_p over the positions of one node in tree order, block by block of the flat vector.
 
-    Every leaf is scaled (and rounded) before it is added, so that a sum does not depend on where its leaves are.
+    Every leaf is scaled (and rounded) before it is added, so that a sum does not depend on where its leaves are. On a CPU
+    it is NumPy that multiplies and adds: of blocks it makes twice the speed of PyTorch, and the same bits.
     """
-    if not any(weights[p] for p in range(*node)):
-        return False
-    block = len(out) if out.is_cuda else min(BLOCK, len(out))
-    depth = (node[1] - node[0] - 1).bit_length()
-    scratch = [torch.empty(block, dtype=out.dtype, device=out.device) for _ in range(depth)]
 
-    def fill(node: Node, into: Tensor, start: int, level: int) -> bool:
-        lo, hi = node
-        if hi - lo == 1:
-            if weights[lo] == 0:
-                return False
-            torch.mul(rows[lo][start : start + len(into)], weights[lo], out=into)
-            return True
-        left, right = children(node)
-        if not fill(left, into, start, level + 1):
-            return fill(right, into, start, level + 1)
-        other = scratch[level][: len(into)]
-        if fill(right, other, start, level + 1):
-            into.add_(other)
-        return True
+    def __init__(self, pieces: Iterable[Piece], node: Node, like: Tensor, factors: Sequence[float] = ()):
+        """`pieces` are adjacent; sums may be multiplied by one of the `factors` each. Rows and sums have the dtype of `like`
+        and are on its device."""
+        self.ops: Any = torch if like.is_cuda else np
+        self.block = GPU_BLOCK if like.is_cuda else BLOCK
+        self.clients = node[1] - node[0]
+        pieces = [(start, stop, weights[slice(*node)]) for start, stop, weights in pieces]
+        scales = as_array(torch.from_numpy(np.stack([w for *_, w in pieces])).to(like)[..., None])  # [pieces, clients, 1]
+        self.pieces = [
+            (start, stop, scale, tuple(w != 0), bool((w[w != 0] == 1).all()), factor)
+            for (start, stop, w), scale, factor in zip(pieces, scales, factors or [1.0] * len(pieces), strict=True)
+        ]
+        depth = (self.clients - 1).bit_length()
+        self._scaled, self._sums = (as_array(like.new_empty(rows, self.block)) for rows in (self.clients, depth))
 
-    for start in range(0, len(out), block):
-        fill(node, out[start : start + block], start, 0)
-    return True
+    def blocks(self) -> Iterator[tuple[int, int]]:
+        """(start, stop) of parts for `add`, without those where all weights are zero."""
+        for sent, run in groupby(self.pieces, key=lambda piece: any(piece[3])):
+            edges = [edge for start, stop, *_ in run for edge in (start, stop)]
+            if sent:
+                yield from ((a, min(a + self.block, edges[-1])) for a in range(edges[0], edges[-1], self.block))
+
+    def blocks_from(self, start: int) -> Iterator[tuple[int, int]]:
+        """Those after `start`, zero or not."""
+        stop = self.pieces[-1][1]
+        return ((a, min(a + self.block, stop)) for a in range(start, stop, self.block))
+
+    def add(self, rows: Any, start: int, out: Any) -> None:
+        """out [n] = the sum over `rows` [clients, n], n ≤ block, which begin at `start` of the flat vector. Where all
+        weights are zero `out` stays as it is."""
+        stop, first = start + len(out), bisect_right(self.pieces, start, key=lambda piece: piece[0]) - 1
+        here = takewhile(lambda piece: piece[0] < stop, islice(self.pieces, first, None))
+        parts = [(max(a, start) - start, min(b, stop) - start, *rest) for a, b, *rest in here]
+        for (sent, unscaled), group in groupby(parts, key=lambda part: part[3:5]):
+            # Pieces are scaled one by one, and then added together.
+            same = list(group)
+            for a, b, scale, *_ in () if unscaled else same:
+                if all(sent):
+                    self.ops.multiply(rows[:, a:b], scale, out=self._scaled[:, a:b])
+                else:
+                    for p in compress(range(self.clients), sent):
+                        self.ops.multiply(rows[p, a:b], scale[p], out=self._scaled[p, a:b])
+            if any(sent):
+                leaves, whole = rows if unscaled else self._scaled, slice(same[0][0], same[-1][1])
+                self._total([leaves[p, whole] if s else None for p, s in enumerate(sent)], out[whole])
+                for a, b, *_, factor in same:
+                    if factor != 1:
+                        self.ops.multiply(out[a:b], factor, out=out[a:b])
+
+    def _total(self, leaves: Sequence[Any], out: Any) -> None:
+        """out [n] = the sum of the leaves that are not None, at least one."""
+
+        def visit(lo: int, hi: int, into: Any, level: int) -> Any:
+            if hi - lo == 1:
+                return leaves[lo]
+            middle = (lo + hi) // 2
+            left = visit(lo, middle, into, level + 1)
+            right = visit(middle, hi, into if left is None else self._sums[level, : len(out)], level + 1)
+            if left is None or right is None:
+                return right if left is None else left
+            return self.ops.add(left, right, out=into)
+
+        total = visit(0, len(leaves), out, 0)
+        if total is not out:
+            out[:] = total
+
+
+def without_factors(pieces: Iterable[Piece]) -> tuple[list[Piece], tuple[float, ...]]:
+    """Weights that are equal, or zero, become ones: then it is the sum that is scaled, by the factors returned."""
+    unscaled, factors = [], []
+    for start, stop, weights in pieces:
+        found = weights[weights != 0]
+        factors.append(float(found[0]) if len(found) and (found == found[0]).all() else 1.0)
+        unscaled.append((start, stop, weights / factors[-1]))
+    return unscaled, tuple(factors)
+
+
+def as_array(tensor: Tensor) -> Any:
+    """What a `WeightedSum` works on: NumPy's array of the same memory, or a tensor where that is on a GPU."""
+    return tensor if tensor.is_cuda else tensor.numpy()
 
 
 def accumulate(node: Node, leaf: Callable[[int], dict[int, Tensor | None]]) -> dict[int, Tensor | None]:

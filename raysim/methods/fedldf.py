@@ -43,12 +43,11 @@ class FedLDF(Weighting):
 
     def plan(self, cohort: Cohort, server: Server, prior: Mixture) -> Mixture:
         layers = server.layers
-        scale = {
-            "l2": torch.ones(layers.L).double(),
-            "l2_rms": layers.counts.double().sqrt(),
-            "relative": layers.norms(server.params),
-        }
-        divergence = cohort.stat(LayerDistance()) / scale[self.metric].clamp_min(EPS)  # [K, L]
+        divergence = cohort.stat(LayerDistance())  # [K, L]
+        if self.metric == "l2_rms":
+            divergence = divergence / layers.counts.double().sqrt().clamp_min(EPS)
+        elif self.metric == "relative":
+            divergence = divergence / layers.norms(server.params).clamp_min(EPS)
         chosen = prior.best(divergence, self.top_n)
         server.note(self, "divergence", divergence, "client", "layer")
         server.note(self, "uploads", chosen, "client", "layer")

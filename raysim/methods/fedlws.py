@@ -51,14 +51,15 @@ class FedLWS(ServerStep):
             return f"tau_clamp is {list(self.tau_clamp)}; it must be a lower and an upper bound."
         return f"beta is {self.beta}; it must not be negative." if self.beta < 0 else None
 
+    def spreads(self, mixture: Mixture) -> Mixture | None:
+        return mixture.support() if self.tau_stat == "mean" and self.lws_stats == "parameters" else None
+
     def apply(self, target: Tensor, mixture: Mixture, cohort: Cohort, server: Server) -> Tensor:
-        layers, sent = server.layers, mixture.support()  # equal weights over what was uploaded
-        size, reduced, centre = layers.P, target, cohort.reduce(sent)
+        layers, before, size, reduced = server.layers, server.value, server.layers.P, target
+        sent = mixture.support()  # equal weights over what was uploaded
         if self.lws_stats == "all":
-            size = layers.S
-            reduced, centre = with_mean_counters(reduced, mixture, cohort), with_mean_counters(centre, sent, cohort)
-        before = server.value
-        tau = self.disagreement(centre[:size], before[:size], sent, cohort)  # [L + 1]: the model comes last
+            size, reduced = layers.S, with_mean_counters(reduced, mixture, cohort)
+        tau = self.disagreement(before, sent, cohort)  # [L + 1]: the model comes last
         norm = with_total(layers.norms(before[:size]))
         moved = with_total(layers.norms(reduced[:size] - before[:size]))
         pull = self.beta * tau if self.tau_clamp is None else (self.beta * tau).clamp(*self.tau_clamp)
@@ -70,13 +71,23 @@ class FedLWS(ServerStep):
         gamma = gamma[:-1] if self.per == "layer" else gamma[-1].expand(layers.L)
         return self.shrink(gamma, before, reduced if self.shrink_buffers else target, mixture)
 
-    def disagreement(self, centre: Tensor, before: Tensor, sent: Mixture, cohort: Cohort) -> Tensor:
+    def disagreement(self, before: Tensor, sent: Mixture, cohort: Cohort) -> Tensor:
         """τ of every layer and of the whole model [L + 1], over the clients that sent it."""
         layers, share = sent.layers, sent.layers.collect(sent.base)  # [K, L]
-        if self.tau_stat == "rms":
-            squares = (share * cohort.stat(self.distance).square()).sum(0) - layers.norms(centre - before).square()
-            return with_total(squares.clamp_min(0).sqrt())
-        spread = with_total(cohort.distances(to=centre) * (share > 0))  # ‖Δ_k − Δ̄‖  [K, L + 1]
+        if self.spreads(sent):
+            distances = cohort.spread(sent)[1]
+        else:
+            centre = cohort.reduce(sent)
+            if self.lws_stats == "all":
+                centre = with_mean_counters(centre, sent, cohort)
+            else:
+                centre = centre[: layers.P]
+            if self.tau_stat == "rms":
+                moved = layers.norms(centre - before[: len(centre)])
+                squares = (share * cohort.stat(self.distance).square()).sum(0) - moved.square()
+                return with_total(squares.clamp_min(0).sqrt())
+            distances = cohort.distances(to=centre)
+        spread = with_total(distances * (share > 0))  # ‖Δ_k − Δ̄‖  [K, L + 1]
         of_model = (share > 0).any(1).double()
         return (torch.cat([share, (of_model / of_model.sum().clamp_min(1))[:, None]], dim=1) * spread).sum(0)
 

@@ -28,7 +28,7 @@ COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00", "#0
 DASHES = ("-", "--", ":", "-.")  # once the colours are used up
 SEQUENTIAL, DIVERGING, BLANK = "viridis", "PuOr", "#ebebeb"
 
-STYLE = {
+STYLE: Any = {
     "font.family": "DejaVu Sans",
     "font.size": 8,
     "axes.titlesize": 8,
@@ -157,5 +157,5 @@ def heat_map(
     long = 10 * max(0.8, figure.get_figheight() - 0.75)  # a bar is a tenth of an inch wide, and as long as the map
     bar = figure.colorbar(image, ax=axes, pad=0.02, fraction=0.08, aspect=long)
     axes.set_title(title, loc="left")
-    bar.outline.set_visible(False)  # type: ignore[operator]
+    bar.outline.set_visible(False)
     bar.ax.tick_params(length=2)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
+
 from raysim.report import NoData
 from raysim.report.canvas import COLOURS, COLUMN, INK, Canvas, colour, dash, heat_map, legend, name_rows, whole_rounds
 from raysim.report.partition import bubble_chart
@@ -41,8 +42,9 @@ def sizes(run: Run) -> Canvas:
 
 
 def client_accuracy(groups: Sequence[Group]) -> Canvas:
-    """Test accuracy of each client's own model when last tested: how many clients are at or below each accuracy, of all
-    seeds together. A triangle marks the mean of the worst tenth, whose band is shaded."""
+    """How many clients' own models are at or below each test accuracy, when last tested, in all runs together.
+
+    Triangles mark the mean of the worst tenth, whose band is shaded."""
     held = []
     for i, group in enumerate(groups):
         shares = [_accuracies(run) for run in group.runs]
@@ -96,8 +98,9 @@ def weights(run: Run) -> Canvas:
 
 
 def weights_by_size(groups: Sequence[Group]) -> Canvas:
-    """Aggregation weight λ of each client in each round against its share of the round's training samples; on the line,
-    clients weigh as they do in FedAvg."""
+    """Aggregation weight λ of each client in each round against its share of the round's training samples.
+
+    On the line, clients weigh as they do in FedAvg."""
     held = []
     for i, group in enumerate(groups):
         points = [_weighed(run) for run in group.runs]
@@ -111,7 +114,7 @@ def weights_by_size(groups: Sequence[Group]) -> Canvas:
     line = axes.plot([0, top], [0, top], color=INK, linewidth=0.8, linestyle=(0, (4, 3)), zorder=0)
     dots = [
         axes.scatter(
-            *points.T, s=9, color=colour(i), marker="osD^vPX"[i // len(COLOURS) % 7], alpha=0.55, linewidths=0,
+            points[:, 0], points[:, 1], s=9, color=colour(i), marker="osD^vPX"[i // len(COLOURS) % 7], alpha=0.55, linewidths=0,
             rasterized=len(points) > 2000,
         )
         for i, _, points in held

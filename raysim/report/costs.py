@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
+from matplotlib.axes import Axes
 from matplotlib.patches import Patch
 
 from raysim.report import NoData
@@ -50,10 +51,11 @@ def _at(row: int) -> float:
 def seconds(groups: Sequence[Group]) -> Canvas:
     """Mean time of a round by phase: clients train, models are reduced, the server's steps, evaluation, and the rest."""
     names = [*PHASES, "other"]
-    spent = np.array([np.mean([_phases(run) for run in group.runs if run.played], axis=0) for group in groups if any(r.played for r in group.runs)])
-    if not len(spent):
+    played = [(group.label, [run for run in group.runs if run.played]) for group in groups]
+    spent = np.array([np.mean([_phases(run) for run in runs], axis=0) for _, runs in played if runs])  # [G, phases]
+    labels = [label for label, runs in played if runs]
+    if not labels:
         raise NoData("No round has been played yet.")
-    labels = [group.label for group in groups if any(run.played for run in group.runs)]
     unit, factor = ("ms", 1000) if spent.sum(1).max() < 1 else ("s", 1)
     figure, axes = _bars(labels, rows=1)
     left = np.zeros(len(spent))
@@ -72,7 +74,7 @@ def _phases(run: Run) -> np.ndarray:
     return np.array([*parts, max(0.0, float(rounds["seconds"].mean()) - sum(parts))])
 
 
-def _bars(labels: Sequence[str], rows: int):  # type: ignore[no-untyped-def]
+def _bars(labels: Sequence[str], rows: int) -> tuple[Canvas, Axes]:
     figure = Canvas(COLUMN, 0.85 + (0.16 + 0.16 * rows) * len(labels))
     axes = figure.add_subplot()
     axes.set_yticks(range(len(labels)), labels)
@@ -99,23 +101,23 @@ def timeline(run: Run) -> Canvas:
     shown = spans["round"] >= first
     host, phase = np.searchsorted(hosts, spans["host"][shown]), spans["phase"][shown]
     start, stop = spans["start"][shown], spans["stop"][shown]
-    ends = run.columns("rounds")
-    ends = ends["wall"][ends["round"] >= first]
+    rounds = run.columns("rounds")
+    ends = rounds["wall"][rounds["round"] >= first]
     figure = Canvas(PAGE, float(np.clip(0.95 + 0.18 * len(hosts), 1.5, 5)))
     axes = figure.add_subplot()
     phases = _ordered(phase)
     for name in phases:
         for row in range(len(hosts)):
             here = (phase == name) & (host == row)
-            lasted = np.stack([start[here], stop[here] - start[here]], 1)
+            lasted = [*zip(start[here], stop[here] - start[here], strict=True)]
             axes.broken_barh(lasted, (row - 0.4, 0.8), color=_shade(name, phases), linewidth=0, rasterized=len(lasted) > 500)
-    for end in ends:
+    for end in ends.tolist():
         axes.axvline(end, color="#555555", linewidth=0.6, zorder=0)
     every = every_nth(len(hosts), 24)
     axes.set_yticks(range(0, len(hosts), every), [f"actor {h}" for h in hosts[::every]])
     axes.set(ylim=(len(hosts) - 0.4, -0.6), xlim=(start.min(), max(stop.max(), ends.max())))
-    rounds = f"round {last + 1}" if first == last else f"rounds {first + 1} to {last + 1}"
-    axes.set_xlabel(f"time since the run's start (s), {rounds}")
+    which = f"round {last + 1}" if first == last else f"rounds {first + 1} to {last + 1}"
+    axes.set_xlabel(f"time since the run's start (s), {which}")
     axes.tick_params(axis="y", length=0)
     axes.grid(visible=False)
     legend(figure, [Patch(color=_shade(name, phases)) for name in phases], phases)

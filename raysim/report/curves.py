@@ -11,7 +11,7 @@ from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter
 from raysim.report import NoData
 from raysim.report.canvas import COLUMN, Canvas, colour, dash, legend, whole_rounds
 from raysim.report.runs import Group
-from raysim.report.summary import COSTS, final
+from raysim.report.summary import COSTS, GLOBAL, final, judged_by
 
 AGAINST = {"rounds": "round", "uplink": "MB up", "traffic": "MB", "time": "s"}
 """What a figure calls the costs of `summary.COSTS`."""
@@ -62,7 +62,7 @@ def _curves(groups: Sequence[Group], column: str, label: str, against: str, scal
         x = np.stack([COSTS[cost](table)[rows] for table, rows in zip(rounds, shared, strict=True)])
         drawn.append((i, group.label, x.mean(0), y.mean(0), y.std(0, ddof=1) if len(y) > 1 else np.zeros(y.shape[1])))
     if not drawn:
-        raise NoData(f"No run has recorded any {column}.")
+        raise NoData(f"No run has recorded the {label.partition(' (')[0]}.")
     unit, divisor = _time(max(x[-1] for _, _, x, _, _ in drawn)) if cost == "s" else ("", 1.0)
     lines = []
     for i, name, x, mean, sd in drawn:
@@ -92,17 +92,18 @@ def _time(longest: float) -> tuple[str, float]:
 
 
 def _decades(axes: Axes) -> None:
-    """Labels at 1, 2 and 5 of a logarithmic axis that spans little, where there may be no power of ten."""
+    """Labels of a logarithmic axis that spans little: at 1, 2 and 5, or evenly spaced where even those are few."""
     low, high = axes.get_xlim()
     if high / low < 100:
-        axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+        axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)) if high / low > 5 else MaxNLocator(4))
         axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
         axes.xaxis.set_minor_formatter(NullFormatter())
 
 
 def final_scores(groups: Sequence[Group]) -> Canvas:
     """Score at the end of each run (small circles), and mean and standard deviation over the seeds of each configuration."""
-    held = [(g.label, 100 * np.array([s for run in g.runs if (s := final(run)) is not None])) for g in groups]
+    by = judged_by([run for group in groups for run in group.runs])
+    held = [(g.label, 100 * np.array([s for run in g.runs if (s := final(run, by)) is not None])) for g in groups]
     held = [(label, values) for label, values in held if len(values)]
     if not held:
         raise NoData("No run has been evaluated.")
@@ -115,7 +116,6 @@ def final_scores(groups: Sequence[Group]) -> Canvas:
     axes.set_yticks(range(len(held)), [label for label, _ in held])
     axes.set_ylim(len(held) - 0.4, -0.6)
     axes.xaxis.set_major_locator(MaxNLocator(6))
-    personal_only = all(run.score != "accuracy" for group in groups for run in group.runs)
-    axes.set_xlabel(f"final {'personal ' if personal_only else ''}test accuracy (%)")
+    axes.set_xlabel("final test accuracy (%)" if by == GLOBAL else "final personal test accuracy (%)")
     axes.tick_params(axis="y", length=0)
     return figure

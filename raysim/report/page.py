@@ -15,7 +15,7 @@ from raysim.report import NoData, ReportError, need
 from raysim.report.runs import Group, Run, compare, differences
 from raysim.report.summary import Summary, summarise
 
-ENLARGED = 1.35  # figures are made for paper, which is held closer than a screen
+ENLARGED = 1.6  # figures are made for paper, which is held closer than a screen
 PORTRAITS = 6  # of so many configurations one run each is shown in detail; of more, none
 
 SECTIONS = {
@@ -34,7 +34,7 @@ class Drawn:
     svg: Any  # markup
     width: int  # pixels
     caption: str
-    command: str  # what `raysim plot` calls it
+    name: str  # as `raysim plot` takes it
 
 
 @dataclass(frozen=True)
@@ -88,7 +88,7 @@ def _sections(groups: Sequence[Group]) -> Iterable[Section]:
         yield Section(title, _drawn(names, runs, "all"))
     if len(groups) > PORTRAITS:
         return
-    dealt = {group.first.manifest["partition_sha256"]: group for group in reversed(groups)}
+    dealt = {g.first.manifest.get("partition_sha256", g.label): g for g in reversed(groups)}
     for i, group in enumerate(reversed(dealt.values())):
         which = f", {group.label}" if len(dealt) > 1 else ""
         of = f", seed {group.first.seed}" if len(group.runs) > 1 else ""
@@ -116,7 +116,7 @@ def _drawn(wanted: Iterable[str], runs: Sequence[Run], place: str) -> list[Drawn
                 continue
             svg = Markup(figure.svg(re.sub(r"\W+", "-", f"{place}-{name}")))
             width = round(ENLARGED * 96 * figure.get_figwidth())
-            found.append(Drawn(svg, width, said, f"'{name}'" if " " in name else name))
+            found.append(Drawn(svg, width, said, name))
             said = ""
     return found
 

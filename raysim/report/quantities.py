@@ -53,7 +53,7 @@ def _of_layers(run: Run) -> dict[str, Quantity]:
     labels = {"layer": table["name"][first][np.argsort(table["layer"][first])].tolist()}
     with np.errstate(divide="ignore", invalid="ignore"):
         moved = np.where(table["norm"] > 0, table["update_norm"] / table["norm"], np.nan)
-    columns = {"relative update": moved, **{n: c for n, c in table.items() if n not in ("round", "layer", "name", "parameters")}}
+    columns = {"relative_update": moved, **{n: c for n, c in table.items() if n not in ("round", "layer", "name", "parameters")}}
     found = {}
     for name, column in columns.items():
         values = np.full(shape, np.nan)
@@ -99,8 +99,9 @@ def note_names(run: Run) -> list[str]:
 
 
 def layers(run: Run, name: str) -> Canvas:
-    """One quantity of each layer over the rounds (γ, divergence, norms); of each client too where it has its own: then
-    the left map is the mean over clients, for uploads the share that sent the layer, and the right one over rounds."""
+    """One quantity of each layer over the rounds: γ, divergence, uploads, norms.
+
+    Where each client has its own, the left map is the mean over clients and the right one the mean over rounds."""
     quantity = quantities(run)[name]
     rows = len(quantity.labels["layer"])
     height = float(np.clip(0.75 + 0.17 * rows, 1.5, 8))

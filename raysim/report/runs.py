@@ -14,7 +14,7 @@ import pyarrow as pa
 import yaml
 
 from raysim import records
-from raysim.report import ReportError
+from raysim.report import NoData, ReportError, need
 
 if TYPE_CHECKING:
     from raysim.report.canvas import Canvas
@@ -56,7 +56,8 @@ class Run:
     @property
     def tables(self) -> tuple[str, ...]:
         """Names of the tables."""
-        return (*records.TABLES, "partition")
+        written = (self.folder / "partition").is_dir()
+        return (*records.TABLES, "partition") if written else tuple(records.TABLES)
 
     def columns(self, table: str) -> dict[str, np.ndarray]:
         """The columns of a table; what is null is NaN, or None in texts."""
@@ -101,14 +102,11 @@ class Run:
         client, weighting, server = ([next(iter(entry)) for entry in self.config[stack]] for stack in STACKS)
         return " + ".join((client + weighting or ["fedavg"]) + server)
 
-    @property
-    def score(self) -> str:
-        """The column of `rounds` by which the run is judged."""
-        return "accuracy" if self.config["evaluate"]["global"] else "personal_accuracy_micro"
-
     @cached_property
     def shares(self) -> Shares:
-        """Who holds how much of what."""
+        """Who holds how much of what. Raises `NoData` where the run has come to its end before it wrote that."""
+        if "partition" not in self.tables:
+            raise NoData("The run has not written its partition.")
         return Shares.of(self["partition"])
 
     @cached_property
@@ -120,6 +118,7 @@ class Run:
 
     def figure(self, name: str) -> Canvas:
         """One of `figures`, as a matplotlib figure. Raises `ReportError` for another name and where data are missing."""
+        need("matplotlib.figure")
         from raysim.report.figures import draw
 
         return draw(name, [self])
@@ -127,6 +126,7 @@ class Run:
     @property
     def figures(self) -> list[str]:
         """Names of the figures for which the run has recorded the data."""
+        need("matplotlib.figure")
         from raysim.report.figures import available
 
         return available([self])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 
@@ -33,49 +34,62 @@ class Spread:
     def sd(self) -> float | None:
         return float(np.std(self.values, ddof=1)) if len(self.values) > 1 else None
 
-    def show(self, number: Callable[[float], str] = "{:.2f}".format) -> str:
-        """`93.42 ± 0.21`; `-` where no run has it, `(2 of 3)` after it where not all have."""
+    def show(self, decimals: int | None = None) -> str:
+        """`93.42 ± 0.21`, without a number of decimals so many that three digits of the mean count; `-` where no run has
+        it, `(2 of 3)` after it where not all have."""
         if not self.values:
             return "-"
-        spread = "" if self.sd is None else f" ± {number(self.sd)}"
+        if decimals is None:
+            first = math.floor(math.log10(abs(self.mean))) if self.mean and math.isfinite(self.mean) else 2
+            decimals = max(0, 2 - first)
+        spread = "" if self.sd is None else f" ± {self.sd:.{decimals}f}"
         some = f" ({len(self.values)} of {len(self.values) + self.missing})" if self.missing else ""
-        return f"{number(self.mean)}{spread}{some}"
+        return f"{self.mean:.{decimals}f}{spread}{some}"
+
+
+Table = tuple[tuple[str, ...], ...]  # rows of cells, the headings first
 
 
 @dataclass(frozen=True)
 class Summary:
-    """The comparison as a table, and as a sentence."""
+    """The comparison as two tables, and as a sentence."""
 
     target: float | None  # the accuracy of the columns `to ...`
     sentence: str
-    headings: tuple[str, ...]
-    rows: tuple[tuple[str, ...], ...]
+    scores: Table
+    costs: Table
 
 
-def scores(run: Run) -> np.ndarray:
-    """What the run scored at each of its evaluations."""
-    column = run.columns("rounds")[run.score]
-    return column[~np.isnan(column)]
+GLOBAL, PERSONAL = "accuracy", "personal_accuracy_micro"  # columns of `rounds` by which runs are judged
 
 
-def final(run: Run) -> float | None:
-    return float(scores(run)[-1]) if len(scores(run)) else None
+def judged_by(runs: Sequence[Run]) -> str:
+    """The score that runs are compared by: the global model's, or the personal models' where those are all that the runs
+    have in common."""
+    has = {score: all(len(scores(run, score)) for run in runs) for score in (GLOBAL, PERSONAL)}
+    return PERSONAL if has[PERSONAL] and not has[GLOBAL] else GLOBAL
 
 
-def best(run: Run) -> float | None:
-    return float(scores(run).max()) if len(scores(run)) else None
-
-
-def last10(run: Run) -> float | None:
-    """Mean over the last ten evaluations, or over all where they are fewer."""
-    return float(scores(run)[-10:].mean()) if len(scores(run)) else None
-
-
-def latest(run: Run, column: str) -> float | None:
-    """The last value of a column of `rounds` that is not null."""
+def scores(run: Run, column: str) -> np.ndarray:
+    """The values of a column of `rounds` that are not null, such as one for each evaluation."""
     values = run.columns("rounds")[column]
-    values = values[~np.isnan(values)]
+    return values[~np.isnan(values)]
+
+
+def final(run: Run, column: str) -> float | None:
+    values = scores(run, column)
     return float(values[-1]) if len(values) else None
+
+
+def best(run: Run, column: str) -> float | None:
+    values = scores(run, column)
+    return float(values.max()) if len(values) else None
+
+
+def last10(run: Run, column: str) -> float | None:
+    """Mean over the last ten evaluations, or over all where they are fewer."""
+    values = scores(run, column)[-10:]
+    return float(values.mean()) if len(values) else None
 
 
 COSTS: dict[str, Callable[[dict[str, np.ndarray]], np.ndarray]] = {
@@ -87,16 +101,21 @@ COSTS: dict[str, Callable[[dict[str, np.ndarray]], np.ndarray]] = {
 """What a run has spent at the end of each round: rounds, uplink, both links, time since its start."""
 
 
-def cost_to(run: Run, target: float, cost: str) -> float | None:
-    """What the run had spent when an evaluation first showed the target accuracy; None if none did."""
+def cost_to(run: Run, column: str, target: float, cost: str) -> float | None:
+    """What the run had spent when an evaluation first showed the target score; None if none did."""
     rounds = run.columns("rounds")
-    reached = np.flatnonzero(rounds[run.score] >= target)
+    reached = np.flatnonzero(rounds[column] >= target)
     return float(COSTS[cost](rounds)[reached[0]]) if len(reached) else None
 
 
-def default_target(runs: Sequence[Run]) -> float | None:
+def total(run: Run, cost: str) -> float | None:
+    """What the run has spent so far."""
+    return float(COSTS[cost](run.columns("rounds"))[-1]) if run.played else None
+
+
+def default_target(runs: Sequence[Run], column: str) -> float | None:
     """A whole percentage that every run has reached; None where a run has no scores."""
-    tops = [best(run) for run in runs]
+    tops = [best(run, column) for run in runs]
     if not tops or any(top is None for top in tops):
         return None
     target = math.floor(100 * SHORTFALL * min(top for top in tops if top is not None)) / 100
@@ -106,40 +125,47 @@ def default_target(runs: Sequence[Run]) -> float | None:
 def summarise(groups: Sequence[Group], target: float | None = None) -> Summary:
     """Scores and costs of each group, and what it took to reach `target` (default: `default_target`), a fraction."""
     runs = [run for group in groups for run in group.runs]
-    target = default_target(runs) if target is None else target
+    by = judged_by(runs)
+    target = default_target(runs, by) if target is None else target
 
-    def spread(group: Group, of: Callable[[Run], float | None], scale: float = 1.0) -> Spread:
-        return Spread.of([None if (value := of(run)) is None else scale * value for run in group.runs])
+    def percent(of: Callable[[Run, str], float | None], column: str) -> Callable[[Group], str]:
+        return lambda group: _percent(group, of, column).show(2)
 
-    def percent(of: Callable[[Run], float | None]) -> Callable[[Group], str]:
-        return lambda group: spread(group, of, 100).show()
-
-    def total(cost: str) -> Callable[[Run], float | None]:
-        return lambda run: float(COSTS[cost](run.columns("rounds"))[-1]) if run.played else None
-
-    columns: dict[str, Callable[[Group], str]] = {
-        "": lambda group: group.label,
+    own = "personal " if by == PERSONAL else ""
+    scored: dict[str, Callable[[Group], str]] = {
         "seed": lambda group: ", ".join(str(run.seed) for run in group.runs),
         "rounds": _rounds,
-        "final %": percent(final),
-        "best %": percent(best),
-        "last 10 %": percent(last10),
+        f"{own}final (%)": percent(final, by),
+        f"{own}best (%)": percent(best, by),
+        f"{own}mean of last 10 (%)": percent(last10, by),
     }
-    if any(run.score == "accuracy" for run in runs):  # else these are the scores themselves
-        columns["personal %"] = percent(lambda run: latest(run, "personal_accuracy_micro"))
-    columns["worst tenth %"] = percent(lambda run: latest(run, "personal_accuracy_worst10"))
+    if by == GLOBAL:
+        scored["personal (%)"] = percent(final, PERSONAL)
+    scored["worst tenth (%)"] = percent(final, "personal_accuracy_worst10")
+    spent: dict[str, Callable[[Group], str]] = {}
     if target is not None:
-        goal = target
-        for cost, number in (("round", _whole), ("MB up", _three), ("MB", _three), ("s", _three)):
-            columns[f"{cost} to {100 * goal:g} %"] = lambda group, cost=cost, number=number: spread(  # type: ignore[misc]
-                group, lambda run: cost_to(run, goal, cost)
-            ).show(number)
+        for cost in COSTS:
+            spent[f"{cost} to {100 * target:g} %"] = partial(_cost, lambda run, cost: cost_to(run, by, target, cost), cost)
     for cost in ("MB up", "MB", "s"):
-        columns[cost] = lambda group, cost=cost: spread(group, total(cost)).show(_three)  # type: ignore[misc]
+        spent[cost] = partial(_cost, total, cost)
+    return Summary(target, _sentence(groups, by, target), _table(groups, scored), _table(groups, spent))
+
+
+def _table(groups: Sequence[Group], columns: dict[str, Callable[[Group], str]]) -> Table:
+    """One row a group; columns in which none has a value are left out, except the final score's."""
     cells = {heading: [show(group) for group in groups] for heading, show in columns.items()}
-    cells = {heading: column for heading, column in cells.items() if heading in ("", "final %") or set(column) != {"-"}}
-    rows = tuple(zip(*cells.values(), strict=True))
-    return Summary(target, _sentence(groups, target, spread), tuple(cells), rows)
+    cells = {heading: column for heading, column in cells.items() if "final" in heading or set(column) != {"-"}}
+    return (("", *cells), *zip([group.label for group in groups], *cells.values(), strict=True))
+
+
+def _percent(group: Group, of: Callable[[Run, str], float | None], column: str) -> Spread:
+    values = [of(run, column) for run in group.runs]
+    return Spread.of([None if value is None else 100 * value for value in values])
+
+
+def _cost(spent: Callable[[Run, str], float | None], cost: str, group: Group) -> str:
+    several = len(group.runs) > 1
+    return Spread.of([spent(run, cost) for run in group.runs]).show(int(several) if cost == "round" else None)
 
 
 def _rounds(group: Group) -> str:
@@ -149,31 +175,21 @@ def _rounds(group: Group) -> str:
     return least if all(run.result for run in group.runs) else f"{least} of {group.first.rounds}"
 
 
-def _whole(value: float) -> str:
-    return f"{value:.1f}".removesuffix(".0")
-
-
-def _three(value: float) -> str:
-    """Three digits that count, and never an exponent: 0.0123, 4.56, 1235."""
-    if value == 0 or not math.isfinite(value):
-        return "0"
-    digits = max(0, 2 - math.floor(math.log10(abs(value))))
-    return f"{value:.{digits}f}"
-
-
-def _sentence(groups: Sequence[Group], target: float | None, spread: Callable[..., Spread]) -> str:
-    scored = [(spread(group, final, 100), group) for group in groups if any(final(run) is not None for run in group.runs)]
+def _sentence(groups: Sequence[Group], by: str, target: float | None) -> str:
+    finals = [(_percent(group, final, by), group) for group in groups]
+    scored = [(score, group) for score, group in finals if score.values]
     if not scored:
         return "No model has been evaluated yet."
     top, group = max(scored, key=lambda pair: pair[0].mean)
-    kind = {"accuracy": "test accuracy"}.get(group.first.score, "personal test accuracy")
+    kind = "test accuracy" if by == GLOBAL else "personal test accuracy"
     over = f" (mean ± standard deviation over {len(group.runs)} runs)" if len(group.runs) > 1 else ""
-    after = f"after {_rounds(group)} round{'s' * (group.first.rounds != 1)}"
     if len(scored) == 1:
-        text = f"{group.label} has reached a {kind} of {top.show()} % {after}{over}"
-        if target is not None and (cost := spread(group, lambda run: cost_to(run, target, "round"))).values:
-            text += f"; it first had {100 * target:g} % in round {cost.show(_whole)}"
+        after = f"after {_rounds(group)} round{'s' * (group.first.rounds != 1)}"
+        text = f"{group.label} has reached a {kind} of {top.show(2)} % {after}{over}"
+        if target is not None:
+            spent = _cost(lambda run, cost: cost_to(run, by, target, cost), "round", group)
+            text += f"; it first had {100 * target:g} % in round {spent}" if spent != "-" else ""
         return f"{text}."
     low, last = min(scored, key=lambda pair: pair[0].mean)
-    text = f"Of {len(scored)} configurations, {group.label} ends highest, with a {kind} of {top.show()} %{over}"
-    return f"{text}, and {last.label} lowest, with {low.show()} %."
+    text = f"Of {len(scored)} configurations, {group.label} ends highest, with a {kind} of {top.show(2)} %{over}"
+    return f"{text}, and {last.label} lowest, with {low.show(2)} %."

@@ -12,14 +12,18 @@ import sabotage
 from conftest import play, tiny
 from ray import cloudpickle
 from sabotage import Fails, Stalls, Tells, ending, kill
+from typer.testing import CliRunner
 
 import raysim.engine.ray_engine
 from raysim import records
+from raysim.__main__ import app
+from raysim.config import to_yaml
 from raysim.core.cohort import Cohort
 from raysim.core.mixture import Mixture
 from raysim.core.server import Server, Weighting
+from raysim.engine.placement import PlacementError
 from raysim.engine.ray_engine import HostActor, RayEngine, RemoteFederation
-from raysim.federation import Federation, local_engine
+from raysim.federation import Federation, RoundFailed, local_engine
 from raysim.methods import CLIENTS, WEIGHTINGS
 from raysim.round import sample
 
@@ -134,10 +138,20 @@ def test_run_stops_where_every_client_raises(engine, tmp_path, request):
     config = tiny(**with_client({}, "fails", how="raises", t=1), engine=engine)
     federation = Federation(config, tmp_path, make_engine=make_engine)
     assert federation.step()["clients_ok"] == 3
-    with pytest.raises(RuntimeError, match=r"every client of round 1 failed:\nclient .*, node .*Traceback") as stop:
+    with pytest.raises(RoundFailed, match=r"every client of round 1 failed:\nclient .*, node .*Traceback") as stop:
         federation.step()
     assert "cannot count" in str(stop.value)
     federation.close()
+
+
+def test_command_line_shows_the_clients_traceback_and_no_other(tmp_path):
+    (tmp_path / "run.yaml").write_text(to_yaml(tiny(**with_client({}, "fails", how="raises"))))
+    shown = CliRunner().invoke(app, ["run", str(tmp_path / "run.yaml"), "--out", str(tmp_path / "run")])
+    assert shown.exit_code == 1
+    first = f"raysim: every client of round 0 failed:\nclient {cohort()[0]}, round 0, node local: Traceback"
+    assert shown.stderr.startswith(first)
+    assert shown.stderr.count("Traceback") == 1
+    assert "cannot count" in shown.stderr
 
 
 def test_round_without_models_leaves_the_server_as_it_is(tmp_path):
@@ -176,7 +190,7 @@ def test_hosts_take_over_where_there_is_no_room(tmp_path, warm_ray, no_room):
         kill(pid_of(federation.engine.hosts[0]))
     federation.finish()
     assert federation.sha256() == expected
-    with pytest.raises(RuntimeError, match="no room for new ones"):
+    with pytest.raises(PlacementError, match="no room for new ones"):
         federation.engine.evaluate(federation.partition.server_test)
     federation.close()
 

@@ -27,6 +27,15 @@ def by_definition(rows: Tensor, weights: list[float], lo: int, hi: int) -> Tenso
     return right if left is None else left if right is None else left + right
 
 
+def weighted_sum(rows: Tensor, weights: list[float], node: tree.Node) -> Tensor | None:
+    """What a host that holds the node's `rows` makes of them."""
+    out = torch.full_like(rows[0], torch.nan)
+    weighted = tree.WeightedSum([(0, len(out), np.array(weights))], node, out)
+    for start, stop in weighted.blocks():
+        weighted.add(rows[:, start:stop].numpy(), start, out[start:stop].numpy())
+    return out if any(weights[slice(*node)]) else None
+
+
 def same(a: Tensor | None, b: Tensor | None) -> bool:
     return (a is None) == (b is None) and (a is None or a.equal(b))
 
@@ -58,12 +67,9 @@ def test_any_packing_gives_the_bits_of_the_definition(cohort):
     partials: list[tree.Partials] = []
     for positions in held:
         sums: tree.Partials = {}
-        mine = {p: rows[p] for p in positions}
         for node in tree.cover(set(positions), K):
             for piece, w in enumerate(weights):
-                out = torch.empty(N)
-                there = tree.weighted_sum(mine, {p: w[p] for p in positions}, node, out)
-                sums[node, piece] = out if there else None
+                sums[node, piece] = weighted_sum(rows[slice(*node)], w, node)
                 grown = tree.accumulate(
                     node, lambda p, w=w: {0: rows[p] * w[p] if w[p] else None}
                 )  # the sum that is made while training
@@ -89,15 +95,29 @@ def test_order_matters_at_all():
     assert not by_definition(rows.flip(0), [1.0] * 9, 0, 9).equal(defined)
 
 
-def test_blocks_and_levels_in_one_host(monkeypatch):
-    """A row longer than a block, a tree deeper than two levels: scratch space is used again and again."""
-    monkeypatch.setattr(tree, "BLOCK", 3)
-    rows = torch.randn(13, 10, generator=torch.Generator().manual_seed(0))
-    weights = [0.5 * (p % 4) for p in range(13)]
-    out = torch.empty(10)
-    assert tree.weighted_sum(dict(enumerate(rows)), dict(enumerate(weights)), (0, 13), out)
-    assert out.equal(by_definition(rows, weights, 0, 13))
-    assert not tree.weighted_sum(dict(enumerate(rows)), dict.fromkeys(range(13), 0.0), (0, 13), out)
+@pytest.mark.parametrize("ops", [np, torch])
+def test_blocks_and_pieces_in_one_host(ops, monkeypatch):
+    """Rows longer than a block, pieces longer and shorter than it, clients that are in some; as on a GPU, too."""
+    monkeypatch.setattr(tree, "BLOCK", 4)
+    generator = torch.Generator().manual_seed(0)
+    rows = torch.randn(13, 40, generator=generator)
+    edges = [0, 1, 3, 4, 14, 20, 30, 33, 40]
+    weights = torch.randn(len(edges) - 1, 13, generator=generator).double()
+    weights[1, 2:7] = weights[2, 2:7] = weights[4, 1:] = weights[6] = 0
+    weights[3] = weights[5, ::2] = 1
+    pieces = [(a, b, w.numpy()) for a, b, w in zip(edges, edges[1:], weights, strict=False)]
+    for node in (0, 13), (3, 9), (12, 13):
+        out = torch.full((40,), torch.nan)
+        weighted = tree.WeightedSum(pieces, node, out)
+        weighted.ops = ops
+        view = np.asarray if ops is np else torch.as_tensor
+        weighted._scaled, weighted._sums = view(weighted._scaled), view(weighted._sums)
+        weighted.pieces = [(a, b, view(scale), *rest) for a, b, scale, *rest in weighted.pieces]
+        for start, stop in weighted.blocks():
+            weighted.add(view(rows[slice(*node), start:stop]), start, view(out[start:stop]))
+        for start, stop, w in pieces:
+            expected = by_definition(rows[:, start:stop], w.tolist(), *node)
+            assert out[start:stop].isnan().all() if expected is None else out[start:stop].equal(expected)
 
 
 @given(st.integers(1, 40), st.data())

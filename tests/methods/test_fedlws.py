@@ -199,12 +199,12 @@ def test_refusals():
 def test_it_costs_one_reduction_and_a_visit_that_returns_scalars(tau_stat, visits, scalars, monkeypatch, tmp_path):
     """Or, as a root mean square, a scalar a layer that comes back with training. Nothing else moves."""
     asked = []
-    for collective in ("reduce", "each", "gather", "predict", "compute"):
+    for collective in ("reduce", "spread", "distances", "each", "gather", "predict", "compute"):
         real = getattr(HostedCohort, collective)
         counted = lambda *args, real=real, name=collective, **kwargs: (asked.append(name), real(*args, **kwargs))[1]  # noqa: E731
         monkeypatch.setattr(HostedCohort, collective, counted)
     play(tiny(server=[{"fedlws": {"tau_stat": tau_stat}}], rounds={"total": 1}), tmp_path / "fedlws")
-    assert sorted(asked) == ["each"] * visits + ["reduce"] * 2
+    assert asked == (["reduce", "spread"] if visits else ["reduce"] * 2)
     play(tiny(rounds={"total": 1}), tmp_path / "fedavg")
     bytes_with, bytes_without = (table(tmp_path / f, "traffic")["bytes"] for f in ("fedlws", "fedavg"))
     assert (bytes_with - bytes_without == 4 * scalars).all()

@@ -1,0 +1,293 @@
+"""Table 3 of the FedLWS paper for raysim: seconds to aggregate 20 clients with FedAvg, FedLAW and FedLWS, and others' ratios.
+
+    python benchmarks/table3.py [--models simple_cnn resnet20] [--repeats 9] [--server-steps 10] [--ray simple_cnn]
+
+The 20 models are there already, made by clients that train nothing; what is timed is what a round does then: plan, sum,
+server steps. Statistics that clients measure while they train (CCN's latents, FedLDF's norms) are not in it. Methods take
+turns, and before each the caches are filled with something else, as by training.
+
+FedLAW learns on 200 proxy samples for 100 epochs, 200 steps. Its seconds are split into the proxy samples' passes,
+forward and backward, and the rest. Where all its steps would take more than --limit seconds it is timed over
+--server-steps of them and extrapolated (marked ~). The paper's seconds, on its own machine, stand beside.
+
+Through Ray the same ratios, with what the plans cost: reductions (R), visits to the clients (V), computations on one
+host (C). A result is written to benchmarks/results/.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from raysim.config import from_dict
+from raysim.core.client import ClientMethod, LocalRun, Moment
+from raysim.core.server import Aggregator, Downlink
+from raysim.core.workbench import Workbench
+from raysim.engine.engine import HostedCohort
+from raysim.federation import Federation, aggregator, host_spec, local_engine
+from raysim.methods import CLIENTS
+from raysim.records import manifest
+
+CLIENTS_IN_COHORT, PROXY_SAMPLES, EPOCHS = 20, 200, 100
+# Seconds for FedAvg, FedLAW and FedLWS in table 3 of the paper (Shi et al., 2025).
+PAPER = {
+    "simple_cnn": (0.019, 4.83, 0.035),
+    "resnet20": (0.10, 7.11, 0.12),
+    "vit": (0.18, 9.80, 0.21),
+    "wrn56_4": (0.561, 20.08, 0.832),
+    "densenet121": (1.359, 27.25, 1.756),
+}
+METHODS: dict[str, dict[str, Any]] = {
+    "fedavg": {},
+    "fedlws": {"server": ["fedlws"]},
+    "ccn": {"weighting": ["ccn"]},
+    "feddisco": {"weighting": ["feddisco"]},
+    "ldawa": {"weighting": [{"ldawa": {"warmup": 0}}]},
+    "fednova": {"weighting": ["fednova"]},
+    "fedldf": {"weighting": [{"fedldf": {"top_n": 4}}]},
+}
+Seconds = dict[str, list[float]]
+
+
+@dataclass(frozen=True)
+class Untrained(ClientMethod):
+    """Every client ends with a model of its own at no cost."""
+
+    def train(self, run: LocalRun) -> None:
+        noise = torch.rand(len(run.params), generator=torch.Generator().manual_seed(run.client))
+        run.params.add_(noise, alpha=1e-3)
+        run.steps = 1 + run.client % 3  # FedNova divides by them
+
+
+def configuration(model: str, engine: Any, sections: Mapping[str, Any]) -> Any:
+    """Clients of unequal size: where sizes are equal FedAvg's sum and FedLWS's are one."""
+    CLIENTS["untrained"] = Untrained
+    return from_dict(
+        {
+            "data": {
+                "name": {"synthetic": {"samples": 160, "test_samples": 400, "shape": [3, 32, 32]}},
+                "partition": {"dirichlet_counts": {"alpha": 1.0, "clients": CLIENTS_IN_COHORT, "min_size": 2}},
+                "proxy": {"samples": PROXY_SAMPLES},
+            },
+            "model": {"name": model},
+            "rounds": {"total": 1},
+            "local": {"batch_size": 10, "lr": 0.1},
+            "client": ["untrained"],
+            "engine": engine,
+            **sections,
+        }
+    )
+
+
+class Trained:
+    """Twenty trained models on an engine, to be aggregated by any method again and again."""
+
+    def __init__(self, model: str, engine: Any, folder: Path):
+        plain = configuration(model, engine, {})
+        make = local_engine
+        if engine != "local":
+            from raysim.engine.ray_engine import ray_engine as make  # type: ignore[assignment]
+        self.federation = Federation(plain, folder, make_engine=partial(self._measuring, make, model, engine))
+        self.server = self.federation.server
+        moment = Moment(0, 0, 1, CLIENTS_IN_COHORT, 0.1, 160)
+        self.cohort = self.federation.engine.cohort(moment, range(CLIENTS_IN_COHORT), Downlink())
+        self.cohort.train()
+        assert len(self.cohort.clients) == CLIENTS_IN_COHORT
+
+    def _measuring(self, make: Any, model: str, engine: Any, config: Any, spec: Any, data: Any, *rest: Any) -> Any:
+        """An engine whose clients measure what any of the methods asks for."""
+        configs = {name: configuration(model, engine, sections) for name, sections in METHODS.items()}
+        specs = {name: host_spec(config, data) for name, config in configs.items()}
+        self.aggregators = {name: aggregator(configs[name], specs[name]) for name in METHODS}
+        probes = tuple(dict.fromkeys(probe for s in specs.values() for probe in s.probes))
+        self.data = data
+        return make(config, replace(spec, probes=probes), data, *rest)
+
+    def fedlaw(self, epochs: int) -> Aggregator:
+        config = configuration(
+            self.federation.config.model.name, "local", {"weighting": [{"fedlaw": {"epochs": epochs}}]}
+        )
+        return aggregator(config, host_spec(config, self.data))
+
+    def aggregate(self, method: Aggregator) -> None:
+        """What a round does once its clients are back; the server keeps the model it had."""
+        self.server.notes, self.server.batches = [], []
+        mixture = method.plan(self.cohort, self.server)
+        method.transform(method.reduce(mixture, self.cohort), mixture, self.cohort, self.server)
+
+    def close(self) -> None:
+        self.federation.close()
+
+
+def timed(action: Any) -> float:
+    begun = time.perf_counter()
+    action()
+    return time.perf_counter() - begun
+
+
+def in_turns(trained: Trained, repeats: int) -> dict[str, Any]:
+    """Seconds of each method: medians, and the median of its ratios to FedAvg's in the same turn."""
+    elsewhere = torch.zeros(1 << 24)
+    seconds: Seconds = {name: [] for name in METHODS}
+    for turn in range(repeats + 1):
+        for name in METHODS:
+            elsewhere += 1
+            taken = timed(lambda name=name: trained.aggregate(trained.aggregators[name]))
+            if turn:
+                seconds[name].append(taken)
+    ratios = {name: [a / b for a, b in zip(s, seconds["fedavg"], strict=True)] for name, s in seconds.items()}
+    return {
+        name: {"seconds": statistics.median(s), "fastest": min(s), "ratio": statistics.median(ratios[name])}
+        for name, s in seconds.items()
+    }
+
+
+@contextmanager
+def stopwatch(owner: type, *methods: str) -> Iterator[dict[str, list[float]]]:
+    """Seconds of every call of some methods of a class."""
+    taken: dict[str, list[float]] = {name: [] for name in methods}
+    originals = {name: getattr(owner, name) for name in methods}
+
+    def watched(name: str) -> Any:
+        def call(*args: Any) -> Any:
+            begun = time.perf_counter()
+            result = originals[name](*args)
+            taken[name].append(time.perf_counter() - begun)
+            return result
+
+        return call
+
+    for name in methods:
+        setattr(owner, name, watched(name))
+    try:
+        yield taken
+    finally:
+        for name, original in originals.items():
+            setattr(owner, name, original)
+
+
+def learned(trained: Trained, server_steps: int, limit: float) -> dict[str, Any]:
+    """FedLAW's seconds, in the proxy samples' passes and in the rest."""
+    steps_an_epoch = -(-PROXY_SAMPLES // 128)
+
+    def split(epochs: int) -> tuple[float, list[float], list[float]]:
+        with stopwatch(Workbench, "gradient", "mean_loss") as taken:
+            total = timed(lambda: trained.aggregate(trained.fedlaw(epochs)))
+        return total, taken["gradient"], taken["mean_loss"]
+
+    split(1)  # kernels are chosen in the first pass
+    epochs = -(-server_steps // steps_an_epoch)
+    total, gradients, losses = split(epochs)
+    once, _, losses_alone = split(0)  # what does not depend on the number of steps
+    steps = epochs * steps_an_epoch
+    a_pass, a_step = sum(gradients) / steps, (total - once) / steps
+    extrapolated = a_step * EPOCHS * steps_an_epoch > limit
+    if extrapolated:
+        passes = a_pass * EPOCHS * steps_an_epoch + sum(losses_alone)
+        seconds = once + a_step * EPOCHS * steps_an_epoch
+    else:
+        seconds, gradients, losses = split(EPOCHS)
+        passes, steps = sum(gradients) + sum(losses), EPOCHS * steps_an_epoch
+    return {
+        "seconds": seconds, "passes": passes, "rest": seconds - passes, "rest_share": (seconds - passes) / seconds,
+        "rest_a_step": a_step - a_pass, "pass_a_step": a_pass, "once": once, "steps_timed": steps,
+        "extrapolated": extrapolated,
+    }  # fmt: skip
+
+
+def cost(trained: Trained, method: Aggregator) -> str:
+    """Collectives of one aggregation."""
+    with stopwatch(HostedCohort, "_sum", "_visit", "compute") as calls:
+        trained.aggregate(method)
+    count = Counter({"R": len(calls["_sum"]), "V": len(calls["_visit"]), "C": len(calls["compute"])})
+    return " ".join(f"{n}{letter}" for letter, n in count.items() if n)
+
+
+def flat(trained: Trained, repeats: int) -> float:
+    """The models as one matrix, summed by one product: no order of additions is promised."""
+    rows, weights = trained.cohort.gather(), trained.cohort.by_size().per_client().float()
+    return statistics.median(timed(lambda: weights @ rows) for _ in range(repeats))
+
+
+def show(model: str, parameters: int, found: Mapping[str, Any], law: Mapping[str, Any] | None) -> None:
+    fedavg, lws, theirs = found["fedavg"], found["fedlws"], PAPER[model]
+    print(f"{model}, {parameters:,} parameters")
+    print(f"  FedAvg {fedavg['seconds']:.4f} s (paper {theirs[0]})")
+    print(f"  FedLWS {lws['seconds']:.4f} s, {lws['ratio']:.2f} x FedAvg (paper {theirs[2]}, {theirs[2] / theirs[0]:.2f} x)")
+    if law:
+        sign = "~" if law["extrapolated"] else ""
+        print(f"  FedLAW {sign}{law['seconds']:.2f} s, of which {100 * law['rest_share']:.1f} % is not the proxy samples' "
+              f"passes; {law['steps_timed']} steps timed (paper {theirs[1]})")  # fmt: skip
+    others = (f"{name} {r['ratio']:.2f}" for name, r in found.items() if name not in ("fedavg", "fedlws"))
+    print(f"  x FedAvg: {', '.join(others)}", flush=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--models", nargs="*", choices=PAPER, default=list(PAPER))
+    parser.add_argument("--repeats", type=int, default=9)
+    parser.add_argument("--server-steps", type=int, default=10, help="of FedLAW, where not all are timed; 0: no FedLAW")
+    parser.add_argument("--limit", type=float, default=120, help="seconds that FedLAW may take on one model")
+    parser.add_argument("--ray", nargs="*", choices=PAPER, default=["simple_cnn", "resnet20", "vit"], metavar="MODEL")
+    args = parser.parse_args()
+    torch.set_num_threads(1)
+    results: list[dict[str, Any]] = []
+    for model in args.models:
+        with tempfile.TemporaryDirectory() as folder:
+            trained = Trained(model, "local", Path(folder))
+            found = in_turns(trained, args.repeats)
+            law = learned(trained, args.server_steps, args.limit) if args.server_steps else None
+            result = {
+                "engine": "local", "model": model, "parameters": trained.server.layers.P, "methods": found, "fedlaw": law,
+                "flat_fedavg": flat(trained, args.repeats),
+                "paper": dict(zip(("fedavg", "fedlaw", "fedlws"), PAPER[model], strict=True)),
+            }  # fmt: skip
+            trained.close()
+        show(model, result["parameters"], found, law)
+        results.append(result)
+    if args.ray:
+        results += through_ray(args.ray, args.repeats)
+    folder = Path(__file__).parent / "results"
+    folder.mkdir(exist_ok=True)
+    out = folder / f"table3-{time.strftime('%Y-%m-%d')}.json"
+    out.write_text(json.dumps({**manifest("", 0, {}), "results": results}, indent=1) + "\n")
+    print(f"written to {out}")
+
+
+def through_ray(models: list[str], repeats: int) -> list[dict[str, Any]]:
+    import ray
+
+    cores = len(os.sched_getaffinity(0))
+    ray.init(address="local", include_dashboard=False, log_to_driver=False, logging_level="ERROR")
+    engine = {"ray": {"clients_per_actor": -(-CLIENTS_IN_COHORT // cores)}}
+    results = []
+    for model in models:
+        with tempfile.TemporaryDirectory() as folder:
+            trained = Trained(model, engine, Path(folder))
+            found = in_turns(trained, repeats)
+            for name, r in found.items():
+                r["cost"] = cost(trained, trained.aggregators[name])
+            trained.close()
+        print(f"{model} through Ray, {cores} actors: FedAvg {found['fedavg']['seconds']:.4f} s, {found['fedavg']['cost']}")
+        others = (f"{name} {r['ratio']:.2f} ({r['cost']})" for name, r in found.items() if name != "fedavg")
+        print(f"  x FedAvg: {', '.join(others)}", flush=True)
+        results.append({"engine": "ray", "actors": cores, "model": model, "methods": found})
+    ray.shutdown()
+    return results
+
+
+if __name__ == "__main__":
+    main()

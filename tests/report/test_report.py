@@ -1,0 +1,529 @@
+"""Figures and pages hold what the tables say: numbers written by hand, and a small federation's records."""
+
+from __future__ import annotations
+
+import itertools
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Sequence
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import numpy as np
+import pyarrow.compute as pc
+import pytest
+from conftest import play, tiny
+from matplotlib.axis import Axis, XAxis
+from matplotlib.collections import FillBetweenPolyCollection, PathCollection
+from matplotlib.text import Text
+from typer.testing import CliRunner
+
+import raysim
+from raysim.__main__ import app
+from raysim.config import to_yaml
+from raysim.federation import Federation
+from raysim.records import Recorder, write_json
+from raysim.report import MissingExtra, NoData, ReportError
+from raysim.report.canvas import COLUMN, PAGE
+from raysim.report.figures import FIGURES, available, draw
+from raysim.report.page import write
+from raysim.report.runs import Run, compare, find
+from raysim.report.summary import Spread, summarise
+
+NONE = np.nan
+PERSONAL = {"client_test_frac": 0.25}
+STORED: dict[str, dict[str, Any]] = {
+    "avg-3": {},
+    "avg-4": {"seed": 4},
+    "lws": {"server": ["fedlws"]},
+    "ldf": {"weighting": [{"fedldf": {"top_n": 2}}]},
+    "ala": {"client": ["fedala"], "data": PERSONAL, "evaluate": {"personal": "after_init"}},
+    "fomo": {
+        "client": ["fedfomo"], "data": PERSONAL | {"client_val_frac": 0.1},
+        "evaluate": {"global": False, "personal": "after_init"},
+    },
+}  # fmt: skip
+
+
+@pytest.fixture(scope="session")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Six runs of four rounds, of which every second is evaluated."""
+    folder = tmp_path_factory.mktemp("stored")
+    for name, changes in STORED.items():
+        rounds = {"total": 4, "participation": 0.4, "evaluate_every": 2}
+        play(tiny(name=name, rounds=rounds, **changes), folder / name)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def stored(folder: Path) -> dict[str, Run]:
+    return {name: raysim.load(folder / name) for name in STORED}
+
+
+def by_hand(folder: Path, accuracy: Sequence[float | None], seed: int = 3, finished: bool = True, **changes: Any) -> Run:
+    """A run that scored so in each round, sent 1 MB up and 3 MB down in each, and took 2^t seconds to the end of round t."""
+    folder.mkdir()
+    (folder / "config.yaml").write_text(to_yaml(tiny(seed=seed, **changes)))
+    with Recorder(folder) as recorder:
+        for t, score in enumerate(accuracy):
+            recorder.add(
+                "rounds", round=t, accuracy=score, clients_ok=3, clients_failed=0, bytes_up=10**6, bytes_down=3 * 10**6,
+                seconds=2.0**t - 2.0 ** (t - 1) * (t > 0), seconds_train=0.5, wall=2.0**t,
+            )  # fmt: skip
+    if finished:
+        write_json(folder / "result.json", {"sha256": "0" * 64})
+    return Run(folder)
+
+
+# ----------------------------------------------------------------------------------------------------------- numbers
+
+
+def test_scores_costs_and_spread(tmp_path: Path) -> None:
+    runs = [
+        by_hand(tmp_path / "a", [0.2, None, 0.6, 0.8], seed=1),
+        by_hand(tmp_path / "b", [0.4, None, 0.7, 0.6], seed=2),
+        by_hand(tmp_path / "c", [0.1, 0.3, None, None], seed=1, server=["fedlws"]),
+    ]
+    summary = summarise(compare(runs), target=0.65)
+    first, plain, lws = summary.scores
+    assert first == ("", "seed", "rounds", "final (%)", "best (%)", "mean of last 10 (%)")
+    # sd of two numbers is their distance over √2: 20 / √2 = 14.14, 10 / √2 = 7.07; means are 53.33 and 56.67
+    assert plain == ("fedavg", "1, 2", "4", "70.00 ± 14.14", "75.00 ± 7.07", "55.00 ± 2.36")
+    assert lws == ("fedavg + fedlws", "1", "4", "30.00", "30.00", "20.00")
+    first, plain, lws = summary.costs
+    assert first[:5] == ("", "round to 65 %", "MB up to 65 %", "MB to 65 %", "s to 65 %")
+    assert plain[1:5] == ("3.5 ± 0.7", "3.50 ± 0.71", "14.0 ± 2.8", "6.00 ± 2.83")  # round 4 and 3: 8 s and 4 s
+    assert lws[1:5] == ("-", "-", "-", "-")
+    assert plain[5:] == ("4.00 ± 0.00", "16.0 ± 0.0", "8.00 ± 0.00")
+    assert summary.sentence == (
+        "Of 2 configurations, fedavg ends highest, with a test accuracy of 70.00 ± 14.14 % (mean ± standard deviation "
+        "over 2 runs), and fedavg + fedlws lowest, with 30.00 %."
+    )
+    assert "(1 of 2)" in summarise(compare(runs[:2]), target=0.75).costs[1][1]
+
+
+def test_without_a_wish_the_target_is_one_that_every_run_reached(tmp_path: Path) -> None:
+    runs = [by_hand(tmp_path / "a", [0.2, 0.81]), by_hand(tmp_path / "b", [0.4, 0.64], server=["fedlws"])]
+    assert summarise(compare(runs)).target == 0.60  # 0.95 · 0.64 = 0.608
+    assert summarise(compare([by_hand(tmp_path / "c", [None, None])])).target is None
+    assert Spread.of([]).show() == "-"
+
+
+def test_personal_scores_are_never_held_against_global_ones(stored: dict[str, Run]) -> None:
+    ala, fomo, avg = (stored[name] for name in ("ala", "fomo", "avg-3"))
+    assert "personal test accuracy" in summarise(compare([ala, fomo])).sentence
+    assert summarise(compare([ala, fomo])).scores[0][3] == "personal final (%)"
+    mixed = summarise(compare([fomo, avg]))
+    assert mixed.scores[1][3] == "-"
+    assert mixed.sentence.startswith("fedavg has reached a test accuracy of")
+    last = pc.filter(ala["rounds"]["personal_accuracy_worst10"], pc.is_valid(ala["rounds"]["personal_accuracy_worst10"]))
+    table = summarise(compare([ala])).scores
+    assert table[1][table[0].index("worst tenth (%)")] == f"{100 * last[-1].as_py():.2f}"
+
+
+def test_runs_are_grouped_by_all_but_the_seed_and_labelled_by_what_differs(tmp_path: Path) -> None:
+    def labels(*changes: dict[str, Any]) -> list[str]:
+        place = tmp_path / str(len(list(tmp_path.iterdir())))
+        place.mkdir()
+        return [g.label for g in compare([by_hand(place / str(i), [0.5], **c) for i, c in enumerate(changes)])]
+
+    lws = [{"server": [{"fedlws": {"beta": beta}}]} for beta in (0.1, 0.2)]
+    assert labels({}, {"seed": 4}, {"name": "other", "record": {"dir": "x"}}) == ["fedavg"]
+    assert labels(*lws) == ["beta 0.1", "beta 0.2"]
+    assert labels({}, *lws) == ["fedavg", "fedavg + fedlws, beta 0.1", "fedavg + fedlws, beta 0.2"]
+    assert labels({"local": {"lr": 0.1}}, {"local": {"lr": 0.2}}) == ["lr 0.1", "lr 0.2"]
+    two = [{"data": {"partition": {"dirichlet_counts": {"alpha": a, "clients": 8}}}} for a in (0.1, 1.0)]
+    iid = {"data": {"partition": {"iid_equal": {"clients": 8}}}}
+    dealt = [f"partition {words}" for words in ("dirichlet_counts, alpha 0.1", "dirichlet_counts, alpha 1.0", "iid_equal")]
+    assert labels(*two, iid) == dealt
+
+
+# ----------------------------------------------------------------------------------------------------------- figures
+
+
+def test_curves_show_mean_and_band_against_every_cost(tmp_path: Path) -> None:
+    runs = [
+        by_hand(tmp_path / "a", [0.2, None, 0.6, 0.8], seed=1),
+        by_hand(tmp_path / "b", [0.4, None, 0.7], seed=2, finished=False),  # its fourth round is still to come
+        by_hand(tmp_path / "c", [None, 0.5], seed=1, server=["fedlws"]),
+    ]
+    spent = {"rounds": ("round", [1, 3], [2]), "uplink": ("sent by clients (MB)", [1, 3], [2])}
+    spent |= {"traffic": ("sent up and down (MB)", [4, 12], [8]), "time": ("time (s)", [1, 4], [2])}
+    for against, (label, x, other) in spent.items():
+        (axes,) = draw(f"accuracy:{against}", runs).axes
+        assert (axes.get_xlabel(), axes.get_ylabel()) == (label, "test accuracy (%)")
+        assert axes.get_xscale() == ("log" if "MB" in label else "linear")
+        mean, single = axes.lines
+        np.testing.assert_allclose(mean.get_xydata(), np.transpose([x, [30, 65]]))
+        np.testing.assert_allclose(single.get_xydata(), [[other[0], 50]])
+        (band,) = axes.collections
+        assert isinstance(band, FillBetweenPolyCollection)
+        corners = {tuple(corner) for corner in np.round(band.get_paths()[0].vertices, 6)}
+        wanted = [(x[0], 30 - 200**0.5), (x[0], 30 + 200**0.5), (x[1], 65 - 50**0.5), (x[1], 65 + 50**0.5)]
+        assert {tuple(corner) for corner in np.round(wanted, 6)} <= corners
+        legend = axes.figure.legends[0]
+        assert [text.get_text() for text in legend.get_texts()] == ["fedavg", "fedavg + fedlws"]
+    with pytest.raises(NoData, match="test loss"):
+        draw("loss", runs)
+
+
+def test_final_scores_show_every_seed(tmp_path: Path) -> None:
+    runs = [by_hand(tmp_path / "a", [0.5], seed=1), by_hand(tmp_path / "b", [0.7], seed=2)]
+    (axes,) = draw("scores", runs).axes
+    seeds, mean = axes.lines[0], axes.lines[1]
+    assert sorted(seeds.get_xdata()) == [50, 70]
+    assert list(mean.get_xdata()) == [60]
+    assert [label.get_text() for label in axes.get_yticklabels()] == ["fedavg"]
+
+
+def test_bubbles_are_the_partition(folder: Path, stored: dict[str, Run]) -> None:
+    federation = Federation(tiny(rounds={"total": 4, "participation": 0.4, "evaluate_every": 2}), folder / "avg-3", resume=True)
+    counts = federation.partition.label_counts(federation.data)  # [N, C]
+    federation.close()
+    figure = draw("partition", [stored["avg-3"]])
+    (axes,) = figure.axes
+    (bubbles,) = axes.collections
+    assert isinstance(bubbles, PathCollection)
+    drawn = np.zeros_like(counts, dtype=float)
+    client, label = np.asarray(bubbles.get_offsets()).astype(int).T
+    drawn[client, label] = bubbles.get_sizes()
+    np.testing.assert_allclose(drawn / drawn.max(), counts / counts.max())
+    assert (axes.get_xlabel(), axes.get_ylabel()) == ("client", "class")
+    sizes = draw("sizes", [stored["avg-3"]]).axes[0].patches[0].get_data()
+    np.testing.assert_array_equal(sizes.values, sorted(counts.sum(1), reverse=True))
+
+
+def test_weights_by_client_and_by_size(stored: dict[str, Run], tmp_path: Path) -> None:
+    run = stored["avg-3"]
+    table, sizes = run.columns("clients"), run.shares.sizes["train"]
+    (image,) = draw("lambda", [run]).axes[0].get_images()
+    shown = np.ma.filled(image.get_array(), np.nan)
+    order = np.argsort(-sizes, kind="stable")
+    wanted = np.full((8, 4), np.nan)
+    for t, client, weight in zip(table["round"], table["client"], table["weight"], strict=True):
+        wanted[list(order).index(client), t] = 100 * weight
+    np.testing.assert_allclose(shown, wanted)
+    assert np.isnan(shown).sum() == 8 * 4 - 3 * 4  # three of eight clients a round
+
+    (dots,) = draw("lambda-size", [run]).axes[0].collections
+    x, y = np.asarray(dots.get_offsets()).T
+    np.testing.assert_allclose(x, y)  # FedAvg weighs by size
+    odd = by_hand(tmp_path / "odd", [0.5])
+    with Recorder(odd.folder, 1) as recorder:
+        recorder.add("clients", round=0, client=[0, 1], samples=[30, 10], weight=[0.5, 0.5], status="ok")
+    (dots,) = draw("lambda-size", [odd]).axes[0].collections
+    np.testing.assert_allclose(np.asarray(dots.get_offsets()), [[75, 50], [25, 50]])
+
+
+def test_layers_are_maps_of_what_was_recorded(stored: dict[str, Run]) -> None:
+    run = stored["lws"]
+    table = run.columns("layers")
+    axes, bar = draw("layers:fedlws.gamma", [run]).axes
+    image = axes.get_images()[0].get_array()
+    wanted = table["fedlws.gamma"].reshape(4, -1).T  # [L, T]
+    np.testing.assert_allclose(image, wanted)
+    assert [label.get_text() for label in axes.get_yticklabels()] == table["name"][: len(wanted)].tolist()
+    assert (axes.get_title(loc="left"), axes.get_xlabel()) == ("γ (fedlws)", "round")
+    assert bar.get_ylim() == pytest.approx((wanted.min(), wanted.max()))
+    (line,) = draw("notes:fedlws.model_gamma", [run]).axes[0].lines
+    notes = run.columns("notes")
+    np.testing.assert_array_equal(line.get_ydata(), notes["value"][notes["name"] == "model_gamma"])
+    assert next(name for name in available([run]) if name.startswith("layers:")).startswith("layers:fedlws.")
+
+
+def test_uploads_by_round_and_by_client(stored: dict[str, Run]) -> None:
+    run = stored["ldf"]
+    left, right = (axes.get_images()[0].get_array() for axes in draw("layers:fedldf.uploads", [run]).axes[:2])
+    np.testing.assert_allclose(left, 100 * 2 / 3)  # two of three clients send each layer
+    notes = run.columns("notes")
+    names = run.columns("layers")["name"][: len(left)].tolist()
+    for row, client in itertools.product(range(len(left)), sorted(set(notes["client"].astype(int)))):
+        mine = (notes["name"] == "uploads") & (notes["layer"] == names[row]) & (notes["client"] == client)
+        column = sorted(set(notes["client"].astype(int))).index(client)
+        assert right[row, column] == pytest.approx(100 * notes["value"][mine].mean())
+    assert len(np.unique(right)) > 1
+
+
+def test_client_accuracy_is_a_distribution_with_its_worst_tenth(stored: dict[str, Run]) -> None:
+    run = stored["ala"]
+    table = run.columns("personal")
+    last = table["round"] == 3
+    share = np.sort(100 * table["correct"][last] / table["samples"][last])
+    axes = draw("clients", [run]).axes[0]
+    step, worst = axes.lines
+    x, y = np.asarray(step.get_xydata()).T
+    for value in share:
+        assert y[x <= value].max() == pytest.approx(100 * (share <= value).mean())
+    assert worst.get_xdata()[0] == pytest.approx(share[0])  # a tenth of eight clients is one
+    with pytest.raises(NoData, match=r"evaluate\.personal"):
+        draw("clients", [stored["avg-3"]])
+
+
+def test_bytes_and_seconds_are_those_of_the_tables(stored: dict[str, Run]) -> None:
+    run = stored["ldf"]
+    sent = run.columns("traffic")
+    axes = draw("traffic", [run]).axes[0]
+    ends = {round(bar.get_y() + bar.get_height() / 2, 1): 0.0 for bar in axes.patches}
+    for bar in axes.patches:
+        ends[round(bar.get_y() + bar.get_height() / 2, 1)] += bar.get_width()
+    up, down = (sum(v.sum() for k, v in sent.items() if k.startswith(way)) for way in ("up_", "down_"))
+    assert list(ends.values()) == pytest.approx([up / 1e6, down / 1e6])
+    assert up < down  # FedLDF sends a part of the layers back
+
+    rounds = run.columns("rounds")
+    axes = draw("seconds", [run]).axes[0]
+    unit = {"time of a round (ms)": 1000, "time of a round (s)": 1}[axes.get_xlabel()]
+    assert axes.patches[0].get_width() == pytest.approx(unit * rounds["seconds_train"].mean())
+    assert sum(bar.get_width() for bar in axes.patches) == pytest.approx(unit * rounds["seconds"].mean())
+
+
+def test_timeline_and_utilisation(tmp_path: Path) -> None:
+    run = by_hand(tmp_path / "a", [0.5, 0.6])  # round 0 lasts 1 s, round 1 from 1 s to 2 s
+    with Recorder(run.folder, 2) as recorder:
+        recorder.add("timeline", round=0, host=[0, 1], node="n", phase="train", start=0.0, stop=[1.0, 0.5])
+        recorder.add("timeline", round=1, host=[0, 1], node="n", phase=["train", "reduce"], start=1.0, stop=[1.5, 1.25])
+    run = Run(run.folder)
+    spans = {
+        (round(box.x0, 6), round(box.x1, 6), round(box.y0 + 0.4, 6))
+        for collection in draw("timeline", [run]).axes[0].collections
+        for box in (path.get_extents() for path in collection.get_paths())
+    }
+    assert spans == {(0, 1, 0), (0, 0.5, 1), (1, 1.5, 0), (1, 1.25, 1)}
+    axes = draw("utilisation", [run]).axes[0]
+    train, reduce, wait = (patch.get_data() for patch in axes.patches)
+    np.testing.assert_allclose(train.values, [75, 25])
+    np.testing.assert_allclose(reduce.values - reduce.baseline, [0, 12.5])
+    np.testing.assert_allclose(wait.values - wait.baseline, [25, 62.5])
+    assert [text.get_text() for text in axes.figure.legends[0].get_texts()] == ["train", "reduce", "wait"]
+
+
+def tick_labels(axis: Axis) -> list[Text]:
+    """Those that are drawn: matplotlib keeps some beyond the limits of the axis."""
+    low, high = sorted(axis.get_view_interval())
+    place = 0 if isinstance(axis, XAxis) else 1
+    return [t for t in axis.get_majorticklabels() if t.get_text() and low <= t.get_position()[place] <= high]
+
+
+@pytest.mark.parametrize("names", [["avg-3"], ["lws"], ["ldf"], ["fomo"], list(STORED)])
+def test_every_figure_has_labels_that_fit(stored: dict[str, Run], names: list[str]) -> None:
+    runs = [stored[name] for name in names]
+    for name in available(runs):
+        figure = draw(name, runs)
+        figure.draw_without_rendering()
+        assert figure.get_figwidth() in (COLUMN, PAGE), name
+        texts = [*figure.texts, *(text for legend in figure.legends for text in legend.get_texts())]
+        for axes in figure.axes:
+            assert axes.get_xlabel() or axes.get_label() == "<colorbar>", name
+            texts += [axes.xaxis.label, axes.yaxis.label, *axes.texts, *axes.findobj(lambda a, t=axes: a is t._left_title)]
+            for side, axis in enumerate((axes.xaxis, axes.yaxis)):
+                labels = tick_labels(axis)
+                texts += labels
+                spans = sorted(text.get_window_extent().get_points()[:, side].tolist() for text in labels)
+                assert all(a[1] <= b[0] + 1 for a, b in itertools.pairwise(spans)), f"{name}: tick labels overlap"
+        for text in texts:
+            box, frame = text.get_window_extent(), figure.bbox.padded(1)
+            fits = frame.contains(box.x0, box.y0) and frame.contains(box.x1, box.y1)
+            assert fits or not text.get_text(), f"{name}: {text.get_text()!r} does not fit"
+
+
+def test_every_figure_is_drawn_by_some_test(stored: dict[str, Run]) -> None:
+    shown = {name.partition(":")[0] for run in stored.values() for name in available([run])}
+    assert shown == set(FIGURES)
+
+
+def test_figures_that_cannot_be_drawn_say_why(stored: dict[str, Run]) -> None:
+    run = stored["avg-3"]
+    for name, runs, words in (
+        ("acuracy", [run], r"no figure 'acuracy'\. Did you mean 'accuracy'\?"),
+        ("accuracy:miles", [run], "no variant 'miles'; there are rounds, uplink, traffic, time"),
+        ("scores:x", [run], "scores has no variants"),
+        ("timeline", [run, stored["lws"]], "shows one run, but 2 were given"),
+        ("layers:fedlws.gamma", [run], r"no variant 'fedlws.gamma'; there are relative_update"),
+        ("notes", [run], "recorded nothing that notes shows"),
+    ):
+        with pytest.raises(ReportError, match=words):
+            draw(name, runs)
+
+
+# -------------------------------------------------------------------------------------------------------------- page
+
+class Page(HTMLParser):
+    """Elements, ids, references and texts of a page."""
+
+    def __init__(self, text: str):
+        super().__init__()
+        self.tags: list[str] = []
+        self.ids: list[str] = []
+        self.references: list[str] = []
+        self.text: list[str] = []
+        self.feed(text)
+        styles = re.findall(r"url\(([^)]*)\)|@import\s+(\S+)", text)
+        self.references += [reference for pair in styles for reference in pair if reference]
+
+    def handle_starttag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        self.ids += [value for name, value in attributes if name == "id" and value]
+        at = ("href", "xlink:href", "src", "srcset", "data", "action", "poster", "background")
+        self.references += [value for name, value in attributes if name in at and value]
+
+    def handle_data(self, data: str) -> None:
+        self.text.append(data)
+
+
+@pytest.fixture(scope="session")
+def page(stored: dict[str, Run], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A report on four runs, two of which differ in the seed alone."""
+    path = tmp_path_factory.mktemp("page") / "page.html"
+    write([stored[name] for name in ("avg-3", "avg-4", "ldf", "lws")], path)
+    return path
+
+
+def headings(path: Path) -> list[str]:
+    return re.findall("<h2>(.*?)</h2>", path.read_text(encoding="utf-8"))
+
+
+def test_a_page_needs_nothing_else(page: Path) -> None:
+    text = page.read_text(encoding="utf-8")
+    parsed = Page(text)
+    assert not {"script", "link", "iframe", "object", "embed", "base", "img", "form"} & set(parsed.tags)
+    assert all(reference.startswith(("#", "data:")) for reference in parsed.references)
+    assert len(set(parsed.ids)) == len(parsed.ids), "ids of several figures mix"
+    assert {reference[1:] for reference in parsed.references if reference.startswith("#")} <= set(parsed.ids)
+    figures = re.findall(r"<svg.*?</svg>", text, re.DOTALL)
+    assert len(figures) == parsed.tags.count("figure") > 20
+    for figure in figures:
+        ElementTree.fromstring(figure)
+    assert "test accuracy (%)" in parsed.text, "texts of figures are not texts"
+
+
+def test_a_page_has_the_sections_for_which_there_are_data(page: Path, stored: dict[str, Run], tmp_path: Path) -> None:
+    shared = ["Scores", "Bytes and time", "Aggregation weights"]
+    each = ["Who holds what, seed 3", "fedavg, seed 3", "fedldf", "fedavg + fedlws"]  # one partition, shown once
+    assert headings(page) == [*shared, *each, "To do it again"]
+    write([stored["ala"]], tmp_path / "ala.html")
+    its = ["The clients&#39; own models", "Who holds what", "fedala", "To do it again"]
+    assert [heading for heading in headings(tmp_path / "ala.html") if heading not in shared] == its
+    write([by_hand(tmp_path / "a", [None])], tmp_path / "a.html")
+    assert headings(tmp_path / "a.html") == ["Bytes and time", "To do it again"]
+
+
+def test_a_page_tells_how_to_do_it_again(page: Path, stored: dict[str, Run]) -> None:
+    parsed = Page(page.read_text(encoding="utf-8"))
+    runs = [stored[name] for name in ("avg-3", "avg-4", "ldf", "lws")]
+    for run in runs:
+        assert run.result is not None
+        assert {run.result["sha256"], run.manifest["partition_sha256"], run.manifest["config_hash"]} <= set(parsed.text)
+    for name in ("avg-3", "ldf", "lws"):  # one run of each configuration
+        assert (stored[name].folder / "config.yaml").read_text() in parsed.text
+    assert runs[0].manifest["versions"]["torch"] in parsed.text
+    summary = summarise(compare(runs))
+    assert summary.sentence in parsed.text
+    assert {cell for row in (*summary.scores, *summary.costs) for cell in row if cell} <= set(parsed.text)
+
+
+def test_a_page_says_what_to_doubt(tmp_path: Path) -> None:
+    half = by_hand(tmp_path / "half", [0.5], finished=False)
+    with Recorder(half.folder, 1) as recorder:
+        recorder.add("clients", round=0, client=[0, 1], status=["ok", "non-finite update <of> conv1"])
+    write([half, by_hand(tmp_path / "twin", [0.5])], tmp_path / "page.html")
+    text = (tmp_path / "page.html").read_text(encoding="utf-8")
+    assert "Not finished: fedavg, seed 3 (1 of 3 rounds)." in text
+    assert "fedavg: seed 3 is there more than once, which makes the spread too small." in text
+    assert "non-finite update &lt;of&gt; conv1" in text
+
+
+CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on this machine")
+def test_a_browser_has_nothing_to_complain_about(page: Path, tmp_path: Path) -> None:
+    def complaints(path: Path) -> list[str]:
+        command = [CHROMIUM, "--headless", "--no-sandbox", "--disable-gpu", "--disable-background-networking"]
+        command += [f"--user-data-dir={tmp_path / 'profile'}", "--enable-logging=stderr", "--dump-dom", path.as_uri()]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
+        assert "raysim plot" in done.stdout
+        return [line for line in done.stderr.splitlines() if ":CONSOLE" in line]
+
+    assert complaints(page) == []
+    # The page's own policy forbids every request, so that a browser would complain of one.
+    outside = page.read_text(encoding="utf-8").replace("</body>", '<img src="http://127.0.0.1:9/x.png"></body>')
+    (tmp_path / "outside.html").write_text(outside, encoding="utf-8")
+    assert complaints(tmp_path / "outside.html")
+
+
+# ------------------------------------------------------------------------------------------ notebook, command line
+
+
+def test_load_gives_tables_and_figures(stored: dict[str, Run], tmp_path: Path) -> None:
+    run = stored["lws"]
+    assert repr(run) == f"Run({str(run.folder)!r}): fedavg + fedlws, 4 of 4 rounds"
+    assert run["rounds"].num_rows == 4
+    assert {"rounds", "partition"} <= set(run.tables)
+    assert "layers:fedlws.gamma" in run.figures
+    assert "personal:rounds" not in run.figures
+    assert run.figure("accuracy")._repr_png_().startswith(b"\x89PNG")
+    with pytest.raises(KeyError, match="there are rounds, clients"):
+        run["cliens"]
+    with pytest.raises(ReportError, match="not the folder of a run"):
+        raysim.load(tmp_path)
+
+
+def test_find_looks_into_folders(folder: Path, tmp_path: Path) -> None:
+    assert [run.folder.name for run in find([folder])] == sorted(STORED)
+    assert len(find([folder / "lws", folder])) == len(STORED)
+    with pytest.raises(ReportError, match="neither is nor holds"):
+        find([tmp_path])
+
+
+def raysim_(*args: object) -> Any:
+    return CliRunner().invoke(app, [str(arg) for arg in args])
+
+
+def test_plot_and_report_from_the_command_line(folder: Path, tmp_path: Path) -> None:
+    starts = {"pdf": b"%PDF", "svg": b"<?xml", "png": b"\x89PNG"}
+    for kind, start in starts.items():
+        for name in ("one", "two"):
+            result = raysim_("plot", "accuracy:traffic", folder / "avg-3", folder / "lws", "--out", tmp_path / f"{name}.{kind}")
+            assert result.exit_code == 0, result.output
+        one, two = ((tmp_path / f"{name}.{kind}").read_bytes() for name in ("one", "two"))
+        assert one.startswith(start)
+        assert one == two, "the same figure is another file"
+    assert b"/Type3" not in (tmp_path / "one.pdf").read_bytes()  # publishers refuse such fonts
+    wrong = raysim_("plot", "accuracy", folder / "lws", "--out", tmp_path / "x.doc")
+    assert (wrong.exit_code, wrong.stderr) == (1, f"raysim: {tmp_path}/x.doc: the name of a figure ends with .pdf, .svg or .png.\n")
+    assert "shows one run" in raysim_("plot", "timeline", folder, "--out", tmp_path / "x.pdf").stderr
+
+    result = raysim_("report", folder / "lws", "--out", tmp_path / "lws.html", "--target", "0.5")
+    assert result.exit_code == 0, result.output
+    assert "round to 50 %" in (tmp_path / "lws.html").read_text(encoding="utf-8")
+    lines = raysim_("list", "figures").output.splitlines()
+    assert [line.split()[1] for line in lines] == list(FIGURES)
+    assert all(line.endswith((".", ":")) for line in lines), "a sentence is cut"
+
+
+@pytest.mark.parametrize("missing", ["matplotlib.figure", "jinja2"])
+def test_without_the_extra_it_says_what_to_install(
+    missing: str, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, missing, None)
+    result = raysim_("report", folder / "lws", "--out", tmp_path / "x.html")
+    package = missing.partition(".")[0]
+    assert (result.exit_code, result.stderr) == (1, f"raysim: figures and reports need {package}: pip install 'raysim[report]'\n")
+    assert not (tmp_path / "x.html").exists()
+    if package == "matplotlib":
+        with pytest.raises(MissingExtra):
+            raysim.load(folder / "lws").figure("accuracy")
+
+
+def test_reports_need_neither_torch_nor_engine() -> None:
+    heavy = "{'torch', 'ray', 'raysim.engine', 'raysim.core', 'raysim.config', 'raysim.federation'}"
+    code = (
+        "import sys, raysim; print({'numpy', 'pyarrow', 'torch', 'ray'} & set(sys.modules));"
+        f"import raysim.report.figures, raysim.report.page; print({heavy} & set(sys.modules))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "set()\nset()\n"

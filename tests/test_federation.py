@@ -1,0 +1,411 @@
+"""A whole run, against plain PyTorch and arithmetic on what it wrote: training, aggregation, tables, traces, traffic."""
+
+import json
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from case import UNITS, Traced
+from conftest import play, tiny
+from safetensors.numpy import load_file
+
+from raysim import records
+from raysim.config import ConfigError, LocalConfig, load
+from raysim.federation import Federation
+from raysim.models import Inputs, build
+
+SCAFFOLD = {"client": ["scaffold"], "local": {"momentum": 0.0, "weight_decay": 0.0}}
+UNIT_NAMES = ["conv1.conv", "conv2.conv", "head"]
+STATISTICS = ("running_mean", "running_var", "num_batches_tracked")
+
+
+def traced(changes: dict[str, Any], folder: Path, **kwargs: Any) -> list[Traced]:
+    """All rounds of a run."""
+    federation = play(tiny(**changes, record={"trace": "rounds"}), folder, **kwargs)
+    return [Traced(folder, t, federation) for t in range(federation.server.rounds)]
+
+
+def rows(folder: Path, table: str, t: int | None = None) -> list[dict[str, Any]]:
+    found = records.read(folder, table).to_pylist()
+    return [row for row in found if t is None or row["round"] == t]
+
+
+# ---- local training
+
+
+def retrained(rounds: list[Traced], optimizers: dict[int, torch.optim.Optimizer] | None = None) -> list[tuple]:
+    """Every client of every round trained again by torch's own optimiser on plain modules, beside its traced model.
+
+    With `optimizers`, they are kept by client."""
+    federation = rounds[0].federation
+    config, data = federation.config, federation.data
+    local, pairs, modules = config.local, [], {}
+    for round_ in rounds:
+        for client in round_.clients:
+            if optimizers is None or client.id not in modules:
+                module = modules[client.id] = build(config.model.name, Inputs(data.sample_shape, data.num_classes))
+                if local.optimizer == "adam":
+                    kind, own = torch.optim.Adam, {"betas": local.betas}
+                else:
+                    kind, own = torch.optim.SGD, {"momentum": local.momentum, "nesterov": local.nesterov}
+                optimizer = kind(module.parameters(), 1.0, weight_decay=local.weight_decay, **own)
+                if optimizers is not None:
+                    optimizers[client.id] = optimizer
+            module = modules[client.id]
+            optimizer = optimizer if optimizers is None else optimizers[client.id]
+            optimizer.param_groups[0]["lr"] = round_.lr
+            module.load_state_dict({n: torch.from_numpy(array) for n, array in client.init.items()})
+            for step in client.steps:
+                x, y = data.transform(torch.from_numpy(data.x[step])), torch.from_numpy(data.y[step])
+                optimizer.zero_grad()
+                F.cross_entropy(module(x), y).backward()
+                if local.grad_clip:
+                    torch.nn.utils.clip_grad_norm_(module.parameters(), local.grad_clip)
+                optimizer.step()
+            pairs.append((client.model, {n: t.numpy().copy() for n, t in module.state_dict().items()}))
+    return pairs
+
+
+def apart(pairs: list[tuple]) -> float:
+    """The greatest relative difference of a tensor."""
+    return max(np.abs(a[n] - b[n]).max() / max(1.0, np.abs(b[n]).max()) for a, b in pairs for n in a)
+
+
+def rounding(local: LocalConfig) -> float:
+    """What float32 leaves open; Adam divides by the roots of tiny squares, which magnifies it."""
+    return 2e-4 if local.optimizer == "adam" else 2e-5
+
+
+LOCAL = {
+    "momentum": {},
+    "plain": {"momentum": 0.0, "weight_decay": 0.0},
+    "nesterov": {"nesterov": True},
+    "adam": {"optimizer": "adam", "momentum": 0.0, "lr": 0.01, "weight_decay": 0.01, "betas": [0.8, 0.9]},
+    "clipped": {"grad_clip": 0.3},
+    "two epochs": {"epochs": 2},
+    "full batches": {"drop_last": True},
+}
+
+
+@pytest.mark.parametrize("name", LOCAL)
+def test_local_training_is_torchs(name, tmp_path):
+    rounds = traced({"local": LOCAL[name]}, tmp_path)
+    local = rounds[0].federation.config.local
+    for round_ in rounds:
+        assert len(round_.clients) == 3
+        for client in round_.clients:
+            assert all(np.array_equal(client.init[n], round_.before[n]) for n in round_.before)
+            mine = round_.federation.partition.train[client.id]
+            per_epoch = len(mine) // 8 if local.drop_last and len(mine) >= 8 else -(-len(mine) // 8)
+            assert len(client.steps) == local.epochs * per_epoch
+            for epoch in range(local.epochs):
+                steps = client.steps[epoch * per_epoch : (epoch + 1) * per_epoch]
+                drawn = np.concatenate(steps)
+                assert set(drawn) <= set(mine)
+                assert len(set(drawn)) == len(drawn) == (per_epoch * 8 if local.drop_last and len(mine) >= 8 else len(mine))
+                assert all(len(step) == 8 for step in steps[:-1])
+    assert apart(retrained(rounds)) < rounding(local)
+    others = {k: v for k, v in LOCAL.items() if k not in (name, "two epochs", "full batches")}
+    if name not in ("two epochs", "full batches"):  # whose steps are in the trace: the near miss is every other setting
+        for changes in others.values():
+            rounds[0].federation.config = tiny(local=changes)
+            assert apart(retrained(rounds)) > 1e-3
+
+
+@pytest.mark.parametrize("optimizer", [{}, LOCAL["adam"]], ids=["sgd", "adam"])
+def test_optimizers_that_persist(optimizer, tmp_path):
+    """Momentum and step counts survive the overwrite of the weights, also for a client that has paused."""
+    changes = {"local": {**optimizer, "state": "persist"}, "rounds": {"total": 5}}
+    rounds = traced(changes, tmp_path)
+    taken_part = [client.id for round_ in rounds for client in round_.clients]
+    assert len(set(taken_part)) < len(taken_part)
+    assert apart(retrained(rounds, optimizers={})) < rounding(rounds[0].federation.config.local)
+    assert apart(retrained(rounds)) > 1e-3
+
+
+def test_clients_smaller_than_a_batch_train_on_what_they_have(tmp_path):
+    [round_, *_] = traced({"local": {"drop_last": True, "batch_size": 1000}}, tmp_path)
+    assert [[len(step) for step in c.steps] for c in round_.clients] == [[c.samples] for c in round_.clients]
+
+
+def test_losses_are_means_over_samples(tmp_path):
+    """Of the batches as they were trained on; without movement both epochs have the loss of the model itself."""
+    changes = {"local": {"lr": 1e-30, "epochs": 2, "momentum": 0.0}, "model": {"name": "small_cnn"}}
+    rounds = traced(changes, tmp_path)
+    federation = rounds[0].federation
+    data = federation.data
+    module = build("small_cnn", Inputs(data.sample_shape, data.num_classes))
+    module.load_state_dict({n: torch.from_numpy(a) for n, a in rounds[0].before.items()})
+    for t, round_ in enumerate(rounds):
+        total = 0.0
+        for row in rows(tmp_path, "clients", t):
+            mine = federation.partition.train[row["client"]]
+            x, y = data.transform(torch.from_numpy(data.x[mine])), torch.from_numpy(data.y[mine])
+            loss = F.cross_entropy(module(x), y).item()
+            assert row["loss_first"] == pytest.approx(loss, rel=1e-5)
+            assert row["loss_last"] == pytest.approx(loss, rel=1e-5)
+            total += loss * len(mine) / round_.sizes.sum()
+        assert rows(tmp_path, "rounds", t)[0]["train_loss"] == pytest.approx(total, rel=1e-5)
+
+
+# ---- aggregation and evaluation
+
+
+def test_fedavg_by_hand(tmp_path):
+    """`after` is the mean of the traced models by samples, to the rounding of float32; counters are the largest."""
+    for round_ in traced({}, tmp_path):
+        p = round_.sizes / round_.sizes.sum()
+        for name, tensor in round_.after.items():
+            models = np.stack([client.model[name] for client in round_.clients])
+            if name.endswith("num_batches_tracked"):
+                assert tensor == models.max()
+                continue
+            mean = np.tensordot(p, models, 1)
+            # Terms and sums are rounded once each: three clients, two additions and the server's model.
+            assert np.abs(tensor - mean).max() <= 6 * np.finfo(np.float32).eps * max(np.abs(models).max(), 1e-3)
+            assert np.abs(tensor - models.mean(0)).max() > 1e-4 or name.endswith("conv.bias")
+
+
+@pytest.mark.parametrize("bn_stats", ["first", "local"])
+def test_statistics_of_the_first_client_or_of_each(bn_stats, tmp_path):
+    """`first`: the server's are those of the client with the lowest id. `local`: everybody keeps their own."""
+    rounds = traced({"model": {"bn_stats": bn_stats}, "rounds": {"total": 5}}, tmp_path)
+    names = [n for n in rounds[0].before if n.endswith(STATISTICS)]
+    own: dict[int, dict[str, np.ndarray]] = {}
+    met_again = 0
+    for round_ in rounds:
+        kept = round_.clients[0].model if bn_stats == "first" else round_.before
+        assert all(np.allclose(round_.after[n], kept[n], rtol=1e-6, atol=1e-7) for n in names)
+        for client in round_.clients:
+            begins = own.get(client.id, round_.before) if bn_stats == "local" else round_.before
+            assert all(np.array_equal(client.init[n], begins[n]) for n in names)
+            met_again += client.id in own
+            own[client.id] = client.model
+    assert met_again
+    sent = {row["up_buffers"] for row in rows(tmp_path, "traffic", 1)}
+    assert sent == ({0} if bn_stats == "local" else {0, 4 * 50})
+
+
+def test_evaluation_of_the_global_model(tmp_path):
+    """In eval mode, on the whole test set, in the order of rounds that was asked for."""
+    rounds = traced({"rounds": {"total": 4, "evaluate_every": 3}, "evaluate": {"batch_size": 100}}, tmp_path)
+    data = rounds[0].federation.data
+    module = build("tiny_bn_cnn", Inputs(data.sample_shape, data.num_classes)).eval()
+    test = slice(data.train_rows, None)
+    x, y = data.transform(torch.from_numpy(data.x[test])), torch.from_numpy(data.y[test])
+    assert len(y) == 500
+    for t, row in enumerate(rows(tmp_path, "rounds")):
+        if t in (0, 1):
+            assert row["accuracy"] is None
+            continue
+        module.load_state_dict({n: torch.from_numpy(a) for n, a in rounds[t].after.items()})
+        with torch.no_grad():
+            logits = module(x)
+        assert row["accuracy"] == (logits.argmax(1) == y).sum().item() / 500
+        assert row["loss"] == pytest.approx(F.cross_entropy(logits, y).item(), rel=1e-5)
+
+
+@pytest.mark.parametrize("method", [{}, {"client": ["fedala"]}], ids=["fedavg", "fedala"])
+def test_evaluation_changes_nothing(method, tmp_path):
+    """However often, of whatever model, in whatever batches."""
+    changes = {**method, "data": {"client_test_frac": 0.25}, "rounds": {"total": 4}}
+    settings: dict[str, dict[str, Any]] = {
+        "rarely": {"rounds": {"total": 4, "evaluate_every": 4}, "evaluate": {"global": False}},
+        "often": {"rounds": {"total": 4, "evaluate_every": 1}},
+        "small batches": {"rounds": {"total": 4, "evaluate_every": 1}, "evaluate": {"batch_size": 7}},
+        "as it starts": {"rounds": {"total": 4, "evaluate_every": 1}, "evaluate": {"personal": "after_init"}},
+        "as it ends": {"rounds": {"total": 4, "evaluate_every": 1}, "evaluate": {"personal": "after_train"}},
+    }
+    hashes = {name: play(tiny(**{**changes, **own}), tmp_path / name).sha256() for name, own in settings.items()}
+    assert len(set(hashes.values())) == 1, hashes
+    micro = {n: [row["personal_accuracy_micro"] for row in rows(tmp_path / n, "rounds")] for n in settings}
+    assert None not in micro["as it starts"] + micro["as it ends"]
+    assert set(micro["often"]) == {None}
+
+
+def test_sampling_is_the_methods_own_in_nothing(tmp_path):
+    """Cohorts, initial model and batches are the seed's: two methods train the same clients on the same rows."""
+    plain, scaffold = (traced(c, tmp_path / str(i)) for i, c in enumerate(({"local": SCAFFOLD["local"]}, SCAFFOLD)))
+    for ours, theirs in zip(plain, scaffold, strict=True):
+        for a, b in zip(ours.clients, theirs.clients, strict=True):
+            assert a.id == b.id
+            assert all(map(np.array_equal, a.steps, b.steps))
+    assert all(np.array_equal(plain[0].before[n], scaffold[0].before[n]) for n in plain[0].before)
+    first = [c.id for r in plain for c in r.clients]
+    other = [c.id for r in traced({"seed": 4}, tmp_path / "seed") for c in r.clients]
+    assert first != other
+
+
+# ---- empty clients
+
+
+EMPTY = {"data": {"partition": {"dirichlet_counts": {"alpha": 0.02, "clients": 8}}, "allow_empty_clients": True}}
+
+
+def test_empty_clients_are_skipped(tmp_path):
+    changes = {**EMPTY, "rounds": {"total": 4, "participation": 0.7}, "seed": 1}
+    rounds = traced(changes, tmp_path)
+    sizes = rounds[0].federation.partition.sizes
+    skipped = 0
+    for t, round_ in enumerate(rounds):
+        found = rows(tmp_path, "clients", t)
+        assert len(found) == 5
+        for row in found:
+            empty = sizes[row["client"]] == 0
+            assert (row["status"] == "has no training samples") == empty
+            assert (row["weight"] is None) == empty
+            skipped += empty
+        assert [c.id for c in round_.clients] == [r["client"] for r in found if sizes[r["client"]]]
+        assert sum(r["weight"] or 0 for r in found) == pytest.approx(1)
+        assert rows(tmp_path, "rounds", t)[0]["clients_ok"] == len(round_.clients)
+    assert skipped
+
+
+def test_cohort_of_empty_clients_leaves_the_model_as_it_is(tmp_path):
+    """methods.md 0.4. And the run goes on."""
+    rounds = traced({**EMPTY, "rounds": {"total": 8, "participation": 0.13}, "seed": 1}, tmp_path)
+    nobody = [r for r in rounds if not r.clients]
+    assert 0 < len(nobody) < 8
+    assert all(np.array_equal(r.before[n], r.after[n]) for r in nobody for n in r.before)
+
+
+def test_empty_clients_are_refused_unless_allowed(tmp_path):
+    data = {k: v for k, v in EMPTY["data"].items() if k != "allow_empty_clients"}
+    with pytest.raises(ConfigError, match="clients have no training samples"):
+        Federation(tiny(data=data, seed=1), tmp_path)
+
+
+# ---- what is written
+
+
+def test_tables_are_complete_and_agree(tmp_path):
+    changes = {**SCAFFOLD, "server": ["fedlws"], "rounds": {"total": 4, "checkpoint_every": 3}}
+    rounds = traced(changes, tmp_path)
+    federation = rounds[0].federation
+    K, T = 3, 4
+    drawn = [[client.id for client in round_.clients] for round_ in rounds]
+
+    table = rows(tmp_path, "rounds")
+    assert [row["round"] for row in table] == list(range(T))
+    assert all((row["clients_ok"], row["clients_failed"]) == (K, 0) for row in table)
+    walls = [row["wall"] for row in table]
+    assert walls == sorted(walls)
+    assert all(0 < row["seconds_train"] < row["seconds"] for row in table)
+
+    for t, round_ in enumerate(rounds):
+        clients = rows(tmp_path, "clients", t)
+        assert [row["client"] for row in clients] == drawn[t] == sorted(drawn[t])
+        for row, client in zip(clients, round_.clients, strict=True):
+            assert row["samples"] == client.samples
+            assert row["steps"] == len(client.steps)
+            assert row["weight"] == pytest.approx(1 / K)  # SCAFFOLD counts clients, not samples
+            assert (row["status"], row["host"], row["node"]) == ("ok", 0, "local")
+            assert 0 < row["seconds"] < table[t]["seconds_train"]
+
+        layers = rows(tmp_path, "layers", t)
+        assert [row["name"] for row in layers] == UNIT_NAMES
+        for row, names in zip(layers, UNITS.values(), strict=True):
+            after, before = ([r[n] for n in names] for r in (round_.after, round_.before))
+            assert row["parameters"] == sum(a.size for a in after)
+            assert row["norm"] == pytest.approx(np.sqrt(sum((a**2).sum() for a in after)), rel=1e-6)
+            moved = np.sqrt(sum(((a - b) ** 2).sum() for a, b in zip(after, before, strict=True)))
+            assert row["update_norm"] == pytest.approx(moved, rel=1e-5)
+        notes = {(n["name"], n["layer"]): n["value"] for n in rows(tmp_path, "notes", t) if n["method"] == "fedlws"}
+        assert [row["fedlws.gamma"] for row in layers] == [notes["gamma", name] for name in UNIT_NAMES]
+
+        traffic = rows(tmp_path, "traffic", t)
+        assert [row["client"] for row in traffic] == drawn[t]
+        for way in ("up", "down"):
+            assert table[t][f"bytes_{way}"] == sum(v for r in traffic for c, v in r.items() if c.startswith(f"{way}_"))
+        assert all(r["bytes"] == sum(v for c, v in r.items() if c.startswith(("up_", "down_"))) for r in traffic)
+
+        timeline = rows(tmp_path, "timeline", t)
+        assert {"train", "reduce"} <= {row["phase"] for row in timeline}
+        assert all(row["start"] <= row["stop"] <= table[t]["wall"] for row in timeline)
+
+    partition = records.read(tmp_path, "partition")
+    assert type(federation.partition).from_table(partition).sha256() == federation.partition.sha256()
+    manifest = json.loads((tmp_path / "manifest.json").read_text())
+    assert manifest["seed"] == federation.config.seed
+    assert manifest["partition_sha256"] == federation.partition.sha256()
+    assert manifest["parameters"] == sum(row["parameters"] for row in rows(tmp_path, "layers", 0))
+    assert load(tmp_path / "config.yaml") == federation.config
+    result = json.loads((tmp_path / "result.json").read_text())
+    accuracies = [row["accuracy"] for row in table if row["accuracy"] is not None]
+    assert (result["final"], result["best"]) == (accuracies[-1], max(accuracies))
+    assert result["last10"] == pytest.approx(np.mean(accuracies))
+    assert result["sha256"] == federation.sha256()
+
+    final = load_file(tmp_path / "model.safetensors")
+    assert all(np.array_equal(final[n], tensor) for n, tensor in rounds[-1].after.items())
+
+
+def test_trace_is_one_story(tmp_path):
+    """Each round begins where the last ended; a client's state is what it left, however long ago."""
+    rounds = traced({**SCAFFOLD, "rounds": {"total": 5}}, tmp_path)
+    for ours, following in pairwise(rounds):
+        assert all(np.array_equal(ours.after[n], following.before[n]) for n in ours.before)
+    states: dict[int, dict[str, np.ndarray]] = {}
+    for round_ in rounds:
+        for client in round_.clients:
+            if client.id in states:
+                assert all(np.array_equal(client.before[n], states[client.id][n]) for n in states[client.id])
+            else:
+                assert client.before == {}
+            states[client.id] = client.after
+            # What a client sends is how its control moved (SCAFFOLD, option II).
+            for name, control in client.after.items():
+                moved = control - client.before.get(name, 0)
+                sent = client.upload[name.replace("scaffold.c.", "scaffold.")]
+                assert np.abs(moved - sent).max() <= 1e-6 * max(1, np.abs(control).max())
+    assert any(len(r.clients[0].before) for r in rounds)
+
+
+def test_only_the_asked_rounds_are_traced(tmp_path):
+    play(tiny(record={"trace": [1]}), tmp_path / "one")
+    assert [folder.name for folder in (tmp_path / "one" / "trace").iterdir()] == ["round-0001"]
+    play(tiny(), tmp_path / "none")
+    assert not (tmp_path / "none" / "trace").exists()
+
+
+# ---- traffic
+
+P, L = 1556, 3  # of the tiny net for four classes: two convolutions with their norms, the head
+B = 50  # means and variances of 8 and 16 channels, two counters
+
+
+@pytest.mark.parametrize("top_n", [1, 2, 3])
+def test_traffic_of_fedldf(top_n, tmp_path):
+    """n·P parameters, L divergences a client, and masks of L bits; statistics travel with their layers."""
+    play(tiny(weighting=[{"fedldf": {"top_n": top_n}}]), tmp_path)
+    K = 3
+    for t in range(3):
+        total = {c: sum(row[c] or 0 for row in rows(tmp_path, "traffic", t)) for c in rows(tmp_path, "traffic", t)[0]}
+        up, masks = total["up_params"] + total["up_scalars"], total["down_masks"]
+        assert up + masks == top_n * P * 4 + K * L * 4 + K * 1
+        assert total["up_buffers"] == top_n * B * 4
+        assert (total["up_vectors"], total["up_masks"]) == (0, 0)
+        assert (total["down_params"], total["down_buffers"]) == (K * P * 4, K * B * 4)
+
+
+@pytest.mark.parametrize(
+    ("changes", "vectors"), [({}, 0), ({"weighting": [{"fedldf": {"top_n": 1}}]}, 0), (SCAFFOLD, P)],
+    ids=["fedavg", "fedldf", "scaffold"],
+)  # fmt: skip
+def test_transport_is_what_was_sent(changes, vectors, tmp_path, warm_ray):
+    """With an actor for each client: the bytes that left the actors' processes are those that the ledger says."""
+    engine = {"ray": {"clients_per_actor": 1, "fan_in": 8}}
+    federation = play(tiny(**changes, engine=engine), tmp_path, make_engine=warm_ray)
+    assert len(federation.engine.hosts) == 3
+    for t in range(3):
+        assert len({row["host"] for row in rows(tmp_path, "clients", t)}) == 3
+        first, *others = rows(tmp_path, "traffic", t)
+        for row in others:
+            assert row["transport_up"] == row["up_params"] + row["up_buffers"] + row["up_vectors"]
+            assert row["up_vectors"] == 4 * vectors
+        # The first one's process adds the others' to its own, and sends the sum: every layer once.
+        assert first["transport_up"] == 4 * (P + B + vectors)

@@ -1,0 +1,78 @@
+"""Memory does not grow with rounds: not the driver's, not the hosts', not the object store's."""
+
+import gc
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import ray
+from conftest import tiny
+from ray import cloudpickle
+
+from raysim.federation import Federation, MakeEngine, local_engine
+
+WARM_UP, ROUNDS, EVERY = 40, 120, 10
+MODEL = {"name": "mlp", "options": {"hidden": [1000]}}  # 69,004 parameters: Ray puts them into the object store
+METHODS = {
+    "fedavg": {},
+    "scaffold and fedlws": {
+        "client": ["scaffold"], "local": {"momentum": 0.0, "weight_decay": 0.0}, "server": ["fedlws"],
+    },
+    "fedala and fedldf": {"client": ["fedala"], "weighting": [{"fedldf": {"top_n": 2}}]},
+}  # fmt: skip
+
+
+def private_bytes() -> int:
+    """Memory of this process alone, without what it shares with others."""
+    resident, shared = map(int, Path("/proc/self/statm").read_text().split()[1:3])
+    return (resident - shared) * os.sysconf("SC_PAGE_SIZE")
+
+
+def usage(*_: Any) -> dict[str, int]:
+    """Of this process; on a host, its actor is the argument."""
+    gc.collect()
+    found = {"bytes": private_bytes(), "objects": len(gc.get_objects())}
+    if ray.is_initialized():
+        found["references"] = len(ray._private.worker.global_worker.core_worker.get_all_reference_counts())
+    return found
+
+
+def measure(changes: dict[str, Any], folder: Path, make_engine: MakeEngine) -> dict[str, list[dict[str, int]]]:
+    """`usage` of every process at the checkpoints after the warm-up."""
+    rounds = {"total": ROUNDS, "checkpoint_every": EVERY, "evaluate_every": 5}
+    federation = Federation(tiny(**changes, model=MODEL, rounds=rounds), folder, make_engine=make_engine)
+    found: dict[str, list[dict[str, int]]] = {}
+    for t in range(1, ROUNDS + 1):
+        federation.step()
+        if t >= WARM_UP and t % EVERY == 0:
+            found.setdefault("driver", []).append(usage())
+            for i, host in enumerate(federation.engine.hosts if make_engine is not local_engine else ()):
+                found.setdefault(f"host {i}", []).append(ray.get(host.__ray_call__.remote(usage)))
+    federation.close()
+    return found
+
+
+def check(found: dict[str, list[dict[str, int]]]) -> None:
+    rounds = np.arange(WARM_UP, ROUNDS + 1, EVERY)
+    for process, usages in found.items():
+        slopes = {what: np.polyfit(rounds, [u[what] for u in usages], 1)[0] for what in usages[0]}
+        # A model that were kept each round would be 276,000 bytes; noise is a few megabytes over all rounds.
+        assert slopes["bytes"] < 100_000, (process, usages)
+        # One object that stays each round would be 1.
+        assert slopes["objects"] < 0.5, (process, usages)
+        assert abs(slopes.get("references", 0)) < 0.05, (process, usages)
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_in_process(name, tmp_path):
+    check(measure(METHODS[name], tmp_path, local_engine))
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_ray(name, tmp_path, warm_ray):
+    cloudpickle.register_pickle_by_value(sys.modules[__name__])  # hosts cannot import this file
+    engine = {"ray": {"clients_per_actor": 2}}
+    check(measure({**METHODS[name], "engine": engine}, tmp_path, warm_ray))
