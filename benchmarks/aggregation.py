@@ -23,7 +23,6 @@ import torch
 from raysim.config import from_dict
 from raysim.core.client import ClientMethod, LocalRun, Moment
 from raysim.core.server import Downlink
-from raysim.engine import engine as engine_module
 from raysim.federation import Federation
 from raysim.methods import CLIENTS
 from raysim.records import manifest
@@ -53,7 +52,8 @@ def federation(model: str, clients: int, folder: Path) -> Federation:
             "rounds": {"total": 1},
             "local": {"batch_size": 10, "lr": 0.1},
             "client": ["untrained"],
-            "engine": {"ray": {"clients_per_actor": -(-clients // len(os.sched_getaffinity(0)))}},
+            # To measure the gather that the engine would refuse, it must be allowed.
+            "engine": {"ray": {"clients_per_actor": -(-clients // len(os.sched_getaffinity(0))), "gather_bytes": 1 << 40}},
         }
     )
     return Federation(config, folder, make_engine=ray_engine)
@@ -76,7 +76,6 @@ def measure(model: str, clients: int, repeats: int) -> dict[str, Any]:
         cohort.train()
         mix = cohort.by_size()
         weights = mix.per_client().tolist()
-        engine_module.GATHER_BYTES = 1 << 40  # to measure what the engine would refuse
 
         def gather() -> None:
             rows = cohort.gather()

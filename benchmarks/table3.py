@@ -4,7 +4,7 @@
 
 The 20 models are there already, made by clients that train nothing; what is timed is what a round does then: plan, sum,
 server steps. Statistics that clients measure while they train (CCN's latents, FedLDF's norms) are not in it. Methods take
-turns, and before each the caches are filled with something else, as by training.
+turns.
 
 FedLAW learns on 200 proxy samples for 100 epochs, 200 steps. Its seconds are split into the proxy samples' passes,
 forward and backward, and the rest. Where all its steps would take more than --limit seconds it is timed over
@@ -140,11 +140,9 @@ def timed(action: Any) -> float:
 
 def in_turns(trained: Trained, repeats: int) -> dict[str, Any]:
     """Seconds of each method: medians, and the median of its ratios to FedAvg's in the same turn."""
-    elsewhere = torch.zeros(1 << 24)
     seconds: Seconds = {name: [] for name in METHODS}
     for turn in range(repeats + 1):
         for name in METHODS:
-            elsewhere += 1
             taken = timed(lambda name=name: trained.aggregate(trained.aggregators[name]))
             if turn:
                 seconds[name].append(taken)

@@ -7,7 +7,7 @@ A configuration may list `methods:` to compare, by name, each with the settings 
       fedprox: {client: [{fedprox: {mu: 0.01}}]}
       fedlws: {server: [fedlws], local.lr: 0.05}
 
-With one seed, all of them have one partition, one initial model and one sequence of cohorts (methods.md 7.3).
+With one seed, all of them have one partition, one initial model and one sequence of cohorts.
 """
 
 from __future__ import annotations

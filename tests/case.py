@@ -135,7 +135,7 @@ class Traced:
         return [n for n in self.before if not n.endswith(("running_mean", "running_var", "num_batches_tracked"))]
 
 
-# Layers of the default grouping in `conftest.tiny`'s model (methods.md 0.3): a norm layer belongs to the layer before it.
+# Layers of the default grouping in `conftest.tiny`'s model: a norm layer belongs to the layer before it.
 UNITS = {
     "conv1": ["conv1.conv.weight", "conv1.conv.bias", "conv1.norm.weight", "conv1.norm.bias"],
     "conv2": ["conv2.conv.weight", "conv2.conv.bias", "conv2.norm.weight", "conv2.norm.bias"],
@@ -160,7 +160,7 @@ def average(states: list[State], weights: np.ndarray, names: Mapping | list | No
 
 
 def fedavg(round_: Traced, weights: np.ndarray | None = None) -> State:
-    """The plain aggregate (methods.md 2.1, 0.2): everything averaged, counters by their maximum."""
+    """The plain aggregate: everything averaged, counters by their maximum."""
     models = [c.model for c in round_.clients]
     result = average(models, round_.p if weights is None else weights)
     for name in result:

@@ -266,7 +266,7 @@ def test_empty_clients_are_skipped(tmp_path):
 
 
 def test_cohort_of_empty_clients_leaves_the_model_as_it_is(tmp_path):
-    """methods.md 0.4. And the run goes on."""
+    """And the run goes on."""
     rounds = traced({**EMPTY, "rounds": {"total": 8, "participation": 0.13}, "seed": 1}, tmp_path)
     nobody = [r for r in rounds if not r.clients]
     assert 0 < len(nobody) < 8

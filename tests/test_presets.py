@@ -1,4 +1,4 @@
-"""Presets are configurations (methods.md 0.11): sections, and fields of the methods that a file lists."""
+"""Presets are configurations: sections, and fields of the methods that a file lists."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""The server's own samples, and BatchNorm statistics that come from them (methods.md 0.2, 0.11, 7.2 P10)."""
+"""The server's own samples, and BatchNorm statistics that come from them."""
 
 from pathlib import Path
 from typing import Any

@@ -1,4 +1,4 @@
-"""A cohort that is one float64 matrix in this process, for numbers that can be checked by hand (methods.md 11.2)."""
+"""A cohort that is one float64 matrix in this process, for numbers that can be checked by hand."""
 
 from __future__ import annotations
 

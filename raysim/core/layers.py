@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import math
 import re
-from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -17,6 +16,7 @@ from torch import Tensor, nn
 
 NORMS = (nn.modules.batchnorm._BatchNorm, nn.LayerNorm, nn.GroupNorm, nn.modules.instancenorm._InstanceNorm)
 RUN = 1 << 13  # elements whose squares one BLAS call adds: it may share more among threads, which changes the order
+SQUARES = 1e-30, 1e38  # between these a sum of float32 squares has neither vanished nor overflowed
 
 
 @dataclass(frozen=True)
@@ -182,17 +182,38 @@ class LayerMap:
                 first = stop
 
     def squares(self, part: Tensor, start: int = 0) -> Tensor:
-        """Sums of squares [..., runs] of a `part` [..., n] of the flat vector whose ends are ends of runs."""
-        stop, sums = start + part.shape[-1], []
-        first = bisect_right(self._segments, start, key=lambda segment: segment[0]) - 1
-        for a, b, _ in itertools.takewhile(lambda segment: segment[0] < stop, self._segments[first:]):
-            a, b = max(a, start) - start, min(b, stop) - start
-            whole = a + (b - a) // RUN * RUN
-            if whole > a:
-                sums.append(squares(part[..., a:whole].unflatten(-1, (-1, RUN))))
-            if whole < b:
-                sums.append(squares(part[..., None, whole:b]))
-        return torch.cat(sums, -1)
+        """Sums of squares [..., runs], float64, of a `part` [..., n] of the flat vector whose ends are ends of runs.
+
+        In a run squares of float32 are summed by BLAS in float32, to about 1e-7; where that overflows or vanishes, in
+        float64.
+        """
+        shapes = self._shapes(start, start + part.shape[-1])
+        if part.is_cuda:
+            return torch.cat([part[..., a:b].unflatten(-1, n).double().square().sum(-1) for a, b, n in shapes], -1)
+        array, sums = part.detach().numpy(), []
+        with np.errstate(over="ignore", under="ignore"):
+            for a, b, n in shapes:
+                runs = array[..., a:b].reshape(*part.shape[:-1], *n)
+                sums.append(np.matmul(runs[..., None, :], runs[..., :, None])[..., 0, 0])
+        total = torch.from_numpy(np.concatenate(sums, -1, dtype=np.float64))
+        if part.dtype != torch.float64:
+            unsure = ~((total > SQUARES[0]) & (total < SQUARES[1]))
+            return torch.where(unsure, self.squares(part.double(), start), total) if unsure.any() else total
+        return total
+
+    def _shapes(self, start: int, stop: int) -> list[tuple[int, int, tuple[int, int]]]:
+        """(start, stop, (runs, elements of each)) of equal runs, counted from `start`."""
+        if (start, stop) not in self._cached_shapes:
+            shapes = self._cached_shapes[start, stop] = []
+            for a, b, _ in ((max(a, start), min(b, stop), layer) for a, b, layer in self._segments if a < stop and b > start):
+                whole = a + (b - a) // RUN * RUN
+                shapes += [(a - start, whole - start, ((whole - a) // RUN, RUN))] if whole > a else []
+                shapes += [(whole - start, b - start, (1, b - whole))] if b > whole else []
+        return self._cached_shapes[start, stop]
+
+    @cached_property
+    def _cached_shapes(self) -> dict[tuple[int, int], list[tuple[int, int, tuple[int, int]]]]:
+        return {}
 
     @cached_property
     def _layer_of_run(self) -> Tensor:
@@ -223,6 +244,16 @@ class LayerMap:
         for spec, value in zip(self.tensors, per_tensor.unbind(-1), strict=False):  # fifty times a repeat_interleave's speed
             whole[..., spec.start : spec.stop] = value[..., None]
         return whole
+
+    def scaled(self, value: Tensor, per_tensor: Tensor) -> Tensor:
+        """A copy of `value` [S] (or [P]) whose first tensors are multiplied by the factors `per_tensor` [T] or [T + Tb]."""
+        result, first = value.clone(), 0
+        for factor, run in itertools.groupby(per_tensor.to(value.dtype).tolist()):
+            last = first + len(list(run)) - 1
+            if factor != 1:
+                result[self.tensors[first].start : self.tensors[last].stop] *= factor
+            first = last + 1
+        return result
 
     def span(self, part: str) -> slice:
         """The parameters of the `head` (last stage), the `body` (all others) or `all`, as a slice of [P]."""
@@ -274,23 +305,6 @@ class LayerMap:
                 raise ValueError(f"{spec.name} has shape {tuple(state[spec.name].shape)}, the model needs {spec.shape}")
             spec.view(value).copy_(state[spec.name])
         return value
-
-
-def squares(parts: Tensor) -> Tensor:
-    """Sums of squares [...], float64, of vectors [..., n] of at most `RUN` elements.
-
-    Those of float32 are summed by BLAS in float32, to about 1e-7; where that overflows or vanishes, in float64.
-    """
-    if parts.is_cuda:
-        return parts.double().square().sum(-1)
-    array = parts.detach().numpy()
-    with np.errstate(over="ignore", under="ignore"):
-        sums = np.matmul(array[..., None, :], array[..., :, None])[..., 0, 0].astype(np.float64)
-    limits = np.finfo(array.dtype)
-    unsure = ~((sums > limits.tiny / limits.eps) & (sums < limits.max))
-    if unsure.any():
-        sums[unsure] = np.square(array[unsure].astype(np.float64)).sum(-1)
-    return torch.from_numpy(sums)
 
 
 Grouping = tuple[list[str], dict[str, int]]  # layer names; tensor name -> layer

@@ -438,7 +438,7 @@ class HostedCohort:
 
     @property
     def counters(self) -> Tensor:
-        return self._stack(lambda outcome: outcome.counters)
+        return torch.tensor([self.outcomes[c].counters for c in self.clients], dtype=torch.float64)
 
     def by_size(self) -> Mixture:
         return Mixture.of(self.sizes, self.layers)
@@ -527,10 +527,9 @@ class HostedCohort:
     def _value(self, mix: Mixture, pieces: Sequence[tree.Piece], sums: Sequence[Tensor | None]) -> Tensor:
         """The model [S] from the sums of every piece's updates. The leaves of the tree are updates, because that way the
         small differences of the clients are kept."""
-        result = self.server_value.clone()
         kept = mix.kept
-        if not torch.allclose(kept, torch.ones_like(kept), rtol=0, atol=1e-9):
-            result *= self.layers.per_element(kept.to(result.dtype))
+        kept = torch.where((kept - 1).abs() <= 1e-9, 1.0, kept)
+        result = self.layers.scaled(self.server_value, kept)
         for (start, stop, _), total in zip(pieces, sums, strict=True):
             if total is not None:
                 result[start:stop] += total

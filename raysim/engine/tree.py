@@ -7,9 +7,9 @@ it splits in the middle. A host sums the largest nodes whose leaves it holds all
 
 from __future__ import annotations
 
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from itertools import compress, groupby, islice, takewhile
+from itertools import groupby, islice, takewhile
 from typing import Any, TypeVar
 
 import numpy as np
@@ -54,18 +54,19 @@ class WeightedSum:
         self.ops: Any = torch if like.is_cuda else np
         self.block = GPU_BLOCK if like.is_cuda else BLOCK
         self.clients = node[1] - node[0]
-        pieces = [(start, stop, weights[slice(*node)]) for start, stop, weights in pieces]
-        scales = as_array(torch.from_numpy(np.stack([w for *_, w in pieces])).to(like)[..., None])  # [pieces, clients, 1]
-        self.pieces = [
-            (start, stop, scale, tuple(w != 0), bool((w[w != 0] == 1).all()), factor)
-            for (start, stop, w), scale, factor in zip(pieces, scales, factors or [1.0] * len(pieces), strict=True)
-        ]
+        self.everyone = tuple(range(self.clients))
+        starts, stops, columns = zip(*pieces, strict=True)
+        weights = np.stack(columns)[:, slice(*node)]  # [pieces, clients]
+        scales = as_array(torch.from_numpy(weights).to(like)[..., None])
+        unscaled = ((weights == 0) | (weights == 1)).all(1).tolist()
+        sent = [tuple(np.flatnonzero(w)) for w in weights] if not weights.all() else [self.everyone] * len(weights)
+        self.pieces = [*zip(starts, stops, scales, sent, unscaled, factors or [1.0] * len(sent), strict=True)]
         depth = (self.clients - 1).bit_length()
         self._scaled, self._sums = (as_array(like.new_empty(rows, self.block)) for rows in (self.clients, depth))
 
     def blocks(self) -> Iterator[tuple[int, int]]:
         """(start, stop) of parts for `add`, without those where all weights are zero."""
-        for sent, run in groupby(self.pieces, key=lambda piece: any(piece[3])):
+        for sent, run in groupby(self.pieces, key=lambda piece: bool(piece[3])):
             edges = [edge for start, stop, *_ in run for edge in (start, stop)]
             if sent:
                 yield from ((a, min(a + self.block, edges[-1])) for a in range(edges[0], edges[-1], self.block))
@@ -85,44 +86,45 @@ class WeightedSum:
             # Pieces are scaled one by one, and then added together.
             same = list(group)
             for a, b, scale, *_ in () if unscaled else same:
-                if all(sent):
+                if sent == self.everyone:
                     self.ops.multiply(rows[:, a:b], scale, out=self._scaled[:, a:b])
                 else:
-                    for p in compress(range(self.clients), sent):
+                    for p in sent:
                         self.ops.multiply(rows[p, a:b], scale[p], out=self._scaled[p, a:b])
-            if any(sent):
+            if sent:
                 leaves, whole = rows if unscaled else self._scaled, slice(same[0][0], same[-1][1])
-                self._total([leaves[p, whole] if s else None for p, s in enumerate(sent)], out[whole])
+                self._total({p: leaves[p, whole] for p in sent}, out[whole])
                 for a, b, *_, factor in same:
                     if factor != 1:
                         self.ops.multiply(out[a:b], factor, out=out[a:b])
 
-    def _total(self, leaves: Sequence[Any], out: Any) -> None:
-        """out [n] = the sum of the leaves that are not None, at least one."""
+    def _total(self, leaves: dict[int, Any], out: Any) -> None:
+        """out [n] = the sum of the leaves at some positions, at least one."""
 
-        def visit(lo: int, hi: int, into: Any, level: int) -> Any:
-            if hi - lo == 1:
-                return leaves[lo]
+        def visit(lo: int, hi: int, some: Sequence[int], into: Any, level: int) -> Any:
+            if len(some) == 1:
+                return leaves[some[0]]
             middle = (lo + hi) // 2
-            left = visit(lo, middle, into, level + 1)
-            right = visit(middle, hi, into if left is None else self._sums[level, : len(out)], level + 1)
-            if left is None or right is None:
-                return right if left is None else left
+            cut = bisect_left(some, middle)
+            if cut in (0, len(some)):  # all in one half
+                return visit(*((middle, hi) if cut == 0 else (lo, middle)), some, into, level + 1)
+            left = visit(lo, middle, some[:cut], into, level + 1)
+            right = visit(middle, hi, some[cut:], self._sums[level, : len(out)], level + 1)
             return self.ops.add(left, right, out=into)
 
-        total = visit(0, len(leaves), out, 0)
+        total = visit(0, self.clients, tuple(leaves), out, 0)
         if total is not out:
             out[:] = total
 
 
 def without_factors(pieces: Iterable[Piece]) -> tuple[list[Piece], tuple[float, ...]]:
     """Weights that are equal, or zero, become ones: then it is the sum that is scaled, by the factors returned."""
-    unscaled, factors = [], []
-    for start, stop, weights in pieces:
-        found = weights[weights != 0]
-        factors.append(float(found[0]) if len(found) and (found == found[0]).all() else 1.0)
-        unscaled.append((start, stop, weights / factors[-1]))
-    return unscaled, tuple(factors)
+    pieces = list(pieces)
+    weights = np.stack([w for *_, w in pieces])  # [pieces, K]
+    first = np.take_along_axis(weights, (weights != 0).argmax(1)[:, None], 1)
+    equal = ((weights == 0) | (weights == first)).all(1, keepdims=True) & (first != 0)
+    factors = np.where(equal, first, 1.0)
+    return [(a, b, w) for (a, b, _), w in zip(pieces, weights / factors, strict=True)], tuple(factors[:, 0].tolist())
 
 
 def as_array(tensor: Tensor) -> Any:

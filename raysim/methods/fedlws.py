@@ -99,9 +99,8 @@ class FedLWS(ServerStep):
         def expanded(per_layer: Tensor) -> Tensor:
             return layers.per_element(layers.spread(per_layer)[:tensors].to(after.dtype))
 
-        result = after.clone()
-        if self.variant != "only_reg":
-            result[:size] *= expanded(gamma)
+        factor = torch.ones_like(gamma) if self.variant == "only_reg" else gamma
+        result = layers.scaled(after, layers.spread(factor)[:tensors])
         if self.variant != "full":
             own = 1 - gamma if self.variant == "only_opt" else gamma - 1
             result[:size] += expanded(own) * before[:size]

@@ -25,7 +25,7 @@ COLUMN, PAGE = 3.4, 7.0  # inches: one column of a paper, and both
 INK, GRID, IDLE = "#333333", "#e6e6e6", "#d9d9d9"
 # Okabe and Ito's colours, distinct for colour-blind readers; the yellow is left out, which white paper swallows.
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00", "#000000")
-DASHES = ("-", "--", ":", "-.")  # once the colours are used up
+DASHES = ("-", "--", ":", "-.")  # curves that coincide both show, also in print without colours
 SEQUENTIAL, DIVERGING, BLANK = "viridis", "PuOr", "#ebebeb"
 
 STYLE: Any = {
@@ -106,7 +106,7 @@ def colour(i: int) -> str:
 
 
 def dash(i: int) -> str:
-    return DASHES[i // len(COLOURS) % len(DASHES)]
+    return DASHES[i % len(DASHES)]
 
 
 def legend(figure: Figure, handles: Sequence[Artist], labels: Sequence[str]) -> None:

@@ -3,7 +3,7 @@ from case import UNITS, Case, State, Traced, fedavg
 
 
 def recompute(round_: Traced) -> State:
-    """methods.md 4.3 with strength 0.01, alpha 4: |d| is standardised within each layer."""
+    """With strength 0.01, alpha 4: |d| is standardised within each layer."""
     after, before = fedavg(round_), round_.before
     for names in UNITS.values():
         moved = {n: np.abs(after[n] - before[n]) for n in names}

@@ -7,7 +7,7 @@ ETA2, MU = 0.02, 0.5
 
 
 def recompute(round_: Traced) -> State:
-    """methods.md 6.10 with L = 1, T = 3: in round 2 λ_t = (cos(2π/3) + 1)/2 = 1/4."""
+    """With L = 1, T = 3: in round 2 λ_t = (cos(2π/3) + 1)/2 = 1/4."""
     local, cores = round_.federation.config.local, []
     for client in round_.clients:
         bank = {i: tensors(model) for i, model in round_.bank.items()}

@@ -2,7 +2,7 @@ from case import Case, State, Traced, fedavg, minus, norm
 
 
 def recompute(round_: Traced) -> State:
-    """methods.md 4.2 with strength 0.1: the decay is followed from the first round on."""
+    """With strength 0.1: the decay is followed from the first round on."""
     decay, names = 0.0, round_.parameters
     for earlier in (round_.at(0), round_.at(1), round_):
         moved = norm(minus(fedavg(earlier), earlier.before), names)

@@ -4,7 +4,7 @@ from reference import forward, inputs, tensors
 
 
 def recompute(round_: Traced) -> State:
-    """methods.md 2.5 from the trained models' latents in eval mode; temperature 0.5."""
+    """From the trained models' latents in eval mode; temperature 0.5."""
 
     def latent(client: TracedClient) -> np.ndarray:
         x, _ = inputs(round_.federation, round_.federation.partition.train[client.id])

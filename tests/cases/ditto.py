@@ -8,7 +8,7 @@ LAM = 0.5
 
 
 def recompute(round_: Traced) -> State:
-    """methods.md 6.6 with s = 1: v around the received model, then w from it; each has momentum of its own."""
+    """With s = 1: v around the received model, then w from it; each has momentum of its own."""
     server, models, histories = tensors(round_.before), [], set()
 
     def pulled(v, x, y):

@@ -9,7 +9,7 @@ STATISTICS = ("norm.running_mean", "norm.running_var")
 
 
 def kept(round_: Traced, client: TracedClient) -> dict[str, np.ndarray]:
-    """methods.md 3.4 (a), (b) for the client's model before pruning, trained again: bool [channels] of each unit."""
+    """For the client's model before pruning, trained again: bool [channels] of each unit."""
     full = train(round_.federation, tensors(client.init), client.steps, round_.lr)
     update = minus({n: t.numpy() for n, t in full.items()}, round_.before)
     ratio, sizes, moved = {}, {}, {}
@@ -28,7 +28,7 @@ def kept(round_: Traced, client: TracedClient) -> dict[str, np.ndarray]:
 
 
 def recompute(round_: Traced) -> State:
-    """methods.md 3.4 (d): each channel is averaged by size over the clients that sent it, or stays as it was."""
+    """Each channel is averaged by size over the clients that sent it, or stays as it was."""
     after, masks = fedavg(round_), [kept(round_, c) for c in round_.clients]
     for unit in ("conv1", "conv2"):
         mask = np.stack([m[unit] for m in masks])  # [K, channels]

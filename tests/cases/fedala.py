@@ -9,7 +9,7 @@ HEAD = ["head.weight", "head.bias"]
 
 
 def local_start(round_: Traced, client: TracedClient, steps: list[np.ndarray]) -> dict[str, torch.Tensor]:
-    """methods.md 6.1 with p = 1: W of the head is learned on the batches of `steps`, as many as the rule says."""
+    """With p = 1: W of the head is learned on the batches of `steps`, as many as the rule says."""
     server, old = tensors(round_.before), part(client.before, "previous.", {})
     if not old:
         assert not steps

@@ -8,7 +8,7 @@ LOCAL = {"client": [{"fedfomo": {"models": 1}}], "data": {"client_val_frac": 0.2
 
 
 def recompute(round_: Traced) -> State:
-    """methods.md 6.7: from w_i, with the penalty lam/(2 alpha) ‖w − u_i‖²; u_i has the client's own statistics."""
+    """From w_i, with the penalty lam/(2 alpha) ‖w − u_i‖²; u_i has the client's own statistics."""
     bank = {i: tensors(model) for i, model in round_.bank.items()}
     models = []
     for client in round_.clients:

@@ -2,7 +2,7 @@ from case import Case, State, Traced, fedavg, minus
 
 
 def recompute(round_: Traced) -> State:
-    """methods.md 4.7: momentum 0.9 since the first round."""
+    """Momentum 0.9 since the first round."""
     velocity = dict.fromkeys(round_.parameters, 0.0)
     for earlier in (round_.at(0), round_.at(1), round_):
         update = minus(fedavg(earlier), earlier.before)

@@ -3,7 +3,7 @@ from reference import aggregate, parameters, tensors, train
 
 
 def recompute(round_: Traced) -> State:
-    """methods.md 5.5: clients train all but the last linear layer; the mean is by size, and the head stays."""
+    """Clients train all but the last linear layer; the mean is by size, and the head stays."""
     server = tensors(round_.before)
     body = [n for n in parameters(server) if not n.startswith("head.")]
     models = [train(round_.federation, server, c.steps, round_.lr, only=body) for c in round_.clients]

@@ -15,7 +15,7 @@ ORDER = [
 
 
 def recompute(round_: Traced) -> State:
-    """methods.md 4.6: clients, their average and two models sampled around them teach, sharpened by temperature 0.5."""
+    """Clients, their average and two models sampled around them teach, sharpened by temperature 0.5."""
     before, average = round_.before, fedavg(round_)
     updates = [minus(c.model, before) for c in round_.clients]
     assert sorted(ORDER) == sorted(parameters(before))

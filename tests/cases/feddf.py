@@ -16,7 +16,7 @@ def distilled(round_: Traced, teachers: list[dict[str, torch.Tensor]], temperatu
 
 
 def recompute(round_: Traced) -> State:
-    """methods.md 4.5: the clients, in eval mode, teach with the same weight."""
+    """The clients, in eval mode, teach with the same weight."""
     return distilled(round_, [tensors(c.model) for c in round_.clients], 2.0, 2.0)
 
 

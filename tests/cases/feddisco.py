@@ -3,7 +3,7 @@ from case import Case, State, Traced, fedavg
 
 
 def recompute(round_: Traced) -> State:
-    """methods.md 2.2: KL from uniform, divided by its sum over the cohort; a = 0.5, b = 0.1."""
+    """KL from uniform, divided by its sum over the cohort; a = 0.5, b = 0.1."""
     labels, train = round_.federation.data.y, round_.federation.partition.train
     kl = []
     for client in round_.clients:

@@ -6,7 +6,7 @@ ALPHA, N = 0.3, 8
 
 
 def recompute(round_: Traced) -> State:
-    """methods.md 5.2: clients descend F − ⟨g_k, w⟩ + alpha/2 ‖w − w_g‖²; w = mean + h̃ + (1/N) Σ Δ_k."""
+    """Clients descend F − ⟨g_k, w⟩ + alpha/2 ‖w − w_g‖²; w = mean + h̃ + (1/N) Σ Δ_k."""
     server, models = tensors(round_.before), []
     drift = part(round_.server, "memory.feddyn.", server)
     for client in round_.clients:

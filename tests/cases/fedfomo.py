@@ -8,7 +8,7 @@ MODELS = 4
 
 
 def recompute(round_: Traced) -> State:
-    """methods.md 6.9: of the models sent, what each gains on the validation samples over θ_i^old, per distance."""
+    """Of the models sent, what each gains on the validation samples over θ_i^old, per distance."""
     bank = {i: tensors(model) for i, model in round_.bank.items()}
     Q, models, histories = round_.server["memory.fedfomo"], [], set()
     for client in round_.clients:

@@ -8,7 +8,7 @@ SETTING = {"epochs": 3, "batch_size": 16, "halve_every": 2}  # two batches an ep
 
 
 def recompute(round_: Traced, moves: str, quad: bool = False) -> State:
-    """methods.md 2.6 by autograd through w = γ Σ λ_k w_k in train mode; buffers are averaged with the learned λ."""
+    """By autograd through w = γ Σ λ_k w_k in train mode; buffers are averaged with the learned λ."""
     models, p = [tensors(c.model) for c in round_.clients], torch.tensor(round_.p)
     names = parameters(models[0])
     x = torch.full_like(p, len(p) ** -0.5) if quad else p.log()

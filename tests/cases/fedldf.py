@@ -14,7 +14,7 @@ def over_uploaders(round_: Traced, sent: dict[str, np.ndarray]) -> State:
 
 
 def recompute(round_: Traced) -> State:
-    """methods.md 3.1 with n = 1: every layer is copied from the client where it moved most."""
+    """With n = 1: every layer is copied from the client where it moved most."""
     sent = {}
     for unit, names in UNITS.items():
         moved = [norm(minus(c.model, round_.before), names) for c in round_.clients]

@@ -5,7 +5,7 @@ BETA = 0.3
 
 
 def recompute(round_: Traced) -> State:
-    """methods.md 4.1: tau is a mean of norms around the unweighted mean, the norms are the old layer's."""
+    """Tau is a mean of norms around the unweighted mean, the norms are the old layer's."""
     before, after = round_.before, fedavg(round_)
     updates = [minus(c.model, before) for c in round_.clients]
     centre = average(updates, np.full(len(updates), 1 / len(updates)))

@@ -3,7 +3,7 @@ from case import Case, State, Traced, fedavg
 
 
 def recompute(round_: Traced) -> State:
-    """methods.md 2.4: A_k of momentum 0.9 in closed form, from counted steps."""
+    """A_k of momentum 0.9 in closed form, from counted steps."""
     rho, steps = 0.9, np.array([len(c.steps) for c in round_.clients])
     applied = (steps - rho * (1 - rho**steps) / (1 - rho)) / (1 - rho)
     tau = round_.p @ applied

@@ -7,7 +7,7 @@ from case import Case, State, Traced, fedavg, minus
 def recompute(
     eta: float, beta1: float, second: Callable[[np.ndarray, np.ndarray], np.ndarray]
 ) -> Callable[[Traced], State]:
-    """methods.md 4.7 with epsilon 1e-3: both moments since the first round; no bias correction."""
+    """With epsilon 1e-3: both moments since the first round; no bias correction."""
 
     def rule(round_: Traced) -> State:
         m, s = dict.fromkeys(round_.parameters, 0.0), dict.fromkeys(round_.parameters, 1e-6)

@@ -17,7 +17,7 @@ def kernel(a, b):
 
 
 def recompute(round_: Traced) -> State:
-    """methods.md 6.8, with the batch statistics of either model; μ_t = mu · 2/3 in the third of three rounds."""
+    """With the batch statistics of either model; μ_t = mu · 2/3 in the third of three rounds."""
     server, models, histories = tensors(round_.before), [], set()
     for client in round_.clients:
         q = part(client.before, "fedphp.q.", {}) or server

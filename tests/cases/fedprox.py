@@ -5,7 +5,7 @@ MU = 0.5
 
 
 def recompute(round_: Traced) -> State:
-    """methods.md 5.1: grad += mu (w − w_g) before momentum and weight decay."""
+    """Grad += mu (w − w_g) before momentum and weight decay."""
     server = tensors(round_.before)
 
     def proximal(w, x, y):

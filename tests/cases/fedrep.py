@@ -4,7 +4,7 @@ from reference import aggregate, parameters, tensors, train
 
 
 def recompute(round_: Traced) -> State:
-    """methods.md 6.4: an epoch of the client's own head on the frozen body, one of the body under it; that is sent."""
+    """An epoch of the client's own head on the frozen body, one of the body under it; that is sent."""
     server, models = tensors(round_.before), []
     body = [n for n in parameters(server) if not n.startswith("head.")]
     head = ["head.weight", "head.bias"]

@@ -3,7 +3,7 @@ from reference import aggregate, tensors, train
 
 
 def recompute(round_: Traced) -> State:
-    """methods.md 6.2 with one epoch of fine-tuning: an epoch more, by the same optimiser, in an order of its own."""
+    """With one epoch of fine-tuning: an epoch more, by the same optimiser, in an order of its own."""
     server = tensors(round_.before)
     for client in round_.clients:
         tuned, trained = client.steps[: len(client.steps) // 2], client.steps[len(client.steps) // 2 :]

@@ -4,7 +4,7 @@ SETTING = {"gamma": 0.97, "decrement": 0.01}
 
 
 def recompute(round_: Traced) -> State:
-    """methods.md 4.1 (b) and (c): layers shrink by 0.97, 0.96, 0.95."""
+    """Layers shrink by 0.97, 0.96, 0.95."""
     after = fedavg(round_)
     for gamma, names in zip((0.97, 0.96, 0.95), UNITS.values(), strict=True):
         after |= {n: gamma * after[n] for n in names}

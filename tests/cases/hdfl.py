@@ -3,7 +3,7 @@ from cases.fedldf import over_uploaders
 
 
 def recompute(round_: Traced) -> State:
-    """methods.md 3.3: whole models of the clients kept, weighted by size among them; the draw is the run's."""
+    """Whole models of the clients kept, weighted by size among them; the draw is the run's."""
     kept = round_.note("hdfl", "uploads") == 1
     assert kept.sum() == 2
     return over_uploaders(round_, dict.fromkeys(UNITS, kept))

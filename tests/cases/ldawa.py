@@ -3,7 +3,7 @@ from case import Case, State, Traced, fedavg, norm
 
 
 def recompute(round_: Traced) -> State:
-    """methods.md 2.3 past its warm-up: every tensor's cosine with the old one, not renormalised; uniform statistics."""
+    """Past its warm-up: every tensor's cosine with the old one, not renormalised; uniform statistics."""
     clients, before = round_.clients, round_.before
     after = fedavg(round_, np.full(len(clients), 1 / len(clients)))
     for name in round_.parameters:

@@ -16,7 +16,7 @@ def cosine(a, b):
 
 
 def recompute(round_: Traced) -> State:
-    """methods.md 5.6, with the batch statistics of each of the three models."""
+    """With the batch statistics of each of the three models."""
     server, models = tensors(round_.before), []
     for client in round_.clients:
         previous = part(client.before, "previous.", {})

@@ -19,7 +19,7 @@ def compose(weights: torch.Tensor, received: dict, local: dict) -> dict:
 
 
 def recompute(round_: Traced) -> State:
-    """methods.md 6.11: batches in turn for the weights, in the copy each layer was taken from, and for the logits."""
+    """Batches in turn for the weights, in the copy each layer was taken from, and for the logits."""
     config, server, models = round_.federation.config, tensors(round_.before), []
     tau, taken = TAU * DECAY**2, set()
     for client in round_.clients:

@@ -5,7 +5,7 @@ ALPHA = 0.2
 
 
 def recompute(round_: Traced) -> State:
-    """methods.md 6.3: θ' = θ − alpha ∇L(θ; first half of 2B samples), then the gradient of the second half at θ'."""
+    """Θ' = θ − alpha ∇L(θ; first half of 2B samples), then the gradient of the second half at θ'."""
     server = tensors(round_.before)
 
     def first_order(w, x, y):

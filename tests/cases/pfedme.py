@@ -5,7 +5,7 @@ ETA, LAM, MU, BETA, STEPS = 0.05, 2.0, 0.01, 0.7, 3
 
 
 def recompute(round_: Traced) -> State:
-    """methods.md 6.5: three steps of θ on every batch, then one of w; θ goes on from the batch before."""
+    """Three steps of θ on every batch, then one of w; θ goes on from the batch before."""
     server, models = tensors(round_.before), []
     names = parameters(server)
     for client in round_.clients:

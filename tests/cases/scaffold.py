@@ -4,7 +4,7 @@ from reference import aggregate, close, gradient, part, tensors, train
 
 
 def recompute(round_: Traced) -> State:
-    """methods.md 5.3, option II: steps along ∇F − c_k + c; c_k⁺ = c_k − c + (w_g − w_k)/(Sη); uniform mean."""
+    """Option II: steps along ∇F − c_k + c; c_k⁺ = c_k − c + (w_g − w_k)/(Sη); uniform mean."""
     server, models = tensors(round_.before), []
     c = part(round_.server, "shared.scaffold.", server)
     for client in round_.clients:

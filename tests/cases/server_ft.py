@@ -8,7 +8,7 @@ SETTING = {"data": {"proxy": {"samples": 24}}, "model": {"options": {"bias": Fal
 
 
 def trained(round_: Traced, loss, epochs: int = 2, lr: float = 1e-3) -> dict[str, torch.Tensor]:
-    """methods.md 4.4: Adam from the aggregate on `loss(logits, images, labels)`; statistics follow the batches."""
+    """Adam from the aggregate on `loss(logits, images, labels)`; statistics follow the batches."""
     state = tensors(fedavg(round_))
     leaves = {n: state[n].requires_grad_() for n in parameters(state)}
     adam = torch.optim.Adam(leaves.values(), lr=lr, betas=(0.5, 0.999))

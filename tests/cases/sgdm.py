@@ -5,7 +5,7 @@ RHO = 0.8
 
 
 def recompute(round_: Traced) -> State:
-    """methods.md 5.4 (b): d ← rho d + ∇F from the global d; the server averages w_k and d_k with the same weights."""
+    """D ← rho d + ∇F from the global d; the server averages w_k and d_k with the same weights."""
     server, models = tensors(round_.before), []
     for client in round_.clients:
         velocity = part(round_.server, "shared.sgdm.", server)

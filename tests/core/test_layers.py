@@ -32,7 +32,7 @@ def network() -> nn.Sequential:
 NET = network()
 PARAMETERS = dict(NET.named_parameters())
 UNIT = {
-    # A norm joins the unit that is open, a bare parameter the first unit (methods.md 0.3).
+    # A norm joins the unit that is open, a bare parameter the first unit.
     "0.0": ["0.0.weight", "0.1.weight", "0.1.bias", "2.token"],
     "1.0": ["1.0.weight", "1.0.bias", "1.2.weight", "1.2.bias", "2.norm.weight", "2.norm.bias"],
     "2.linear": ["2.linear.weight", "2.linear.bias"],
@@ -48,7 +48,7 @@ EXPECTED = {
     "tensor": {name: [name] for name in PARAMETERS},
     "entry": {name: [name] if name in PARAMETERS else [] for name in NET.state_dict()},
     "model": {"model": list(PARAMETERS)},
-    # A group closes at each "bias"; the next begins with the statistics of the norm before it (methods.md 4.1).
+    # A group closes at each "bias"; the next begins with the statistics of the norm before it.
     "bias_group": {
         "0.0.weight": ["0.0.weight", "0.1.weight", "0.1.bias"], "0.1.running_mean": ["1.0.weight", "1.0.bias"],
         "1.2.weight": ["1.2.weight", "1.2.bias"], "2.token": ["2.token", "2.norm.weight", "2.norm.bias"],
@@ -86,7 +86,7 @@ def test_statistics_travel_with_their_norm(by, layer):
 
 
 def test_resnet20_groups_of_the_released_code():
-    """methods.md 4.1: 22 groups; a later one begins with the statistics of the BatchNorm before it."""
+    """22 groups; a later one begins with the statistics of the BatchNorm before it."""
     layers = LayerMap.of(build("resnet20", Inputs((3, 32, 32), 10)), "bias_group")
     assert layers.L == 22
     assert all(name.endswith("running_mean") for name in layers.names[1:-1])

@@ -48,7 +48,7 @@ def test_selection_renormalises_over_the_uploaders():
 
 
 def test_selection_of_zero_weights_keeps_the_servers_layer():
-    """methods.md 3.1: where the weights of all uploaders are zero there is nothing to average."""
+    """Where the weights of all uploaders are zero there is nothing to average."""
     mixture = Mixture.of(torch.tensor([0.0, 1.0]), LAYERS).select(torch.tensor([FIRST, SECOND]))
     assert mixture.base.sum(0).tolist() == [0, 0, 0, 0, 1, 0, 0, 0]
     assert mixture.own.tolist() == [1, 1, 1, 1, 0]

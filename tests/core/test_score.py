@@ -1,4 +1,4 @@
-"""Scores of models on samples, methods.md 6 and 9."""
+"""Scores of models on samples."""
 
 import math
 

@@ -155,7 +155,7 @@ def test_command_line_shows_the_clients_traceback_and_no_other(tmp_path):
 
 
 def test_round_without_models_leaves_the_server_as_it_is(tmp_path):
-    """Every client diverges: methods.md 0.4."""
+    """Every client diverges."""
     federation = Federation(tiny(**with_client({}, "fails", how="diverges", t=1)), tmp_path)
     federation.step()
     before = federation.server.value.clone()

@@ -1,4 +1,4 @@
-"""AdaDecay on the server (methods.md 4.3)."""
+"""AdaDecay on the server."""
 
 from math import exp
 

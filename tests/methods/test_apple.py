@@ -1,4 +1,4 @@
-"""APPLE, methods.md 6.10."""
+"""APPLE."""
 
 import math
 

@@ -1,4 +1,4 @@
-"""AWD on the server (methods.md 4.2)."""
+"""AWD on the server."""
 
 import pytest
 import torch

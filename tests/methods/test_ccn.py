@@ -1,4 +1,4 @@
-"""CCN (methods.md 2.5)."""
+"""CCN."""
 
 import numpy as np
 import pytest

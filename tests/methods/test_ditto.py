@@ -1,4 +1,4 @@
-"""Ditto, methods.md 6.6."""
+"""Ditto."""
 
 import pytest
 import torch
@@ -45,7 +45,7 @@ def test_v_goes_on_from_where_it_was_around_what_is_received_now():
 
 @quadratics()
 def test_the_spring_is_fixed_where_training_starts():
-    """Beside a method that initialises: ALA's mix takes the place of the download (methods.md 6.1 item 6)."""
+    """Beside a method that initialises: ALA's mix takes the place of the download."""
 
     class Elsewhere(ClientMethod):
         def start(self, run):

@@ -1,4 +1,4 @@
-"""FedADP (methods.md 3.4)."""
+"""FedADP."""
 
 import numpy as np
 import pytest

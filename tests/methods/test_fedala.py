@@ -1,4 +1,4 @@
-"""FedALA and its module ALA, methods.md 6.1."""
+"""FedALA and its module ALA."""
 
 import pytest
 import torch
@@ -32,7 +32,7 @@ def again(method, *, previous=None, more=(), **settings):
 
 @quadratics()
 def test_golden_numbers():
-    """methods.md 11.2: Θ_i = (1, 1), Θ = (1.5, 0.5), W = (1, 1), η_w = 0.5, loss ½ ‖Θ̂‖²; the second W is clipped."""
+    """Θ_i = (1, 1), Θ = (1.5, 0.5), W = (1, 1), η_w = 0.5, loss ½ ‖Θ̂‖²; the second W is clipped."""
     method = FedALA(eta=0.5)
     federation = Quadratics([method], [[1.0, 1.0]], [[0.0, 0.0]])
     run = federation.run(0, [1.5, 0.5])
@@ -189,7 +189,7 @@ def test_tensors_count_what_the_released_code_counts():
     ],
 )  # fmt: skip
 def test_p_counts_blocks(name, inputs, tensors, sizes):
-    """methods.md 6.1: the p map and the numbers of W."""
+    """The p map and the numbers of W."""
     layers = LayerMap.of(build(name, inputs))
     for p, (count, size) in enumerate(zip(tensors, sizes, strict=True), 1):
         assert layers.top(p) == layers.top_tensors(count) == slice(layers.P - size, layers.P)

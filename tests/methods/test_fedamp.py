@@ -1,4 +1,4 @@
-"""FedAMP, methods.md 6.7 and 11.2."""
+"""FedAMP."""
 
 import math
 from types import SimpleNamespace
@@ -110,7 +110,7 @@ def test_switches_change_the_result(tmp_path):
 
 
 def test_buffers_are_the_clients_own():
-    """Signed weights could make a running variance negative (methods.md 0.2)."""
+    """Signed weights could make a running variance negative."""
     weights = attraction(SQUARED, alpha=0.5, sigma=4.0)
     objects = [{"value": model.numpy()} for model in MODELS]
     peers = PeerModels(Visit(None, (0,), bank={i: i for i in range(3)}), 0, MODELS[0], objects)

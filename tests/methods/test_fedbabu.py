@@ -1,4 +1,4 @@
-"""FedBABU and FedRep, methods.md 5.5 and 6.4: the head that is never sent."""
+"""FedBABU and FedRep: the head that is never sent."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""FedBE (methods.md 4.6, 11.2)."""
+"""FedBE."""
 
 import dataclasses
 

@@ -1,4 +1,4 @@
-"""FedDF (methods.md 4.5)."""
+"""FedDF."""
 
 import dataclasses
 

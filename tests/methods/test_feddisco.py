@@ -1,4 +1,4 @@
-"""FedDisco (methods.md 2.2)."""
+"""FedDisco."""
 
 import math
 

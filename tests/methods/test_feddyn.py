@@ -1,4 +1,4 @@
-"""FedDyn, methods.md 5.2."""
+"""FedDyn."""
 
 import pytest
 import torch
@@ -21,7 +21,7 @@ def test_reaches_the_optimum_where_fedavg_does_not():
 
 
 def test_golden_numbers():
-    """methods.md 11.2, first round of the toy problem: α = 0.1, N = K = 3."""
+    """First round of the toy problem: α = 0.1, N = K = 3."""
     federation = Quadratics([FedDyn(0.1)], torch.ones(3, 2).tolist(), torch.zeros(3, 2).tolist(), start=[3.0, 4.0])
     for k, update in enumerate(UPDATES):
         run = federation.run(k)

@@ -1,4 +1,4 @@
-"""FedFomo, methods.md 6.9."""
+"""FedFomo."""
 
 from contextlib import contextmanager
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""FedLAW and what learns its weights the same way (methods.md 2.6, 11, 11.2)."""
+"""FedLAW and what learns its weights the same way."""
 
 import dataclasses
 

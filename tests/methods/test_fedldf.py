@@ -1,4 +1,4 @@
-"""FedLDF (methods.md 3.1)."""
+"""FedLDF."""
 
 import numpy as np
 import pytest

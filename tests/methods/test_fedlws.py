@@ -1,4 +1,4 @@
-"""FedLWS (methods.md 4.1)."""
+"""FedLWS."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""FedNova (methods.md 2.4)."""
+"""FedNova."""
 
 import pytest
 import torch
@@ -97,7 +97,7 @@ def test_base_weights_are_those_of_the_weighting_before():
 
 
 def test_after_a_selection_it_is_over_the_uploaders():
-    """Layer 1 comes from clients 1, 2 and layer 2 from 2, 3 (methods.md 11.2): τ_eff is 1.5 and 10/3."""
+    """Layer 1 comes from clients 1, 2 and layer 2 from 2, 3: τ_eff is 1.5 and 10/3."""
     toy = ToyCohort(toy_server(TWO_LAYERS), stats={Normaliser(): [[1, 1], [2, 2], [4, 4]]})
     mixture = FedNova().plan(toy, toy.server, FedLDF(2).plan(toy, toy.server, toy.by_size()))
     expected = [3 + 1.5 * 0.5 * 1, 4 + 10 / 3 * (1 / 3 * 1 / 2 - 2 / 3 * 2 / 4)]

@@ -1,4 +1,4 @@
-"""FedPHP, methods.md 6.8."""
+"""FedPHP."""
 
 import math
 

@@ -1,4 +1,4 @@
-"""FedProx, methods.md 5.1."""
+"""FedProx."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""FedAvg-C and FedProx-C, methods.md 6.2."""
+"""FedAvg-C and FedProx-C."""
 
 import torch
 from conftest import play, tiny

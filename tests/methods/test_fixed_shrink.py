@@ -1,4 +1,4 @@
-"""Fixed weight shrinking (methods.md 4.1, variants b and c)."""
+"""Fixed weight shrinking."""
 
 import pytest
 import torch

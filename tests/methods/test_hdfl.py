@@ -1,4 +1,4 @@
-"""HDFL's client dropout (methods.md 3.3)."""
+"""HDFL's client dropout."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""L-DAWA (methods.md 2.3)."""
+"""L-DAWA."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""MOON, methods.md 5.6."""
+"""MOON."""
 
 import math
 

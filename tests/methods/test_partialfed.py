@@ -1,4 +1,4 @@
-"""PartialFed, methods.md 6.11."""
+"""PartialFed."""
 
 import math
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""Per-FedAvg, methods.md 6.3."""
+"""Per-FedAvg."""
 
 import pytest
 import torch

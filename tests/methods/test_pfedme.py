@@ -1,4 +1,4 @@
-"""pFedMe, methods.md 6.5."""
+"""pFedMe."""
 
 import warnings
 
@@ -61,7 +61,7 @@ def test_theta_goes_on_from_batch_to_batch():
 
 
 def test_without_inner_steps_or_spring_w_stays():
-    """methods.md 6.5 item 5. In a configuration no inner steps are refused."""
+    """In a configuration no inner steps are refused."""
     for method in (pFedMe(inner_steps=0), pFedMe(lam=0.0)):
         assert Quadratics([method], A, B, start=[3.0]).play(2).item() == 3.0
     with pytest.raises(ConfigError, match="inner_steps is 0"):

@@ -1,4 +1,4 @@
-"""Random layer selection (methods.md 3.2)."""
+"""Random layer selection."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""SCAFFOLD, methods.md 5.3."""
+"""SCAFFOLD."""
 
 import pytest
 import torch
@@ -23,7 +23,7 @@ def test_reaches_the_optimum_where_fedavg_does_not(option):
 
 @quadratics()
 def test_golden_numbers():
-    """methods.md 11.2: S = 2, η = 0.1, all controls 0."""
+    """S = 2, η = 0.1, all controls 0."""
     federation = Quadratics([SCAFFOLD()], torch.zeros(3, 2).tolist(), torch.zeros(3, 2).tolist(), start=[3.0, 4.0])
     moved = iter(vector(UPDATES))
 

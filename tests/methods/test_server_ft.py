@@ -1,4 +1,4 @@
-"""Server-FT, and what all methods that train the aggregate on the server share (methods.md 4.4)."""
+"""Server-FT, and what all methods that train the aggregate on the server share."""
 
 import dataclasses
 

@@ -1,4 +1,4 @@
-"""FedAvgM and FedOpt (methods.md 4.7), and server state that outlives an interruption."""
+"""FedAvgM and FedOpt, and server state that outlives an interruption."""
 
 import pytest
 import torch

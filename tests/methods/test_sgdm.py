@@ -1,4 +1,4 @@
-"""SGDM, methods.md 5.4."""
+"""SGDM."""
 
 import pytest
 import torch

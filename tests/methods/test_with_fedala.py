@@ -1,4 +1,4 @@
-"""ALA beside the methods that keep a model of their own (methods.md 6.1 item 6)."""
+"""ALA beside the methods that keep a model of their own."""
 
 import pytest
 import torch

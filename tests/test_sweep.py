@@ -1,0 +1,175 @@
+"""A grid of runs: what it consists of, and that it goes on where it was stopped."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from raysim.__main__ import app
+from raysim.config import ConfigError, load
+from raysim.report.runs import Run
+from raysim.sweep import grid
+
+ROOT = Path(__file__).parent.parent
+
+BASE = """
+data: {name: {synthetic: {samples: 60, test_samples: 20}}, partition: {iid_equal: {clients: 4}}}
+model: {name: mlp, options: {hidden: [8]}}
+rounds: {total: 2, participation: 0.5, checkpoint_every: 5}
+local: {batch_size: 5, lr: 0.1}
+server: [fedlws]
+engine: local
+"""
+
+METHODS = """
+methods:
+  fedavg: {server: []}
+  prox + lws: {client: [{fedprox: {mu: 0.5}}], local.lr: 0.2}
+  fedlws:
+"""
+
+
+@pytest.fixture
+def base(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    monkeypatch.setattr("raysim.report.page.PORTRAITS", 0)  # most of a page's time
+    Path("base.yaml").write_text(BASE)
+    return Path("base.yaml")
+
+
+def sweep(*args: object) -> Any:
+    return CliRunner().invoke(app, ["sweep", *map(str, args)])
+
+
+def test_a_grid_is_every_value_with_every_seed(base: Path) -> None:
+    changes = ["server.0.fedlws.beta=0.01,0.1", "local.lr=0.2", "rounds.participation=0.5,1"]
+    points = grid(base, changes, [8, 9], Path("out"))
+    inner = [f"beta={beta}+participation={share}" for beta in ("0.01", "0.1") for share in ("0.5", "1")]
+    assert [point.name for point in points] == [f"{part}+seed={seed}" for seed in (8, 9) for part in inner]
+    for point in points:
+        beta, share, seed = (float(part.partition("=")[2]) for part in point.name.split("+"))
+        config = point.config
+        assert (config.server[0].beta, config.rounds.participation, config.seed) == (beta, share, seed)
+        assert config.local.lr == 0.2
+        assert config.name == point.name
+        assert point.folder == Path("out") / point.name
+        assert not point.finished
+        assert not point.saved
+    assert [point.name for point in grid(base, [], [], Path("out"))] == ["base"]
+
+
+def test_values_may_be_whole_lists(base: Path) -> None:
+    points = grid(base, ["server=[],[fedlws, fedavgm],[{fedlws: {beta: 0.5}}]"], [], Path("out"))
+    assert [len(point.config.server) for point in points] == [0, 2, 1]
+    assert points[2].config.server[0].beta == 0.5
+    assert len({point.name for point in points}) == 3
+    assert all(point.name.startswith("server=") for point in points)
+
+
+def test_a_configuration_may_list_methods(base: Path) -> None:
+    base.write_text(BASE + METHODS)
+    points = grid(base, [], [8, 9], Path("out"))
+    fedavg, both, lws, *_ = points
+    assert [point.config.seed for point in points] == [8] * 3 + [9] * 3
+    assert fedavg.name == "fedavg+seed=8"
+    assert both.name.startswith("prox-lws-")
+    assert fedavg.config.server == ()
+    assert (both.config.client[0].mu, both.config.local.lr, len(both.config.server)) == (0.5, 0.2, 1)
+    assert (lws.config.client, lws.config.local.lr, len(lws.config.server)) == ((), 0.1, 1)
+    base.write_text(BASE + "methods: [fedavg]")
+    with pytest.raises(ConfigError, match="methods: must be a mapping"):
+        grid(base, [], [], Path("out"))
+
+
+def test_methods_of_one_seed_share_partition_model_and_cohorts(base: Path) -> None:
+    base.write_text(BASE + METHODS)
+    assert sweep(base, "--out", "out", "--set", "record.trace=[0]", "--set", "rounds.total=1").exit_code == 0
+    runs = [Run(folder) for folder in sorted(Path("out").iterdir()) if folder.is_dir()]
+    assert len(runs) == 3
+    assert len({run.manifest["partition_sha256"] for run in runs}) == 1
+    assert len({tuple(run["clients"]["client"].to_pylist()) for run in runs}) == 1
+    assert len({(run.folder / "trace/round-0000/before.safetensors").read_bytes() for run in runs}) == 1
+
+
+def test_all_faults_of_a_grid_are_told_once(base: Path) -> None:
+    with pytest.raises(ConfigError) as caught:
+        grid(base, ["rounds.total=x,3", "local.lr=0.1,-1"], [8, 9], Path("out"))
+    assert len(caught.value.faults) == 2
+    with pytest.raises(ConfigError, match=r"base\.yaml: lr=0\.1 is asked for twice"):
+        grid(base, ["local.lr=0.1,0.2,0.1"], [], Path("out"))
+    assert sweep(base, "--out", "out", "--seeds", "8,x").stderr.startswith("--seeds 8,x: must be whole numbers")
+    assert not Path("out").exists()
+
+
+def test_a_sweep_ends_in_one_table_and_one_report(base: Path) -> None:
+    result = sweep(base, "--set", "server=[],[fedlws]", "--seeds", "8,9", "--out", "out", "--target", "0.01")
+    assert result.exit_code == 0, result.output
+    lines = result.output.splitlines()
+    assert lines[0] == "4 runs, of which 0 are finished"
+    scores = next(i for i, line in enumerate(lines) if "final (%)" in line)
+    assert lines[scores + 1].split()[:3] == ["fedavg", "8,", "9"]
+    assert lines[scores + 2].split()[:5] == ["fedavg", "+", "fedlws", "8,", "9"]
+    assert "round to 1 %" in result.output
+    assert "fedavg + fedlws" in Path("out/report.html").read_text(encoding="utf-8")
+    again = sweep(base, "--set", "server=[],[fedlws]", "--seeds", "8,9", "--out", "out", "--target", "0.01")
+    assert again.output.splitlines()[0] == "4 runs, of which 4 are finished"
+    assert again.output.splitlines()[1:] == lines[scores - 1 :]  # the same table, and nothing played
+
+    more = sweep(base, "--set", "server=[],[fedlws]", "--seeds", "8,9,10", "--out", "out")
+    assert more.output.splitlines()[0] == "6 runs, of which 4 are finished"
+
+
+def test_a_folder_of_another_configuration_is_not_touched(base: Path) -> None:
+    assert sweep(base, "--seeds", "8", "--out", "out").exit_code == 0
+    result = sweep(base, "--seeds", "8", "--out", "out", "--set", "local.lr=0.3")
+    assert result.exit_code == 2
+    assert result.stderr == "out/seed=8: holds a run whose local is another. Name another --out, or remove it.\n"
+
+
+def test_a_run_that_fails_does_not_keep_the_others(base: Path) -> None:
+    cannot = "{dirichlet_counts: {alpha: 0.001, clients: 20, min_size: 3}}"
+    args = (base, "--set", f"data.partition={cannot},{{iid_equal: 4}}", "--out", "out")
+    result = sweep(*args)
+    assert result.exit_code == 1
+    assert "1 runs failed: partition=dirichlet_counts" in result.stderr
+    assert "Traceback" not in result.stderr
+    assert "final (%)" in result.stdout
+    assert Path("out/report.html").exists()
+
+
+def test_a_sweep_killed_half_way_continues(base: Path) -> None:
+    args = [str(base), "--out", "out", "--set", "rounds.total=120", "--seeds", "8,9"]
+    command = [sys.executable, "-m", "raysim", "sweep", *args]
+    env = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1"}
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=env) as process:
+        assert process.stdout is not None
+        lines = iter(process.stdout)
+        assert any(line.startswith("run 2 of 2") for line in lines)
+        assert any(line.startswith("round   8/120") for line in lines)
+        process.send_signal(signal.SIGKILL)
+    first, second = Path("out/seed=8"), Path("out/seed=9")
+    assert (first / "result.json").exists()
+    assert not (second / "result.json").exists()
+    before = {path: path.stat().st_mtime_ns for path in first.rglob("*")}
+
+    result = sweep(*args)
+    assert result.exit_code == 0, result.output
+    assert {path: path.stat().st_mtime_ns for path in first.rglob("*")} == before, "a finished run was touched"
+    rounds = [line for line in result.output.splitlines() if line.startswith("round ")]
+    start = int(rounds[0].split("/")[0].split()[1])
+    assert start >= 6, "it began anew"  # there was a checkpoint after the fifth round
+    assert start % 5 == 1
+    assert len(rounds) == 121 - start
+    straight = CliRunner().invoke(app, ["run", str(second / "config.yaml"), "--out", "straight"])
+    assert straight.exit_code == 0, straight.output
+    assert Run(second).result["sha256"] == Run("straight").result["sha256"]  # type: ignore[index]
+    assert Run(second)["rounds"].num_rows == 120
+    assert load(second / "config.yaml").seed == 9
