@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from raysim.report import NoData, ReportError, clients, costs, curves, quantities
 from raysim.report.canvas import Canvas, styled
-from raysim.report.runs import Group, Run, compare
+from raysim.report.runs import Run, compare
 
 
 @dataclass(frozen=True)
@@ -111,6 +111,3 @@ def caption(name: str) -> str:
     """What the figure shows, in words."""
     entry = FIGURES[name.partition(":")[0]]
     return " ".join((entry.draw.__doc__ or "").split())
-
-
-__all__ = ["FIGURES", "Group", "available", "caption", "draw", "names"]

@@ -10,6 +10,7 @@ import sys
 from collections.abc import Sequence
 from html.parser import HTMLParser
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from xml.etree import ElementTree
 
@@ -25,13 +26,14 @@ from typer.testing import CliRunner
 import raysim
 from raysim.__main__ import app
 from raysim.config import to_yaml
+from raysim.data import Dataset, Partition
 from raysim.federation import Federation
 from raysim.records import Recorder, write_json
-from raysim.report import MissingExtra, NoData, ReportError
+from raysim.report import MissingExtra, NoData, ReportError, clients
 from raysim.report.canvas import COLUMN, PAGE
 from raysim.report.figures import FIGURES, available, draw
 from raysim.report.page import write
-from raysim.report.runs import Run, compare, find
+from raysim.report.runs import Run, Shares, compare, find
 from raysim.report.summary import Spread, summarise
 
 NONE = np.nan
@@ -103,6 +105,7 @@ def test_scores_costs_and_spread(tmp_path: Path) -> None:
         "Of 2 configurations, fedavg ends highest, with a test accuracy of 70.00 ± 14.14 % (mean ± standard deviation "
         "over 2 runs), and fedavg + fedlws lowest, with 30.00 %."
     )
+    assert summarise(compare(runs[:2]), target=0.55).costs[1][1] == "3.0 ± 0.0"  # the first time, not the last
     assert "(1 of 2)" in summarise(compare(runs[:2]), target=0.75).costs[1][1]
 
 
@@ -197,6 +200,19 @@ def test_bubbles_are_the_partition(folder: Path, stored: dict[str, Run]) -> None
     np.testing.assert_array_equal(sizes.values, sorted(counts.sum(1), reverse=True))
 
 
+def test_shares_are_by_the_label_that_a_holder_sees() -> None:
+    data = Dataset("toy", np.zeros((5, 2), np.float32), np.array([0, 1, 1, 0, 1]), 5, ("no", "yes"))
+    rows = [np.array(one) for one in ([0, 1, 2], [3])]
+    none = (np.empty(0, np.int64),) * 2
+    for label_map, counts in ((None, [[1, 2], [1, 0]]), (np.array([[0, 1], [1, 0]]), [[1, 2], [0, 1]])):
+        partition = Partition((rows[0], rows[1]), none, none, np.array([4]), none[0], label_map)
+        shares = Shares.of(partition.to_table(data))
+        np.testing.assert_array_equal(shares.counts, counts)
+        assert (shares.data, shares.classes, shares.sizes["train"].tolist()) == ("toy", ("no", "yes"), [3, 1])
+    with pytest.raises(NoData, match="without labels"):
+        clients.partition(SimpleNamespace(shares=Shares.of(partition.to_table())))  # type: ignore[arg-type]
+
+
 def test_weights_by_client_and_by_size(stored: dict[str, Run], tmp_path: Path) -> None:
     run = stored["avg-3"]
     table, sizes = run.columns("clients"), run.shares.sizes["train"]
@@ -226,6 +242,7 @@ def test_layers_are_maps_of_what_was_recorded(stored: dict[str, Run]) -> None:
     image = axes.get_images()[0].get_array()
     wanted = table["fedlws.gamma"].reshape(4, -1).T  # [L, T]
     np.testing.assert_allclose(image, wanted)
+    assert tuple(axes.get_images()[0].get_extent()) == (0.5, 4.5, len(wanted) - 0.5, -0.5)  # rounds count from 1
     assert [label.get_text() for label in axes.get_yticklabels()] == table["name"][: len(wanted)].tolist()
     assert (axes.get_title(loc="left"), axes.get_xlabel()) == ("γ (fedlws)", "round")
     assert bar.get_ylim() == pytest.approx((wanted.min(), wanted.max()))
