@@ -39,6 +39,7 @@ from raysim.core.workbench import Workbench
 from raysim.engine.engine import HostedCohort
 from raysim.federation import Federation, aggregator, host_spec, local_engine
 from raysim.methods import CLIENTS
+from raysim.methods.fedlaw import LearnedWeights
 from raysim.records import manifest
 
 CLIENTS_IN_COHORT, PROXY_SAMPLES, EPOCHS = 20, 200, 100
@@ -181,28 +182,26 @@ def learned(trained: Trained, server_steps: int, limit: float) -> dict[str, Any]
     """FedLAW's seconds, in the proxy samples' passes and in the rest."""
     steps_an_epoch = -(-PROXY_SAMPLES // 128)
 
-    def split(epochs: int) -> tuple[float, list[float], list[float]]:
-        with stopwatch(Workbench, "gradient", "mean_loss") as taken:
+    def split(epochs: int) -> tuple[float, float, float, float]:
+        """Seconds of a step's pass and of its rest, and of what comes once: the passes of the losses, and the rest."""
+        with stopwatch(Workbench, "gradient", "mean_loss") as passes, stopwatch(LearnedWeights, "learn") as learning:
             total = timed(lambda: trained.aggregate(trained.fedlaw(epochs)))
-        return total, taken["gradient"], taken["mean_loss"]
+        (learn,), steps = learning["learn"], epochs * steps_an_epoch
+        gradients, losses = sum(passes["gradient"]), sum(passes["mean_loss"])
+        return gradients / steps, (learn - gradients) / steps, losses, total - learn - losses
 
-    split(1)  # kernels are chosen in the first pass
-    epochs = -(-server_steps // steps_an_epoch)
-    total, gradients, losses = split(epochs)
-    once, _, losses_alone = split(0)  # what does not depend on the number of steps
-    steps = epochs * steps_an_epoch
-    a_pass, a_step = sum(gradients) / steps, (total - once) / steps
-    extrapolated = a_step * EPOCHS * steps_an_epoch > limit
-    if extrapolated:
-        passes = a_pass * EPOCHS * steps_an_epoch + sum(losses_alone)
-        seconds = once + a_step * EPOCHS * steps_an_epoch
-    else:
-        seconds, gradients, losses = split(EPOCHS)
-        passes, steps = sum(gradients) + sum(losses), EPOCHS * steps_an_epoch
+    split(1)  # kernels are chosen in the first passes
+    steps = EPOCHS * steps_an_epoch
+    timed_steps = -(-server_steps // steps_an_epoch) * steps_an_epoch
+    found = split(timed_steps // steps_an_epoch)
+    extrapolated = (found[0] + found[1]) * steps > limit
+    if not extrapolated:
+        timed_steps, found = steps, split(EPOCHS)
+    a_pass, a_rest, losses, once = found
+    passes, rest = a_pass * steps + losses, a_rest * steps + once
     return {
-        "seconds": seconds, "passes": passes, "rest": seconds - passes, "rest_share": (seconds - passes) / seconds,
-        "rest_a_step": a_step - a_pass, "pass_a_step": a_pass, "once": once, "steps_timed": steps,
-        "extrapolated": extrapolated,
+        "seconds": passes + rest, "passes": passes, "rest": rest, "rest_share": rest / (passes + rest), "pass_a_step": a_pass,
+        "rest_a_step": a_rest, "rest_once": once, "steps_timed": timed_steps, "extrapolated": extrapolated,
     }  # fmt: skip
 
 

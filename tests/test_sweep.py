@@ -145,6 +145,19 @@ def test_a_run_that_fails_does_not_keep_the_others(base: Path) -> None:
     assert Path("out/report.html").exists()
 
 
+def test_a_run_on_ray_gives_back_what_it_took(cluster: object, base: Path) -> None:
+    """Else the next run of a sweep finds no room: hosts die a moment after their driver."""
+    from raysim.engine.ray_engine import free_resources, session
+
+    config = grid(base, ["engine=ray"], [], Path("out"))[0].config
+    free = free_resources().cpus
+    with session(config) as launch:
+        federation = launch(config, Path("run"), False)
+        assert federation.step() is not None
+        federation.close()
+        assert free_resources().cpus == free
+
+
 def test_a_sweep_killed_half_way_continues(base: Path) -> None:
     args = [str(base), "--out", "out", "--set", "rounds.total=120", "--seeds", "8,9"]
     command = [sys.executable, "-m", "raysim", "sweep", *args]

@@ -66,9 +66,8 @@ class ToyCohort:
     def distances(self, to: Tensor, layers: LayerMap | None = None) -> Tensor:
         return (layers or self.layers).norms(self.models[:, : len(to)] - to)
 
-    def spread(self, mix: Mixture) -> tuple[Tensor, Tensor]:
-        centre = self.reduce(mix)
-        return centre, self.distances(centre[: self.layers.P])
+    def spread(self, mix: Mixture) -> Tensor:
+        return self.distances(self.reduce(mix)[: self.layers.P])
 
     def reduce(self, mix: Mixture, of: str = "model", power: int = 1) -> Tensor:
         weights = torch.cat([mix.weights, mix.buffers], dim=1)

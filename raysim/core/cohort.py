@@ -60,8 +60,8 @@ class Cohort(Protocol):
         The `spread` of another mixture will be asked for next."""
         ...
 
-    def spread(self, mix: Mixture) -> tuple[Tensor, Tensor]:
-        """The model [S] that `mix` describes, and ‖θ_k − it‖ [K, L] of every layer's parameters, float64: one reduction
+    def spread(self, mix: Mixture) -> Tensor:
+        """[K, L] float64, how far every layer's parameters are from those of the model that `mix` describes: one reduction
         and one visit. Where one host has all clients, and a step has said in time that it asks (`ServerStep.spreads`),
         their models are read once for this and for the aggregate."""
         ...

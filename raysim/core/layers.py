@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import math
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -175,9 +174,9 @@ class LayerMap:
 
     def blocks(self, size: int) -> Iterator[tuple[int, int]]:
         """(start, stop) of adjacent runs: up to `size` elements together, or one run."""
-        first = 0
-        for (start, stop, _), (_, end, _) in itertools.pairwise((*self._runs, (self.S, math.inf, 0))):
-            if stop == self.P or end - first > size:
+        first, ends = 0, [stop for _, stop, _ in self._runs]
+        for stop, following in itertools.pairwise((*ends, self.S + size + 1)):
+            if stop == self.P or following - first > size:
                 yield first, stop
                 first = stop
 
@@ -230,8 +229,11 @@ class LayerMap:
 
     def collect(self, per_tensor: Tensor) -> Tensor:
         """What `spread` gave back: the value of each layer's first tensor, [..., T + Tb] -> [..., L]."""
-        first = torch.tensor([self.groups.index(layer) for layer in range(self.L)])
-        return per_tensor[..., first.to(per_tensor.device)]
+        return per_tensor[..., self._first.to(per_tensor.device)]
+
+    @cached_property
+    def _first(self) -> Tensor:
+        return torch.tensor([self.groups.index(layer) for layer in range(self.L)])
 
     def expand(self, per_layer: Tensor) -> Tensor:
         """A value for each layer, given to all its parameters: [..., L] -> [..., P]."""

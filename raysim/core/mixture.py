@@ -83,15 +83,20 @@ class Mixture:
         total = weights.sum(0)
         return weights / torch.where(total > 0, total, 1.0)
 
+    @cached_property
+    def coefficients(self) -> Tensor:
+        """Of all tensors of the clients [K, T + Tb]."""
+        return self.base * self.factor
+
     @property
     def weights(self) -> Tensor:
         """Coefficients of the clients' parameters [K, T]."""
-        return (self.base * self.factor)[:, : self.layers.T]
+        return self.coefficients[:, : self.layers.T]
 
     @property
     def buffers(self) -> Tensor:
         """Coefficients of the clients' buffers [K, Tb]."""
-        return (self.base * self.factor)[:, self.layers.T :]
+        return self.coefficients[:, self.layers.T :]
 
     @property
     def own(self) -> Tensor:

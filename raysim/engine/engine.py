@@ -285,7 +285,7 @@ class HostedCohort:
         self.traces: dict[int, Handle] = {}
         self._computed = 0  # calls of `compute`
         self._foreseen: tuple[Mixture, SumRequest] | None = None
-        self._spread: tuple[Mixture, Tensor, Tensor] | None = None  # the last one asked for
+        self._spread: tuple[Mixture, Tensor] | None = None  # the last one asked for
         self._root: tuple[int, Handle] | None = None  # host and handle of the foreseen sum
         self._position = {client: i for i, client in enumerate(asked)}
         self.server_value = engine.value  # [S] what the round began with
@@ -326,7 +326,7 @@ class HostedCohort:
         """Train all; returns once they have come back or failed. With a plan that was `foreseen` hosts add the models
         as they train them and keep none; whatever else is then asked of the models trains them again."""
         if foreseen is not None:
-            pieces = equal_columns(torch.cat([foreseen.weights, foreseen.buffers], dim=1), self.layers)
+            pieces = equal_columns(foreseen.coefficients, self.layers)
             request = SumRequest(self._position, dict(enumerate(tree.without_factors(pieces)[0])), foreseen=True)
             self._foreseen = foreseen, request
         shares = {i: self._visits(share) for i, share in enumerate(self.engine.deal(self.asked)) if share}
@@ -517,58 +517,47 @@ class HostedCohort:
         if spread is not None and len(self.held) == 1:
             return self._reduce_with_spread(mix, spread)
         of_model = of == "model"
-        pieces = equal_columns(torch.cat([mix.weights, mix.buffers], 1) if of_model else mix.weights, self.layers)
+        pieces = equal_columns(mix.coefficients if of_model else mix.weights, self.layers)
         as_foreseen = self._foreseen is not None and mix is self._foreseen[0] and self.clients == self.asked
         sums = self._sum(pieces, of, power, as_foreseen and of_model and power == 1)
-        if power == 2 or not of_model:
-            return torch.cat([torch.zeros(b - a) if s is None else s for (a, b, _), s in zip(pieces, sums, strict=True)])
-        return self._value(mix, pieces, sums)
+        return self._value(mix, pieces, sums) if of_model and power == 1 else joined(pieces, sums)
 
     def _value(self, mix: Mixture, pieces: Sequence[tree.Piece], sums: Sequence[Tensor | None]) -> Tensor:
         """The model [S] from the sums of every piece's updates. The leaves of the tree are updates, because that way the
         small differences of the clients are kept."""
         kept = mix.kept
-        kept = torch.where((kept - 1).abs() <= 1e-9, 1.0, kept)
-        result = self.layers.scaled(self.server_value, kept)
+        result = self.layers.scaled(self.server_value, torch.where((kept - 1).abs() <= 1e-9, 1.0, kept))
         for (start, stop, _), total in zip(pieces, sums, strict=True):
             if total is not None:
                 result[start:stop] += total
         self._counters(result, mix.sent[:, self.layers.T :])
         return result
 
-    def spread(self, mix: Mixture) -> tuple[Tensor, Tensor]:
+    def spread(self, mix: Mixture) -> Tensor:
         if self._spread is None or self._spread[0] is not mix:
-            pieces = equal_columns(torch.cat([mix.weights, mix.buffers], 1), self.layers)
-            sums = self._sum(pieces, "model", 1)
-            centre = torch.cat([torch.zeros(b - a) if s is None else s for (a, b, _), s in zip(pieces, sums, strict=True)])
-            distances = self._distances(centre[: self.layers.P], self.layers)
-            self._spread = mix, self._value(mix, pieces, sums), distances
-        return self._spread[1:]
+            pieces = equal_columns(mix.weights, self.layers)
+            centre = joined(pieces, self._sum(pieces, "model", 1))
+            self._spread = mix, self._distances(centre, self.layers)
+        return self._spread[1]
 
     def _reduce_with_spread(self, mix: Mixture, spread: Mixture) -> Tensor:
         """`reduce`, and `spread` in the same read of the models, which one host has."""
         self._need_models()
         position = {c: i for i, c in enumerate(self.clients)}
-        mixes = [(m, equal_columns(torch.cat([m.weights, m.buffers], 1), self.layers)) for m in (mix, spread)]
+        pieces = equal_columns(mix.coefficients, self.layers)
+        unequal = not torch.equal(mix.weights, spread.weights)
         requests = []
-        for _, pieces in mixes:
-            unscaled, factors = tree.without_factors(pieces)
+        for these in (pieces, *([equal_columns(spread.weights, self.layers)] if unequal else [])):
+            unscaled, factors = tree.without_factors(these)
             requests.append(SumRequest(position, dict(enumerate(unscaled)), factors=factors))
-        equal = all(torch.equal(getattr(mix, of), getattr(spread, of)) for of in ("weights", "buffers"))
-        if equal:
-            requests.pop()
 
-        def ask() -> tuple[np.ndarray, ...]:
+        def ask() -> tuple[np.ndarray, np.ndarray]:
             ((host, held),) = self.held.items()
             return self.engine.ask([Call(host, "spread", (held, *requests))])[0]
 
-        *totals, per_run = map(tensor_of, self.engine.recovering(ask, self._restore))
-        values = [
-            self._value(m, pieces, [total[a:b] if w.any() else None for a, b, w in pieces])
-            for (m, pieces), total in zip(mixes, totals, strict=False)
-        ]
-        self._spread = spread, values[-1], self.layers.gathered(per_run).sqrt()
-        return values[0]
+        total, per_run = map(tensor_of, self.engine.recovering(ask, self._restore))
+        self._spread = spread, self.layers.gathered(per_run).sqrt()
+        return self._value(mix, pieces, [total[a:b] if w.any() else None for a, b, w in pieces])
 
     def _counters(self, result: Tensor, sent: Tensor) -> None:
         """Integer buffers are not averaged: the largest of those that were sent counts."""
@@ -684,6 +673,11 @@ def equal_columns(weights: Tensor, layers: LayerMap) -> list[tuple[int, int, np.
     edges = [0, *(1 + np.flatnonzero((columns[1:] != columns[:-1]).any(1))), len(columns)]
     runs = ((layers.tensors[i].start, layers.tensors[j - 1].stop, columns[i]) for i, j in itertools.pairwise(edges))
     return [(a, min(a + CHUNK, stop), column) for start, stop, column in runs for a in range(start, stop, CHUNK)]
+
+
+def joined(pieces: Sequence[tree.Piece], sums: Sequence[Tensor | None]) -> Tensor:
+    """The sums of adjacent pieces as one vector."""
+    return torch.cat([torch.zeros(b - a) if s is None else s for (a, b, _), s in zip(pieces, sums, strict=True)])
 
 
 def chunks(pieces: Sequence[tuple[int, int, np.ndarray]]) -> list[list[int]]:

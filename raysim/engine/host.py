@@ -440,25 +440,29 @@ class ClientHost:
 
     def spread(
         self, clients: Sequence[int], mix: SumRequest, centre: SumRequest | None = None
-    ) -> tuple[np.ndarray, ...]:
-        """All clients of a round are here: the sums [S] of one or two mixtures of their updates, and the squared distances
-        of the updates from the last, run by run [K, runs]. A block of the models is read once for all of that."""
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """All clients of a round are here: the sum [S] of a mixture of their updates, and, run by run [K, runs], the squared
+        distances of the updates from another mixture, or the same. A block of the models is read once for all of that."""
         started = time.time()
         rows, node = self._rows(sorted(clients, key=mix.position.__getitem__)), (0, len(clients))
-        requests = [mix] if centre is None else [mix, centre]
-        sums = [tree.WeightedSum(r.pieces.values(), node, self.updates, r.factors) for r in requests]
-        totals = [self.updates.new_zeros(self.layers.S) for _ in requests]
+        total = self.updates.new_zeros(self.layers.S)
+        sums = [tree.WeightedSum(r.pieces.values(), node, total, r.factors) for r in (mix, centre) if r]
+        out, mean = tree.as_array(total), tree.as_array(total.new_empty(sums[0].block))
 
         def add(block: Any, start: int, stop: int) -> Any:
-            for total, weighted in zip(totals, sums, strict=True):
-                weighted.add(block, start, tree.as_array(total)[start:stop])
-            return tree.as_array(totals[-1])[start:stop]
+            sums[0].add(block, start, out[start:stop])
+            if centre is None:
+                return out[start:stop]
+            mean[: stop - start] = 0
+            sums[1].add(block, start, mean[: stop - start])
+            return mean[: stop - start]
 
         per_run = self._squared_distances(rows, len(clients), add, self.layers)
-        for start, stop in sums[0].blocks_from(self.layers.P):
-            add(rows(start, stop), start, stop)
+        for start in range(self.layers.P, self.layers.S, sums[0].block):  # the buffers
+            stop = min(start + sums[0].block, self.layers.S)
+            sums[0].add(rows(start, stop), start, out[start:stop])
         self._log.append(("reduce", started, time.time(), 0))
-        return *(total.cpu().numpy() for total in totals), per_run
+        return total.cpu().numpy(), per_run
 
     def squared_distances(self, clients: Sequence[int], to: np.ndarray, layers: LayerMap) -> np.ndarray:
         """[k, runs] float64: squared distances of the clients' updates from `to` [P] (or [S]), run by run."""
@@ -491,7 +495,7 @@ class ClientHost:
             return lambda a, b: matrix[rows, a:b] ** power
         vectors = [tree.as_array(self.vectors[of][c]) for c in clients]
         stack = torch.stack if self.device.type == "cuda" else np.stack
-        return lambda a, b: stack([v[a:b] for v in vectors]) ** power  # type: ignore[operator]
+        return lambda a, b: stack([v[a:b] for v in vectors]) ** power
 
     def merge(self, clients: int, pieces: Sequence[int], to: SumsTo, *others: Arrays) -> Arrays:
         """Merge the partial sums that wait here with those of `others`."""

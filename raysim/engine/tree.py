@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from itertools import groupby, islice, takewhile
+from itertools import compress, groupby, islice, takewhile
 from typing import Any, TypeVar
 
 import numpy as np
@@ -59,7 +59,7 @@ class WeightedSum:
         weights = np.stack(columns)[:, slice(*node)]  # [pieces, clients]
         scales = as_array(torch.from_numpy(weights).to(like)[..., None])
         unscaled = ((weights == 0) | (weights == 1)).all(1).tolist()
-        sent = [tuple(np.flatnonzero(w)) for w in weights] if not weights.all() else [self.everyone] * len(weights)
+        sent = [tuple(compress(self.everyone, w)) for w in (weights != 0).tolist()]
         self.pieces = [*zip(starts, stops, scales, sent, unscaled, factors or [1.0] * len(sent), strict=True)]
         depth = (self.clients - 1).bit_length()
         self._scaled, self._sums = (as_array(like.new_empty(rows, self.block)) for rows in (self.clients, depth))
@@ -71,20 +71,16 @@ class WeightedSum:
             if sent:
                 yield from ((a, min(a + self.block, edges[-1])) for a in range(edges[0], edges[-1], self.block))
 
-    def blocks_from(self, start: int) -> Iterator[tuple[int, int]]:
-        """Those after `start`, zero or not."""
-        stop = self.pieces[-1][1]
-        return ((a, min(a + self.block, stop)) for a in range(start, stop, self.block))
-
     def add(self, rows: Any, start: int, out: Any) -> None:
         """out [n] = the sum over `rows` [clients, n], n ≤ block, which begin at `start` of the flat vector. Where all
         weights are zero `out` stays as it is."""
         stop, first = start + len(out), bisect_right(self.pieces, start, key=lambda piece: piece[0]) - 1
         here = takewhile(lambda piece: piece[0] < stop, islice(self.pieces, first, None))
         parts = [(max(a, start) - start, min(b, stop) - start, *rest) for a, b, *rest in here]
-        for (sent, unscaled), group in groupby(parts, key=lambda part: part[3:5]):
+        for sent, group in groupby(parts, key=lambda part: part[3]):
             # Pieces are scaled one by one, and then added together.
             same = list(group)
+            unscaled = all(part[4] for part in same)
             for a, b, scale, *_ in () if unscaled else same:
                 if sent == self.everyone:
                     self.ops.multiply(rows[:, a:b], scale, out=self._scaled[:, a:b])

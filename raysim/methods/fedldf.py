@@ -5,8 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Literal
 
-import torch
-
 from raysim.core.cohort import Cohort
 from raysim.core.layers import LayerMap
 from raysim.core.mixture import Mixture

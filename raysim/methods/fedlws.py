@@ -75,7 +75,7 @@ class FedLWS(ServerStep):
         """τ of every layer and of the whole model [L + 1], over the clients that sent it."""
         layers, share = sent.layers, sent.layers.collect(sent.base)  # [K, L]
         if self.spreads(sent):
-            distances = cohort.spread(sent)[1]
+            distances = cohort.spread(sent)
         else:
             centre = cohort.reduce(sent)
             if self.lws_stats == "all":

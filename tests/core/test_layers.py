@@ -4,6 +4,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+import raysim.core.layers
 from raysim.core.layers import GROUPINGS, LayerMap
 from raysim.models import Inputs, build
 
@@ -164,6 +165,39 @@ def test_sums_of_squares_do_not_overflow_or_vanish():
     layers = layer_map("model")
     assert layers.norms(torch.full((layers.P,), 1e30)).item() == pytest.approx(1e30 * layers.P**0.5)
     assert layers.norms(torch.full((layers.P,), 1e-30)).item() == pytest.approx(1e-30 * layers.P**0.5)
+
+
+@pytest.mark.parametrize("by", ["tensor", "unit", "model"])
+def test_squares_are_the_same_whatever_is_at_hand(by, monkeypatch):
+    """Of one vector or many, of all of it or of a block: the same bits. Blocks tile the vector, and none holds statistics
+    beside parameters."""
+    monkeypatch.setattr(raysim.core.layers, "RUN", 4)
+    layers = layer_map(by)
+    rows = torch.randn(3, layers.S + 1, generator=torch.Generator().manual_seed(1))[:, 1:]  # at odd addresses
+    rows[1] *= 1e-30
+    rows[2, :3] = 0
+    whole = layers.squares(rows)
+    assert torch.stack([layers.squares(row.clone()) for row in rows]).equal(whole)
+    for size in 1, 9, 10**6:
+        blocks = list(layers.blocks(size))
+        assert [0, *(stop for _, stop in blocks)] == [*(start for start, _ in blocks), layers.S]
+        assert any(stop == layers.P for _, stop in blocks)
+        assert max(stop - start for start, stop in blocks) <= max(size, 4)
+        assert torch.cat([layers.squares(rows[:, a:b], a) for a, b in blocks], 1).equal(whole)
+    torch.testing.assert_close(layers.norms(rows), layers.dots(rows, rows).sqrt(), rtol=1e-6, atol=0)
+    torch.testing.assert_close(layers.norms(rows.double()), layers.dots(rows, rows).sqrt(), rtol=1e-14, atol=0)
+
+
+def test_scaled_is_a_product_with_expanded_factors():
+    layers = layer_map("unit")
+    value = torch.randn(layers.S, generator=torch.Generator().manual_seed(1))
+    factors = torch.tensor([1.0, 0.3, 0.3, *torch.rand(len(layers.tensors) - 3).tolist()]).double()
+    before = value.clone()
+    assert layers.scaled(value, factors).equal(value * layers.per_element(factors.float()))
+    few = layers.scaled(value, factors[: layers.T])
+    assert few[: layers.P].equal(layers.scaled(value, factors)[: layers.P])
+    assert few[layers.P :].equal(value[layers.P :])
+    assert value.equal(before)
 
 
 @pytest.mark.parametrize("by", GROUPINGS)
