@@ -17,11 +17,12 @@ from raysim.federation import Federation, MakeEngine, local_engine
 WARM_UP, ROUNDS, EVERY = 40, 120, 10
 MODEL = {"name": "mlp", "options": {"hidden": [1000]}}  # 69,004 parameters: Ray puts them into the object store
 METHODS = {
-    "fedavg": {},
-    "scaffold and fedlws": {
-        "client": ["scaffold"], "local": {"momentum": 0.0, "weight_decay": 0.0}, "server": ["fedlws"],
+    "models are summed as they come": {},
+    "models, uploads and states are kept": {
+        "client": [{"scaffold": {"c_update": "mean_grad"}}, "fedala"],
+        "local": {"momentum": 0.0, "weight_decay": 0.0},
+        "weighting": [{"fedldf": {"top_n": 2}}], "server": ["fedlws"],
     },
-    "fedala and fedldf": {"client": ["fedala"], "weighting": [{"fedldf": {"top_n": 2}}]},
 }  # fmt: skip
 
 

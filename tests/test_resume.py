@@ -13,9 +13,12 @@ from uuid import uuid4
 import pytest
 from conftest import play, tiny
 
+import raysim.federation
 from raysim import records
 from raysim.config import to_yaml
+from raysim.engine.engine import StateLost
 from raysim.federation import Federation, local_engine
+from raysim.round import Round
 
 METHODS = {
     "fedavg": {"local": {"state": "persist"}},
@@ -50,6 +53,26 @@ def test_resumed_run_is_the_undisturbed_one(name, engine, tmp_path, request):
     assert json.loads((federation.folder / "result.json").read_text())["sha256"] == undisturbed.sha256()
 
 
+@pytest.mark.parametrize("checkpoint_every", [2, 100])
+def test_lost_client_states(checkpoint_every, tmp_path, monkeypatch):
+    """As with a node that dies: what was played since the last checkpoint, or the start, is played again."""
+    changes = {**METHODS["scaffold"], "rounds": {"total": 6, "checkpoint_every": checkpoint_every}}
+    undisturbed = play(tiny(**changes), tmp_path / "undisturbed").sha256()
+    played, play_round = [], raysim.federation.run_round
+
+    def lossy(federation: Federation, t: int) -> Round:
+        played.append(t)
+        if len(played) == 4:
+            raise StateLost("gone")
+        return play_round(federation, t)
+
+    monkeypatch.setattr(raysim.federation, "run_round", lossy)
+    federation = play(tiny(**changes), tmp_path / "lossy")
+    assert played == ([0, 1, 2, 3, 2, 3, 4, 5] if checkpoint_every == 2 else [0, 1, 2, 3, *range(6)])
+    assert federation.sha256() == undisturbed
+    assert records.read(federation.folder, "rounds")["round"].to_pylist() == list(range(6))
+
+
 # ---- the real command line
 
 
@@ -57,7 +80,7 @@ LONG = {
     "data": {"name": {"synthetic": {"samples": 600, "shape": [1, 8, 8], "classes": 4}}},
     "client": ["scaffold"],
     "local": {"momentum": 0.0, "weight_decay": 0.0, "epochs": 4},
-    "rounds": {"total": 30, "evaluate_every": 10, "checkpoint_every": 4},
+    "rounds": {"total": 16, "evaluate_every": 10, "checkpoint_every": 4},
     "engine": {"ray": {"clients_per_actor": 3}},
 }
 
@@ -90,7 +113,7 @@ class Command:
 
     def left_behind(self, tolerated: tuple[str, ...] = ()) -> list[str]:
         """Command lines of its processes that are still there, after a while."""
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + 90
         while (found := [p for p in self._alive() if not p.startswith(tolerated)]) and time.monotonic() < deadline:
             time.sleep(0.1)
         return found
@@ -118,7 +141,7 @@ def long(tmp_path_factory) -> dict[str, Any]:
 def test_ctrl_c(tmp_path, long):
     """As the terminal sends it, to every process of the group."""
     run = Command("run", long["file"], "--out", tmp_path / "run")
-    run.wait_for("round  2/30")
+    run.wait_for("round  2/16")
     os.killpg(run.process.pid, signal.SIGINT)
     assert run.end() == 128 + signal.SIGINT, run.output
     assert "Stopped." in run.output
@@ -130,12 +153,12 @@ def test_ctrl_c(tmp_path, long):
     assert again.end() == 0, again.output
     assert long["sha256"] in again.output
     assert not again.left_behind()
-    assert records.read(tmp_path / "run", "rounds")["round"].to_pylist() == list(range(30))
+    assert records.read(tmp_path / "run", "rounds")["round"].to_pylist() == list(range(16))
 
 
 def test_sigkill(tmp_path, long):
     run = Command("run", long["file"], "--out", tmp_path / "run")
-    run.wait_for("round  6/30")
+    run.wait_for("round  6/16")
     run.process.kill()
     assert run.end() == -signal.SIGKILL
     # Ray's two small agents may look for their dead cluster for a minute before they give up.
@@ -143,9 +166,9 @@ def test_sigkill(tmp_path, long):
 
     # What is left can be played by another engine as well.
     federation = Federation(tiny(**{**LONG, "engine": "local"}), tmp_path / "run", resume=True)
-    assert 4 <= federation.step()["round"] < 29
+    assert 4 <= federation.step()["round"] < 15
     while federation.step():
         pass
     assert federation.finish()["sha256"] == long["sha256"]
     federation.close()
-    assert records.read(tmp_path / "run", "rounds")["round"].to_pylist() == list(range(30))
+    assert records.read(tmp_path / "run", "rounds")["round"].to_pylist() == list(range(16))

@@ -446,8 +446,9 @@ class ClientHost:
         started = time.time()
         rows, node = self._rows(sorted(clients, key=mix.position.__getitem__)), (0, len(clients))
         total = self.updates.new_zeros(self.layers.S)
-        sums = [tree.WeightedSum(r.pieces.values(), node, total, r.factors) for r in (mix, centre) if r]
-        out, mean = tree.as_array(total), tree.as_array(total.new_empty(sums[0].block))
+        space = tree.as_array(total.new_empty(len(clients), self._block))  # one for all: it is to stay in the cache
+        sums = [tree.WeightedSum(r.pieces.values(), node, total, r.factors, space) for r in (mix, centre) if r]
+        out, mean = tree.as_array(total), tree.as_array(total.new_empty(self._block))
 
         def add(block: Any, start: int, stop: int) -> Any:
             sums[0].add(block, start, out[start:stop])
@@ -457,7 +458,7 @@ class ClientHost:
             sums[1].add(block, start, mean[: stop - start])
             return mean[: stop - start]
 
-        per_run = self._squared_distances(rows, len(clients), add, self.layers)
+        per_run = self._squared_distances(rows, add, self.layers, self.layers.P, space)
         for start in range(self.layers.P, self.layers.S, sums[0].block):  # the buffers
             stop = min(start + sums[0].block, self.layers.S)
             sums[0].add(rows(start, stop), start, out[start:stop])
@@ -467,23 +468,25 @@ class ClientHost:
     def squared_distances(self, clients: Sequence[int], to: np.ndarray, layers: LayerMap) -> np.ndarray:
         """[k, runs] float64: squared distances of the clients' updates from `to` [P] (or [S]), run by run."""
         there = tree.as_array(on_device(to, self.device))
-        return self._squared_distances(self._rows(clients), len(clients), lambda _, a, b: there[a:b], layers, len(to))
+        space = tree.as_array(self.updates.new_empty(len(clients), self._block))
+        return self._squared_distances(self._rows(clients), lambda _, a, b: there[a:b], layers, len(to), space)
 
     def _squared_distances(
-        self, rows: Callable[[int, int], Any], clients: int, centre: Callable[[Any, int, int], Any], layers: LayerMap,
-        width: int | None = None,
-    ) -> np.ndarray:  # fmt: skip
-        """Of rows from the `centre(block, start, stop)` of each block."""
+        self, rows: Callable[[int, int], Any], centre: Callable[[Any, int, int], Any], layers: LayerMap, width: int, space: Any
+    ) -> np.ndarray:
+        """Of the first `width` elements of the rows from the `centre(block, start, stop)` of each block."""
         ops: Any = torch if self.device.type == "cuda" else np
-        size = tree.GPU_BLOCK if self.device.type == "cuda" else tree.BLOCK
-        space = tree.as_array(self.updates.new_empty(clients, max(size, RUN)))
         columns = []
-        for start, stop in layers.blocks(size):
-            if start < (width or layers.P):
+        for start, stop in layers.blocks(self._block):
+            if start < width:
                 block = rows(start, stop)
                 difference = ops.subtract(block, centre(block, start, stop), out=space[:, : stop - start])
                 columns.append(layers.squares(torch.as_tensor(difference), start))
         return torch.cat(columns, 1).cpu().numpy()
+
+    @property
+    def _block(self) -> int:
+        return max(RUN, tree.GPU_BLOCK if self.device.type == "cuda" else tree.BLOCK)
 
     def _rows(self, clients: Sequence[int], of: str = "model", power: int = 1) -> Callable[[int, int], Any]:
         """What `clients` trained or uploaded, for a `tree.WeightedSum`: (start, stop) -> [k, stop - start]."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import lru_cache
 from itertools import compress, groupby, islice, takewhile
 from typing import Any, TypeVar
 
@@ -48,9 +49,11 @@ class WeightedSum:
     it is NumPy that multiplies and adds: of blocks it makes twice the speed of PyTorch, and the same bits.
     """
 
-    def __init__(self, pieces: Iterable[Piece], node: Node, like: Tensor, factors: Sequence[float] = ()):
+    def __init__(
+        self, pieces: Iterable[Piece], node: Node, like: Tensor, factors: Sequence[float] = (), space: Any = None
+    ):  # fmt: skip
         """`pieces` are adjacent; sums may be multiplied by one of the `factors` each. Rows and sums have the dtype of `like`
-        and are on its device."""
+        and are on its device. `space` [clients, block] is scratch that others may use between calls."""
         self.ops: Any = torch if like.is_cuda else np
         self.block = GPU_BLOCK if like.is_cuda else BLOCK
         self.clients = node[1] - node[0]
@@ -62,7 +65,8 @@ class WeightedSum:
         sent = [tuple(compress(self.everyone, w)) for w in (weights != 0).tolist()]
         self.pieces = [*zip(starts, stops, scales, sent, unscaled, factors or [1.0] * len(sent), strict=True)]
         depth = (self.clients - 1).bit_length()
-        self._scaled, self._sums = (as_array(like.new_empty(rows, self.block)) for rows in (self.clients, depth))
+        self.space = as_array(like.new_empty(self.clients, self.block)) if space is None else space
+        self._sums = as_array(like.new_empty(depth, self.space.shape[1]))
 
     def blocks(self) -> Iterator[tuple[int, int]]:
         """(start, stop) of parts for `add`, without those where all weights are zero."""
@@ -83,34 +87,49 @@ class WeightedSum:
             unscaled = all(part[4] for part in same)
             for a, b, scale, *_ in () if unscaled else same:
                 if sent == self.everyone:
-                    self.ops.multiply(rows[:, a:b], scale, out=self._scaled[:, a:b])
+                    self.ops.multiply(rows[:, a:b], scale, out=self.space[:, a:b])
                 else:
                     for p in sent:
-                        self.ops.multiply(rows[p, a:b], scale[p], out=self._scaled[p, a:b])
+                        self.ops.multiply(rows[p, a:b], scale[p], out=self.space[p, a:b])
             if sent:
-                leaves, whole = rows if unscaled else self._scaled, slice(same[0][0], same[-1][1])
-                self._total({p: leaves[p, whole] for p in sent}, out[whole])
+                leaves, whole = rows if unscaled else self.space, slice(same[0][0], same[-1][1])
+                self._total(sent, leaves[:, whole], out[whole])
                 for a, b, *_, factor in same:
                     if factor != 1:
                         self.ops.multiply(out[a:b], factor, out=out[a:b])
 
-    def _total(self, leaves: dict[int, Any], out: Any) -> None:
-        """out [n] = the sum of the leaves at some positions, at least one."""
+    def _total(self, sent: tuple[int, ...], leaves: Any, out: Any) -> None:
+        """out [n] = the sum of the rows of `leaves` [clients, n] at the positions `sent`."""
+        steps = additions(self.clients, sent)
+        if not steps:
+            out[:] = leaves[sent[0]]
+        slots = [out, *self._sums[:, : len(out)], *leaves]
+        for left, right, into in steps:
+            self.ops.add(slots[left], slots[right], out=slots[into])
 
-        def visit(lo: int, hi: int, some: Sequence[int], into: Any, level: int) -> Any:
-            if len(some) == 1:
-                return leaves[some[0]]
-            middle = (lo + hi) // 2
-            cut = bisect_left(some, middle)
-            if cut in (0, len(some)):  # all in one half
-                return visit(*((middle, hi) if cut == 0 else (lo, middle)), some, into, level + 1)
-            left = visit(lo, middle, some[:cut], into, level + 1)
-            right = visit(middle, hi, some[cut:], self._sums[level, : len(out)], level + 1)
-            return self.ops.add(left, right, out=into)
 
-        total = visit(0, self.clients, tuple(leaves), out, 0)
-        if total is not out:
-            out[:] = total
+@lru_cache(maxsize=4096)
+def additions(clients: int, sent: tuple[int, ...]) -> list[tuple[int, int, int]]:
+    """The sum over some positions as steps (left, right, into) between slots: the total, one scratch a level of the tree,
+    and the leaves."""
+    depth, steps = (clients - 1).bit_length(), []
+
+    def visit(lo: int, hi: int, some: tuple[int, ...], into: int, level: int) -> int:
+        if len(some) == 1:
+            return 1 + depth + some[0]
+        middle = (lo + hi) // 2
+        cut = bisect_left(some, middle)
+        if cut == 0:
+            return visit(middle, hi, some, into, level + 1)
+        if cut == len(some):
+            return visit(lo, middle, some, into, level + 1)
+        left = visit(lo, middle, some[:cut], into, level + 1)
+        right = visit(middle, hi, some[cut:], 1 + level, level + 1)
+        steps.append((left, right, into))
+        return into
+
+    visit(0, clients, sent, 0, 0)
+    return steps
 
 
 def without_factors(pieces: Iterable[Piece]) -> tuple[list[Piece], tuple[float, ...]]:

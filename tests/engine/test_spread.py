@@ -7,6 +7,7 @@ import torch
 from conftest import tiny
 
 import raysim.core.layers
+import raysim.engine.host
 from raysim.core.client import Moment
 from raysim.core.mixture import Mixture
 from raysim.core.server import Downlink
@@ -50,7 +51,8 @@ def mixtures(cohort: HostedCohort) -> dict[str, Mixture]:
 @pytest.mark.parametrize("small", [False, True])
 def test_one_read_or_many(name, small, federation, monkeypatch):
     if small:  # many blocks of many runs
-        monkeypatch.setattr(raysim.core.layers, "RUN", 16)
+        for module in (raysim.core.layers, raysim.engine.host):
+            monkeypatch.setattr(module, "RUN", 16)
         monkeypatch.setattr(tree, "BLOCK", 100)
     cohort = trained(federation)
     mix = mixtures(cohort)[name]

@@ -111,7 +111,7 @@ def test_blocks_and_pieces_in_one_host(ops, monkeypatch):
         weighted = tree.WeightedSum(pieces, node, out)
         weighted.ops = ops
         view = np.asarray if ops is np else torch.as_tensor
-        weighted._scaled, weighted._sums = view(weighted._scaled), view(weighted._sums)
+        weighted.space, weighted._sums = view(weighted.space), view(weighted._sums)
         weighted.pieces = [(a, b, view(scale), *rest) for a, b, scale, *rest in weighted.pieces]
         for start, stop in weighted.blocks():
             weighted.add(view(rows[slice(*node), start:stop]), start, view(out[start:stop]))
