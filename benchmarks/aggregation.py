@@ -53,7 +53,9 @@ def federation(model: str, clients: int, folder: Path) -> Federation:
             "local": {"batch_size": 10, "lr": 0.1},
             "client": ["untrained"],
             # To measure the gather that the engine would refuse, it must be allowed.
-            "engine": {"ray": {"clients_per_actor": -(-clients // len(os.sched_getaffinity(0))), "gather_bytes": 1 << 40}},
+            "engine": {
+                "ray": {"clients_per_actor": -(-clients // len(os.sched_getaffinity(0))), "gather_bytes": 1 << 40}
+            },
         }
     )
     return Federation(config, folder, make_engine=ray_engine)
@@ -110,7 +112,9 @@ def main() -> None:
     torch.set_num_threads(1)
     ray.init(address="local", include_dashboard=False, log_to_driver=False, logging_level="ERROR")
     results = []
-    print(f"{'model':12}{'parameters':>12}{'K':>5}{'tree':>9}{'gather':>9}{'in-place':>10}{'tree/in-place':>15}   (seconds)")
+    print(
+        f"{'model':12}{'parameters':>12}{'K':>5}{'tree':>9}{'gather':>9}{'in-place':>10}{'tree/in-place':>15}   (seconds)"
+    )
     for model in args.models:
         for clients in args.clients:
             r = measure(model, clients, args.repeats)

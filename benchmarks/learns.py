@@ -111,7 +111,9 @@ def main() -> None:
     out.with_suffix(".json").write_text(
         json.dumps({**manifest("", args.seed, {}), "rounds": args.rounds, "results": results}, indent=1) + "\n"
     )
-    about = f"`python benchmarks/learns.py --rounds {args.rounds} --seed {args.seed}`, mean of the last three evaluations."
+    about = (
+        f"`python benchmarks/learns.py --rounds {args.rounds} --seed {args.seed}`, mean of the last three evaluations."
+    )
     out.with_suffix(".md").write_text("\n".join([about, "", HEAD, *map(line, results)]) + "\n")
     print(f"written to {out}.json and .md")
 

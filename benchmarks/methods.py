@@ -100,7 +100,9 @@ def main() -> None:
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as folder:
         results = contest(args, Path(folder))
-    print(f"{args.clients} clients of {args.samples} samples, batches of {BATCH}, {args.model}; medians of {args.rounds} rounds")
+    print(
+        f"{args.clients} clients of {args.samples} samples, batches of {BATCH}, {args.model}; medians of {args.rounds} rounds"
+    )
     print(f"{'method':14}{'seconds':>9}{'ratio':>7}{'work':>7}")
     for r in results:
         print(f"{r['method']:14}{r['seconds']:9.4f}{r['ratio']:7.2f}{r['work']:7.2f}  {r['explanation']}")

@@ -65,7 +65,9 @@ def configuration(work: Workload, engine: Any, memory_format: str = "auto") -> C
             "name": "benchmark",
             "seed": SEED,
             "data": {
-                "name": {"synthetic": {"samples": work.clients * work.samples, "test_samples": 10, "shape": work.shape}},
+                "name": {
+                    "synthetic": {"samples": work.clients * work.samples, "test_samples": 10, "shape": work.shape}
+                },
                 "partition": {"iid_equal": {"clients": work.clients}},
             },
             "model": {"name": work.model, "options": work.options, "memory_format": memory_format},
@@ -231,7 +233,9 @@ def contest(name: str, work: Workload, rounds: int, processes: int, gpu: float) 
     }
     before = set(descendants(os.getpid()))
     started = time.perf_counter()
-    ray.init(address="local", num_cpus=2 * processes, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
+    ray.init(
+        address="local", num_cpus=2 * processes, include_dashboard=False, log_to_driver=False, logging_level="ERROR"
+    )
     engine = {"ray": {"clients_per_actor": -(-work.cohort // processes), "gpu_per_client": gpu}}
     with tempfile.TemporaryDirectory() as folder:
         runners["raysim"] = Federation(configuration(work, engine), Path(folder) / "a", make_engine=ray_engine)
@@ -278,7 +282,9 @@ def main() -> None:
     args = parser.parse_args()
     torch.set_num_threads(1)
     results = []
-    print(f"{'':4}{'plain':>9}{'best':>9}{'raysim':>9}{'kernels':>9}   raysim/best  raysim/plain   (medians, seconds a round)")
+    print(
+        f"{'':4}{'plain':>9}{'best':>9}{'raysim':>9}{'kernels':>9}   raysim/best  raysim/plain   (medians, seconds a round)"
+    )
     for name in args.workloads:
         rounds = args.rounds * 10 if name == "W3" else args.rounds
         r = contest(name, WORKLOADS[name], rounds, args.processes, args.gpu_per_client)

@@ -223,7 +223,9 @@ def show(model: str, parameters: int, found: Mapping[str, Any], law: Mapping[str
     fedavg, lws, theirs = found["fedavg"], found["fedlws"], PAPER[model]
     print(f"{model}, {parameters:,} parameters")
     print(f"  FedAvg {fedavg['seconds']:.4f} s (paper {theirs[0]})")
-    print(f"  FedLWS {lws['seconds']:.4f} s, {lws['ratio']:.2f} x FedAvg (paper {theirs[2]}, {theirs[2] / theirs[0]:.2f} x)")
+    print(
+        f"  FedLWS {lws['seconds']:.4f} s, {lws['ratio']:.2f} x FedAvg (paper {theirs[2]}, {theirs[2] / theirs[0]:.2f} x)"
+    )
     if law:
         sign = "~" if law["extrapolated"] else ""
         print(f"  FedLAW {sign}{law['seconds']:.2f} s, of which {100 * law['rest_share']:.1f} % is not the proxy samples' "
@@ -278,7 +280,9 @@ def through_ray(models: list[str], repeats: int) -> list[dict[str, Any]]:
             for name, r in found.items():
                 r["cost"] = cost(trained, trained.aggregators[name])
             trained.close()
-        print(f"{model} through Ray, {cores} actors: FedAvg {found['fedavg']['seconds']:.4f} s, {found['fedavg']['cost']}")
+        print(
+            f"{model} through Ray, {cores} actors: FedAvg {found['fedavg']['seconds']:.4f} s, {found['fedavg']['cost']}"
+        )
         others = (f"{name} {r['ratio']:.2f} ({r['cost']})" for name, r in found.items() if name != "fedavg")
         print(f"  x FedAvg: {', '.join(others)}", flush=True)
         results.append({"engine": "ray", "actors": cores, "model": model, "methods": found})

@@ -79,7 +79,9 @@ def resume(
 RunPaths = Annotated[list[Path], typer.Argument(metavar="RUN...", help="Folders of runs, or folders that hold some.")]
 Target = Annotated[
     float | None,
-    typer.Option(min=0, max=1, help="Accuracy to reach, a fraction; default: a whole percentage that every run reached."),
+    typer.Option(
+        min=0, max=1, help="Accuracy to reach, a fraction; default: a whole percentage that every run reached."
+    ),
 ]
 
 

@@ -262,9 +262,7 @@ class Federation:
         )
         records.write_table(self.folder, "partition", self.partition.to_table(self.data))
 
-    def _record(
-        self, done: Round, shown: dict[str, Any], seconds: float, collect_logs: Callable[[], None]
-    ) -> None:
+    def _record(self, done: Round, shown: dict[str, Any], seconds: float, collect_logs: Callable[[], None]) -> None:
         cohort, add, t = done.cohort, self.recorder.add, done.t
         traffic = ledger(
             cohort, done.mixture, done.downlink, self.server, self.aggregator, self.spec.settings.local_buffers

@@ -155,7 +155,8 @@ def minus(a: State, b: State) -> State:
 def average(states: list[State], weights: np.ndarray, names: Mapping | list | None = None) -> State:
     """Σ w_k state_k."""
     return {
-        n: sum(w * s[n] for w, s in zip(weights, states, strict=True)) for n in (names if names is not None else states[0])
+        n: sum(w * s[n] for w, s in zip(weights, states, strict=True))
+        for n in (names if names is not None else states[0])
     }
 
 

@@ -59,7 +59,9 @@ def test_what_should_learn_is_configured(benchmark):
 def test_a_method_that_does_not_learn_is_told(benchmark, tmp_path, monkeypatch):
     learns = benchmark("learns")
     reached = {"feddisco": 0.79, "fednova": 0.81, "FedAvg-0": 1.0}
-    monkeypatch.setattr(learns, "score", lambda raw, folder: {"score": reached[folder.name], "curve": [], "seconds": 0.0})
+    monkeypatch.setattr(
+        learns, "score", lambda raw, folder: {"score": reached[folder.name], "curve": [], "seconds": 0.0}
+    )
     low, high = learns.contest(["feddisco", "fednova"], 10, 8, tmp_path)
     assert (low["ratio"], low["note"]) == (0.79, "NOT EXPLAINED")
     assert (high["ratio"], high["note"]) == (0.81, "")

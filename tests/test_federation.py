@@ -106,7 +106,11 @@ def test_local_training_is_torchs(name, tmp_path):
                 steps = client.steps[epoch * per_epoch : (epoch + 1) * per_epoch]
                 drawn = np.concatenate(steps)
                 assert set(drawn) <= set(mine)
-                assert len(set(drawn)) == len(drawn) == (per_epoch * 8 if local.drop_last and len(mine) >= 8 else len(mine))
+                assert (
+                    len(set(drawn))
+                    == len(drawn)
+                    == (per_epoch * 8 if local.drop_last and len(mine) >= 8 else len(mine))
+                )
                 assert all(len(step) == 8 for step in steps[:-1])
     assert apart(retrained(rounds)) < rounding(local)
     others = {k: v for k, v in LOCAL.items() if k not in (name, "two epochs", "full batches")}

@@ -62,7 +62,9 @@ class LayerMap:
     groups: tuple[int, ...]  # layer of every tensor
 
     @classmethod
-    def of(cls, model: nn.Module, by: str = "unit", blocks: Sequence[str] = (), channels_last: bool = False) -> LayerMap:
+    def of(
+        cls, model: nn.Module, by: str = "unit", blocks: Sequence[str] = (), channels_last: bool = False
+    ) -> LayerMap:
         """Lay out `model`; `by` is a key of `GROUPINGS`."""
         modules = dict(model.named_modules())
         stages = {name: index for index, (name, _) in enumerate(model.named_children())}
@@ -170,7 +172,9 @@ class LayerMap:
     @cached_property
     def _runs(self) -> tuple[tuple[int, int, int], ...]:
         """(start, stop, layer)"""
-        return tuple((a, min(a + RUN, stop), layer) for start, stop, layer in self._segments for a in range(start, stop, RUN))
+        return tuple(
+            (a, min(a + RUN, stop), layer) for start, stop, layer in self._segments for a in range(start, stop, RUN)
+        )
 
     def blocks(self, size: int) -> Iterator[tuple[int, int]]:
         """(start, stop) of adjacent runs: up to `size` elements together, or one run."""
@@ -204,7 +208,9 @@ class LayerMap:
         """(start, stop, (runs, elements of each)) of equal runs, counted from `start`."""
         if (start, stop) not in self._cached_shapes:
             shapes = self._cached_shapes[start, stop] = []
-            for a, b, _ in ((max(a, start), min(b, stop), layer) for a, b, layer in self._segments if a < stop and b > start):
+            for a, b, _ in (
+                (max(a, start), min(b, stop), layer) for a, b, layer in self._segments if a < stop and b > start
+            ):
                 whole = a + (b - a) // RUN * RUN
                 shapes += [(a - start, whole - start, ((whole - a) // RUN, RUN))] if whole > a else []
                 shapes += [(whole - start, b - start, (1, b - whole))] if b > whole else []
@@ -243,7 +249,9 @@ class LayerMap:
         """A value for each tensor, given to all its elements: [..., T] -> [..., P], or [..., T + Tb] -> [..., S]."""
         size = self.P if per_tensor.shape[-1] == self.T else self.S
         whole = per_tensor.new_empty(*per_tensor.shape[:-1], size)
-        for spec, value in zip(self.tensors, per_tensor.unbind(-1), strict=False):  # fifty times a repeat_interleave's speed
+        for spec, value in zip(
+            self.tensors, per_tensor.unbind(-1), strict=False
+        ):  # fifty times a repeat_interleave's speed
             whole[..., spec.start : spec.stop] = value[..., None]
         return whole
 

@@ -104,9 +104,7 @@ class Server:
         self.batches += [self.proxy.rows[batch.numpy()] for order in orders for batch in order.split(batch_size)]
         return torch.stack(orders) if orders else torch.empty(0, len(self.proxy.rows), dtype=torch.long)
 
-    def note(
-        self, method: object, name: str, value: Tensor, *axes: str, clients: Sequence[int] | None = None
-    ) -> None:
+    def note(self, method: object, name: str, value: Tensor, *axes: str, clients: Sequence[int] | None = None) -> None:
         """Record `value` of this round; one axis name a dimension. `clients`, if not those that came back, are "client"."""
         value = value.detach().cpu().double()
         asked = None if clients is None else tuple(clients)

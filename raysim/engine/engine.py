@@ -208,9 +208,7 @@ class Engine(ABC):
         # Batches are the same ones however they are shared, and are added in their order.
         return sum(c for c, _ in scores) / len(rows), sum(loss for _, loss in scores) / len(rows)
 
-    def personal(
-        self, moment: Moment, clients: Sequence[int], downlink: Downlink
-    ) -> dict[int, Score]:
+    def personal(self, moment: Moment, clients: Sequence[int], downlink: Downlink) -> dict[int, Score]:
         """For each client the model it would now be given, tested on its own test samples."""
         cohort = HostedCohort(self, moment, tuple(clients), downlink)
 
@@ -319,7 +317,9 @@ class HostedCohort:
             objects.append(engine.bank[peer])
         keep_models = engine.spec.stack.peer_models
         foreseen = self._foreseen[1] if self._foreseen else None
-        visit = Visit(self.moment, clients, kept, bank, mix, peers, keep_models, self._test, self._trace, foreseen, sums)
+        visit = Visit(
+            self.moment, clients, kept, bank, mix, peers, keep_models, self._test, self._trace, foreseen, sums
+        )
         return Call(host, method, (visit, engine.published, engine.published_shared, *objects), returns)
 
     def train(self, foreseen: Mixture | None = None) -> None:
@@ -377,7 +377,9 @@ class HostedCohort:
             ]
             handles = [engine.call(call) for call in calls]
             if sums:
-                self._root = self._merge_up({i: results[1] for (i, _), results in zip(wave, handles, strict=True)}, sums)
+                self._root = self._merge_up(
+                    {i: results[1] for (i, _), results in zip(wave, handles, strict=True)}, sums
+                )
                 sums = None
             lost: set[int] = set()
             for (i, share), results in zip(wave, handles, strict=True):
@@ -455,7 +457,9 @@ class HostedCohort:
         def ask() -> Tensor:
             results = self.engine.ask([Call(i, method, (held, *args)) for i, held in self.held.items()])
             by_client = {
-                c: row for held, rows in zip(self.held.values(), results, strict=True) for c, row in zip(held, rows, strict=True)
+                c: row
+                for held, rows in zip(self.held.values(), results, strict=True)
+                for c, row in zip(held, rows, strict=True)
             }
             return torch.from_numpy(np.stack([by_client[c] for c in self.clients]))
 

@@ -131,7 +131,9 @@ class ClientHost:
         self._foreseen: tree.Partials = {}  # sums made while training
         self._log: list[tuple[str, float, float, int]] = []
         self._server: Tensor = torch.empty(0)
-        self.park: Callable[[Arrays], Any] = lambda arrays: arrays  # what becomes of a client's state as soon as it is made
+        self.park: Callable[[Arrays], Any] = lambda arrays: (
+            arrays
+        )  # what becomes of a client's state as soon as it is made
 
     def ping(self) -> int:
         """The round whose trained models this host holds."""
@@ -356,9 +358,7 @@ class ClientHost:
         parts = [self.samples(rows[i : i + self.spec.eval_batch], client) for i in batches]
         return Score.of(torch.cat([self._logits(x) for x, _ in parts]), torch.cat([y for _, y in parts]))
 
-    def personal(
-        self, visit: Visit, value: np.ndarray, shared: Arrays, *objects: Arrays
-    ) -> dict[int, Score]:
+    def personal(self, visit: Visit, value: np.ndarray, shared: Arrays, *objects: Arrays) -> dict[int, Score]:
         """Test, for each client, the model it would now be given. No state is kept."""
         server = on_device(value, self.device)
         shared_tensors = {name: on_device(array, self.device) for name, array in shared.items()}
@@ -472,7 +472,12 @@ class ClientHost:
         return self._squared_distances(self._rows(clients), lambda _, a, b: there[a:b], layers, len(to), space)
 
     def _squared_distances(
-        self, rows: Callable[[int, int], Any], centre: Callable[[Any, int, int], Any], layers: LayerMap, width: int, space: Any
+        self,
+        rows: Callable[[int, int], Any],
+        centre: Callable[[Any, int, int], Any],
+        layers: LayerMap,
+        width: int,
+        space: Any,
     ) -> np.ndarray:
         """Of the first `width` elements of the rows from the `centre(block, start, stop)` of each block."""
         ops: Any = torch if self.device.type == "cuda" else np

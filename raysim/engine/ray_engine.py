@@ -15,7 +15,9 @@ from typing import Any
 # `uv run` would otherwise make Ray rebuild the environment for every worker, which has it already.
 os.environ.setdefault("RAY_ENABLE_UV_RUN_RUNTIME_ENV", "0")
 os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # an actor without a GPU share sees no GPU; no warning
-os.environ.setdefault("RAY_DEDUP_LOGS_SKIP_REGEX", ".")  # what Ray prints of dead processes, whatever `log_to_driver` says
+os.environ.setdefault(
+    "RAY_DEDUP_LOGS_SKIP_REGEX", "."
+)  # what Ray prints of dead processes, whatever `log_to_driver` says
 
 import ray
 from ray.exceptions import ActorDiedError, ActorUnavailableError, ObjectLostError, RayActorError, RayTaskError

@@ -34,7 +34,9 @@ def ledger(
             up["up_scalars"][i] = FLOAT * (sum(a.size for a in numbers) + server.once.get(clients[i], 0))
             up["up_masks"][i] = INDEX * sum(int(a.sum()) for a in masks)
 
-    personal = layers.where(aggregator.personal_layers).numpy() if aggregator.personal_layers else np.zeros(len(sizes), bool)
+    personal = (
+        layers.where(aggregator.personal_layers).numpy() if aggregator.personal_layers else np.zeros(len(sizes), bool)
+    )
     model = FLOAT * int(sizes[:T][~personal[:T]].sum())
     buffers = 0 if local_buffers else FLOAT * int(sizes[T:][~personal[T:]].sum())
     models = np.array([max(1, len(peers)) for peers in downlink.peers]) if downlink.peers else zeros + 1

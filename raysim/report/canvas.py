@@ -132,7 +132,9 @@ def every_nth(count: int, most: int) -> int:
 def name_rows(axes: Axes, names: Sequence[str], height: float) -> None:
     """Names at the rows of a heat map `height` inches high, as many as do not touch."""
     every = every_nth(len(names), max(1, int(height / 0.11)))
-    axes.set_yticks(range(0, len(names), every), [name if len(name) <= 22 else f"…{name[-21:]}" for name in names[::every]])
+    axes.set_yticks(
+        range(0, len(names), every), [name if len(name) <= 22 else f"…{name[-21:]}" for name in names[::every]]
+    )
 
 
 def heat_map(

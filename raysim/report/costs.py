@@ -110,7 +110,9 @@ def timeline(run: Run) -> Canvas:
         for row in range(len(hosts)):
             here = (phase == name) & (host == row)
             lasted = [*zip(start[here], stop[here] - start[here], strict=True)]
-            axes.broken_barh(lasted, (row - 0.4, 0.8), color=_shade(name, phases), linewidth=0, rasterized=len(lasted) > 500)
+            axes.broken_barh(
+                lasted, (row - 0.4, 0.8), color=_shade(name, phases), linewidth=0, rasterized=len(lasted) > 500
+            )
     for end in ends.tolist():
         axes.axvline(end, color="#555555", linewidth=0.6, zorder=0)
     every = every_nth(len(hosts), 24)
@@ -134,7 +136,9 @@ def utilisation(run: Run) -> Canvas:
     shares = np.zeros((len(phases), len(rounds["round"])))
     for i, name in enumerate(phases):
         here = spans["phase"] == name
-        busy = np.bincount(spans["round"][here], (spans["stop"] - spans["start"])[here], minlength=rounds["round"].max() + 1)
+        busy = np.bincount(
+            spans["round"][here], (spans["stop"] - spans["start"])[here], minlength=rounds["round"].max() + 1
+        )
         shares[i] = 100 * busy[rounds["round"]] / room
     shares /= np.maximum(1, shares.sum(0) / 100)  # clocks of actors and driver differ by a little
     figure = Canvas(COLUMN, 2.2)
@@ -159,4 +163,6 @@ def _ordered(phases: np.ndarray) -> list[str]:
 
 
 def _shade(name: str, phases: Sequence[str]) -> str:
-    return colour(PHASES.index(name) if name in PHASES else len(PHASES) + [p for p in phases if p not in PHASES].index(name))
+    return colour(
+        PHASES.index(name) if name in PHASES else len(PHASES) + [p for p in phases if p not in PHASES].index(name)
+    )

@@ -88,7 +88,9 @@ def _curves(groups: Sequence[Group], column: str, label: str, against: str, scal
 
 def _time(longest: float) -> tuple[str, float]:
     """Unit in which seconds are best read, and how many it has."""
-    return next((unit, size) for unit, size in (("h", 3600.0), ("min", 60.0), ("s", 1.0)) if longest >= 3 * size or unit == "s")
+    return next(
+        (unit, size) for unit, size in (("h", 3600.0), ("min", 60.0), ("s", 1.0)) if longest >= 3 * size or unit == "s"
+    )
 
 
 def _decades(axes: Axes) -> None:
@@ -110,7 +112,9 @@ def final_scores(groups: Sequence[Group]) -> Canvas:
     figure = Canvas(COLUMN, 0.7 + 0.24 * len(held))
     axes = figure.add_subplot()
     for row, (_, values) in enumerate(held):
-        axes.plot(values, np.full(len(values), row), "o", color=colour(0), markersize=3.5, markerfacecolor="none", alpha=0.7)
+        axes.plot(
+            values, np.full(len(values), row), "o", color=colour(0), markersize=3.5, markerfacecolor="none", alpha=0.7
+        )
         sd = values.std(ddof=1) if len(values) > 1 else None
         axes.errorbar(values.mean(), row, xerr=sd, fmt="D", color=colour(1), markersize=3.5, capsize=2.5, linewidth=1)
     axes.set_yticks(range(len(held)), [label for label, _ in held])

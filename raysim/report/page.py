@@ -71,9 +71,7 @@ def write(runs: Sequence[Run], out: Path, target: float | None = None) -> Summar
         varied=[(path, *(_cell(run.settings.get(path)) for run in firsts)) for path in differences(firsts)],
         hashes=[_hashes(run) for run in runs],
         machines=_machines(runs),
-        configs=[
-            {"label": group.label, "seed": group.first.seed, "yaml": _config(group.first)} for group in groups
-        ],
+        configs=[{"label": group.label, "seed": group.first.seed, "yaml": _config(group.first)} for group in groups],
     )
     with replacing(Path(out)) as path:
         path.write_text(text, encoding="utf-8")
@@ -131,8 +129,14 @@ def _setting(runs: Sequence[Run]) -> str:
 
     dealt = shared("data.partition")
     inside = f"data.partition.{dealt}."
-    fields = {path.removeprefix(inside): value for path, value in runs[0].settings.items() if dealt and path.startswith(inside)}
-    details = ", ".join(f"{name} {value}" for name, value in fields.items() if value is not None and shared(inside + name))
+    fields = {
+        path.removeprefix(inside): value
+        for path, value in runs[0].settings.items()
+        if dealt and path.startswith(inside)
+    }
+    details = ", ".join(
+        f"{name} {value}" for name, value in fields.items() if value is not None and shared(inside + name)
+    )
     parts = [
         shared("data.name"), f"{dealt} ({details})" if details else dealt, shared("model.name"),
         shared("rounds.total", "{} rounds"), shared("rounds.participation", "participation {}"),

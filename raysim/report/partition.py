@@ -38,7 +38,14 @@ def bubble_chart(counts: np.ndarray, classes: Sequence[str], title: str) -> Canv
         largest = (0.9 * 72 * min(0.3, down, max(across, 0.2))) ** 2
         sizes = largest * counts[client, label] / max(counts.max(), 1)
         axes.scatter(
-            client, label, s=sizes, color=COLOURS[0], alpha=0.7, linewidths=0, clip_on=False, rasterized=len(client) > SOFT
+            client,
+            label,
+            s=sizes,
+            color=COLOURS[0],
+            alpha=0.7,
+            linewidths=0,
+            clip_on=False,
+            rasterized=len(client) > SOFT,
         )
         axes.set(xlim=(-0.7, clients - 0.3), ylim=(-0.7, labels - 0.3), xlabel="client", ylabel="class")
         axes.xaxis.set_major_locator(MaxNLocator(min(clients, 20), integer=True, steps=[1, 2, 5, 10]))

@@ -53,7 +53,10 @@ def _of_layers(run: Run) -> dict[str, Quantity]:
     labels = {"layer": table["name"][first][np.argsort(table["layer"][first])].tolist()}
     with np.errstate(divide="ignore", invalid="ignore"):
         moved = np.where(table["norm"] > 0, table["update_norm"] / table["norm"], np.nan)
-    columns = {"relative_update": moved, **{n: c for n, c in table.items() if n not in ("round", "layer", "name", "parameters")}}
+    columns = {
+        "relative_update": moved,
+        **{n: c for n, c in table.items() if n not in ("round", "layer", "name", "parameters")},
+    }
     found = {}
     for name, column in columns.items():
         values = np.full(shape, np.nan)
@@ -161,4 +164,8 @@ def _words(name: str) -> str:
     for word, letter in greek.items():
         what = letter if what == word else what.replace(f"_{word}", f" {letter}")
     plain = what.replace("_", " ")
-    return f"{plain} ({method})" if method else {"norm": "norm of the layer", "update norm": "norm of the update"}.get(plain, plain)
+    return (
+        f"{plain} ({method})"
+        if method
+        else {"norm": "norm of the layer", "update norm": "norm of the update"}.get(plain, plain)
+    )

@@ -195,7 +195,9 @@ def find(folders: Iterable[str | Path]) -> list[Run]:
     """The runs that these folders are or hold, each once. Raises `ReportError` where one is or holds none."""
     found: dict[Path, Run] = {}
     for folder in map(Path, folders):
-        inside = [folder] if (folder / "config.yaml").is_file() else sorted(p.parent for p in folder.rglob("config.yaml"))
+        inside = (
+            [folder] if (folder / "config.yaml").is_file() else sorted(p.parent for p in folder.rglob("config.yaml"))
+        )
         if not inside:
             raise ReportError(f"{folder}: neither is nor holds the folder of a run.")
         for one in inside:
@@ -228,7 +230,9 @@ def differences(runs: Sequence[Run]) -> list[str]:
     """Paths of the settings that have several values among the runs that have them."""
     paths = dict.fromkeys(path for run in runs for path in run.settings)
     values = {path: {json.dumps(run.settings[path]) for run in runs if path in run.settings} for path in paths}
-    return [path for path in paths if len(values[path]) > 1 and path.partition(".")[0] not in BESIDE and path not in BESIDE]
+    return [
+        path for path in paths if len(values[path]) > 1 and path.partition(".")[0] not in BESIDE and path not in BESIDE
+    ]
 
 
 def _short(paths: Sequence[str]) -> list[tuple[str, str]]:

@@ -145,7 +145,9 @@ def summarise(groups: Sequence[Group], target: float | None = None) -> Summary:
     spent: dict[str, Callable[[Group], str]] = {}
     if target is not None:
         for cost in COSTS:
-            spent[f"{cost} to {100 * target:g} %"] = partial(_cost, lambda run, cost: cost_to(run, by, target, cost), cost)
+            spent[f"{cost} to {100 * target:g} %"] = partial(
+                _cost, lambda run, cost: cost_to(run, by, target, cost), cost
+            )
     for cost in ("MB up", "MB", "s"):
         spent[cost] = partial(_cost, total, cost)
     return Summary(target, _sentence(groups, by, target), _table(groups, scored), _table(groups, spent))

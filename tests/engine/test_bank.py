@@ -22,7 +22,9 @@ ALL = {"participation": 1.0}
 METHODS = {
     "fedamp": {"client": [{"fedamp": {"alpha": 1.0, "sigma": 2.0}}], "rounds": ALL},
     "fedfomo": {
-        "client": [{"fedfomo": {"models": 3}}], "data": {"client_val_frac": 0.2}, "rounds": {"participation": 0.75},
+        "client": [{"fedfomo": {"models": 3}}],
+        "data": {"client_val_frac": 0.2},
+        "rounds": {"participation": 0.75},
     },
     "apple": {"client": ["apple"], "rounds": ALL},
 }

@@ -98,7 +98,9 @@ def test_clients_that_agree_are_at_no_distance(federation):
 
 def test_sums_of_equal_weights_are_scaled_once():
     """Weights that differ stay as they are; so does what nobody sends."""
-    rows = torch.tensor([[0.25, 0.25, 0.25], [0.0, 0.5, 0.5], [0.2, 0.3, 0.5], [0.0, 0.0, 0.0], [0.0, 0.0, 2.0]]).double()
+    rows = torch.tensor(
+        [[0.25, 0.25, 0.25], [0.0, 0.5, 0.5], [0.2, 0.3, 0.5], [0.0, 0.0, 0.0], [0.0, 0.0, 2.0]]
+    ).double()
     pieces = [(i, i + 1, row.numpy()) for i, row in enumerate(rows)]
     unscaled, factors = tree.without_factors(pieces)
     assert factors == (0.25, 0.5, 1.0, 1.0, 2.0)

@@ -66,7 +66,9 @@ def stored(folder: Path) -> dict[str, Run]:
     return {name: raysim.load(folder / name) for name in STORED}
 
 
-def by_hand(folder: Path, accuracy: Sequence[float | None], seed: int = 3, finished: bool = True, **changes: Any) -> Run:
+def by_hand(
+    folder: Path, accuracy: Sequence[float | None], seed: int = 3, finished: bool = True, **changes: Any
+) -> Run:
     """A run that scored so in each round, sent 1 MB up and 3 MB down in each, and took 2^t seconds to the end of round t."""
     folder.mkdir()
     (folder / "config.yaml").write_text(to_yaml(tiny(seed=seed, **changes)))
@@ -123,7 +125,9 @@ def test_personal_scores_are_never_held_against_global_ones(stored: dict[str, Ru
     mixed = summarise(compare([fomo, avg]))
     assert mixed.scores[1][3] == "-"
     assert mixed.sentence.startswith("fedavg has reached a test accuracy of")
-    last = pc.filter(ala["rounds"]["personal_accuracy_worst10"], pc.is_valid(ala["rounds"]["personal_accuracy_worst10"]))
+    last = pc.filter(
+        ala["rounds"]["personal_accuracy_worst10"], pc.is_valid(ala["rounds"]["personal_accuracy_worst10"])
+    )
     table = summarise(compare([ala])).scores
     assert table[1][table[0].index("worst tenth (%)")] == f"{100 * last[-1].as_py():.2f}"
 
@@ -141,7 +145,9 @@ def test_runs_are_grouped_by_all_but_the_seed_and_labelled_by_what_differs(tmp_p
     assert labels({"local": {"lr": 0.1}}, {"local": {"lr": 0.2}}) == ["lr 0.1", "lr 0.2"]
     two = [{"data": {"partition": {"dirichlet_counts": {"alpha": a, "clients": 8}}}} for a in (0.1, 1.0)]
     iid = {"data": {"partition": {"iid_equal": {"clients": 8}}}}
-    dealt = [f"partition {words}" for words in ("dirichlet_counts, alpha 0.1", "dirichlet_counts, alpha 1.0", "iid_equal")]
+    dealt = [
+        f"partition {words}" for words in ("dirichlet_counts, alpha 0.1", "dirichlet_counts, alpha 1.0", "iid_equal")
+    ]
     assert labels(*two, iid) == dealt
 
 
@@ -184,7 +190,9 @@ def test_final_scores_show_every_seed(tmp_path: Path) -> None:
 
 
 def test_bubbles_are_the_partition(folder: Path, stored: dict[str, Run]) -> None:
-    federation = Federation(tiny(rounds={"total": 4, "participation": 0.4, "evaluate_every": 2}), folder / "avg-3", resume=True)
+    federation = Federation(
+        tiny(rounds={"total": 4, "participation": 0.4, "evaluate_every": 2}), folder / "avg-3", resume=True
+    )
     counts = federation.partition.label_counts(federation.data)  # [N, C]
     federation.close()
     figure = draw("partition", [stored["avg-3"]])
@@ -335,7 +343,12 @@ def test_every_figure_has_labels_that_fit(stored: dict[str, Run], names: list[st
         texts = [*figure.texts, *(text for legend in figure.legends for text in legend.get_texts())]
         for axes in figure.axes:
             assert axes.get_xlabel() or axes.get_label() == "<colorbar>", name
-            texts += [axes.xaxis.label, axes.yaxis.label, *axes.texts, *axes.findobj(lambda a, t=axes: a is t._left_title)]
+            texts += [
+                axes.xaxis.label,
+                axes.yaxis.label,
+                *axes.texts,
+                *axes.findobj(lambda a, t=axes: a is t._left_title),
+            ]
             for side, axis in enumerate((axes.xaxis, axes.yaxis)):
                 labels = tick_labels(axis)
                 texts += labels
@@ -367,6 +380,7 @@ def test_figures_that_cannot_be_drawn_say_why(stored: dict[str, Run]) -> None:
 
 
 # -------------------------------------------------------------------------------------------------------------- page
+
 
 class Page(HTMLParser):
     """Elements, ids, references and texts of a page."""
@@ -504,14 +518,19 @@ def test_plot_and_report_from_the_command_line(folder: Path, tmp_path: Path) -> 
     starts = {"pdf": b"%PDF", "svg": b"<?xml", "png": b"\x89PNG"}
     for kind, start in starts.items():
         for name in ("one", "two"):
-            result = raysim_("plot", "accuracy:traffic", folder / "avg-3", folder / "lws", "--out", tmp_path / f"{name}.{kind}")
+            result = raysim_(
+                "plot", "accuracy:traffic", folder / "avg-3", folder / "lws", "--out", tmp_path / f"{name}.{kind}"
+            )
             assert result.exit_code == 0, result.output
         one, two = ((tmp_path / f"{name}.{kind}").read_bytes() for name in ("one", "two"))
         assert one.startswith(start)
         assert one == two, "the same figure is another file"
     assert b"/Type3" not in (tmp_path / "one.pdf").read_bytes()  # publishers refuse such fonts
     wrong = raysim_("plot", "accuracy", folder / "lws", "--out", tmp_path / "x.doc")
-    assert (wrong.exit_code, wrong.stderr) == (1, f"raysim: {tmp_path}/x.doc: the name of a figure ends with .pdf, .svg or .png.\n")
+    assert (wrong.exit_code, wrong.stderr) == (
+        1,
+        f"raysim: {tmp_path}/x.doc: the name of a figure ends with .pdf, .svg or .png.\n",
+    )
     assert "shows one run" in raysim_("plot", "timeline", folder, "--out", tmp_path / "x.pdf").stderr
 
     result = raysim_("report", folder / "lws", "--out", tmp_path / "lws.html", "--target", "0.5")
@@ -529,7 +548,10 @@ def test_without_the_extra_it_says_what_to_install(
     monkeypatch.setitem(sys.modules, missing, None)
     result = raysim_("report", folder / "lws", "--out", tmp_path / "x.html")
     package = missing.partition(".")[0]
-    assert (result.exit_code, result.stderr) == (1, f"raysim: figures and reports need {package}: pip install 'raysim[report]'\n")
+    assert (result.exit_code, result.stderr) == (
+        1,
+        f"raysim: figures and reports need {package}: pip install 'raysim[report]'\n",
+    )
     assert not (tmp_path / "x.html").exists()
     if package == "matplotlib":
         with pytest.raises(MissingExtra):
