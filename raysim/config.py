@@ -34,13 +34,12 @@ from pydantic import (
     ValidationError,
 )
 
+from raysim.analysis import INSTRUMENTS
 from raysim.core.client import exclusive_hooks
 from raysim.data import PARTITIONS, SOURCES, Proxy
 from raysim.data.partition import Natural
 from raysim.methods import CLIENTS, STEPS, WEIGHTINGS
 from raysim.models import MODELS, torchvision
-
-INSTRUMENTS: dict[str, type] = {}  # pure observers of finished rounds; none exist yet
 
 Fraction = Annotated[float, Field(ge=0, lt=1)]
 
@@ -111,6 +110,9 @@ class Catalogue:
 
     role: str
     entries: Mapping[str, type]
+
+    def __str__(self) -> str:
+        return f"{'an' if self.role[0] in 'aeiou' else 'a'} {self.role}"
 
 
 def name_in(entries: Mapping[str, type], value: object) -> str:
@@ -276,8 +278,8 @@ class RecordConfig:
 
     dir: str = "runs"
     """Folder in which each run makes its own."""
-    instruments: tuple[str, ...] = ()
-    """Entries of `raysim list instruments`, which observe every round."""
+    instruments: tuple[Annotated[Any, Catalogue("instrument", INSTRUMENTS)], ...] = ()
+    """Observers of `raysim list instruments`, which look at every round."""
     trace: Literal["rounds"] | tuple[NonNegativeInt, ...] = ()
     """Rounds (from 0) whose every model is kept, to be recomputed by hand; `rounds`: all of them."""
 
@@ -310,10 +312,10 @@ class Config:
 # -------------------------------------------------------------------------------------------------------- reading
 
 
-def load(path: str | Path, overrides: Sequence[str] = (), beside: Collection[str] = ()) -> Config:
+def load(path: str | Path, overrides: Sequence[str] = (), beside: Collection[str] = ("table",)) -> Config:
     """Read a YAML file, apply `path=value` overrides, and check the whole; raises `ConfigError` with every fault.
 
-    Top-level keys in `beside` are for somebody else.
+    Top-level keys in `beside` are for somebody else: `table` is what `raysim reproduce` makes of the file.
     """
     raw = {key: value for key, value in _read(Path(path)).items() if key not in beside}
     faults = []
@@ -548,7 +550,7 @@ def _build(annotation: Any, raw: Any, path: str, faults: _Faults) -> Any:
 
 def _build_entry(catalogue: Catalogue, raw: Any, path: str, faults: _Faults) -> Any:
     if not isinstance(raw, dict) or len(raw) != 1:
-        message = f"must be the name of a {catalogue.role}, or {{name: {{field: value}}}}, but is {_show(raw)}."
+        message = f"must be the name of {catalogue}, or {{name: {{field: value}}}}, but is {_show(raw)}."
         if isinstance(raw, dict) and len(raw) > 1:
             several = all(isinstance(values, dict) for values in raw.values())
             message += f" --set {path}=NAME replaces it." if several else " Fields go one level deeper than the name."
@@ -761,9 +763,12 @@ def _check_record(config: Config) -> Found:
 
 
 def _check_instruments(config: Config) -> Found:
-    for i, name in enumerate(config.record.instruments):
-        if name not in INSTRUMENTS:
-            yield f"record.instruments.{i}", f"there is no instrument {name!r}.{_nearest(name, INSTRUMENTS)}"
+    names = [name_in(INSTRUMENTS, instrument) for instrument in config.record.instruments]
+    for i, (name, instrument) in enumerate(zip(names, config.record.instruments, strict=True)):
+        if name in names[:i]:
+            yield f"record.instruments.{i}", f"'{name}' is listed twice; a run can have it once."
+        if problem := instrument.check(config):
+            yield f"record.instruments.{i}.{name}", problem
 
 
 def _check_methods(config: Config) -> Found:
@@ -796,7 +801,7 @@ _KINDS: dict[Any, str] = {
 def _describe(annotation: Any) -> str:
     """What a value may be, as it is written in YAML."""
     if catalogue := _catalogue(annotation):
-        return f"a {catalogue.role} ({', '.join(catalogue.entries)})"
+        return f"{catalogue} ({', '.join(catalogue.entries)})"
     origin, args = typing.get_origin(annotation), typing.get_args(annotation)
     if origin is Annotated:
         rules = [rule for m in annotation.__metadata__ for rule in getattr(m, "metadata", [m])]

@@ -75,6 +75,7 @@ TABLES: dict[str, pa.Schema] = {
         ("seconds_train", "float?", "seconds", "client visit: initialise, train, measure"),
         ("seconds_reduce", "float?", "seconds", "plan and tree reduction"),
         ("seconds_server", "float?", "seconds", "server steps"),
+        ("seconds_observe", "float?", "seconds", "instruments"),
         ("seconds_evaluate", "float?", "seconds", "evaluation"),
         ("wall", "float", "seconds", "end of the round, since the run's start"),
     ),

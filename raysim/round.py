@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -33,11 +33,11 @@ class Round:
     before: Tensor  # [S] the global model that was sent
     target: Tensor  # [S] the aggregate, before server steps
     after: Tensor  # [S]
-    accuracy: float | None
-    loss: float | None
-    personal: dict[int, Score]  # by client
     notes: list[Note]
     seconds: dict[str, float]  # by phase
+    accuracy: float | None = None
+    loss: float | None = None
+    personal: dict[int, Score] = field(default_factory=dict)  # by client
 
 
 def sample(seed: int, t: int, clients: int, cohort: int) -> tuple[int, ...]:
@@ -55,15 +55,16 @@ def run_round(fed: Federation, t: int) -> Round:
     samples = int(server.population.sizes.sum())
     moment = Moment(server.seed, t, server.rounds, len(server.population.sizes), server.lr, samples)
     drawn = sample(server.seed, t, moment.clients, fed.cohort_size)
-    clients = tuple(c for c in drawn if server.population.sizes[c] > 0)
+    clients = tuple(c for c, n in zip(drawn, server.population.sizes[list(drawn)].tolist(), strict=True) if n)
 
     downlink = aggregator.rule.downlink(clients, engine.models, server)
     cohort = engine.cohort(moment, clients, downlink, test=fed.tests_after_training(t), trace=fed.trace.wants(t))
     # Where the plan needs nothing that training tells, models are summed as they are trained and never kept.
     told = len(server.notes)
-    foreseen = aggregator.plan(cohort, server) if aggregator.foresees and clients else None
+    watched = any(instrument.reads_models for instrument in fed.config.record.instruments)
+    foreseen = aggregator.plan(cohort, server) if aggregator.foresees and clients and not watched else None
     told_by_plan = slice(told, len(server.notes))
-    cohort.train(foreseen)
+    cohort.train(foreseen, meanwhile=fed.write_down)
     if engine.spec.stack.starts_everyone:
         others = tuple(c for c in range(moment.clients) if server.population.sizes[c] > 0 and c not in drawn)
         cohort.new_kept |= engine.initialize(moment, others, aggregator.rule.downlink(others, engine.models, server))
@@ -79,6 +80,12 @@ def run_round(fed: Federation, t: int) -> Round:
         clock.lap("reduce")
         server.value = aggregator.transform(target, mixture, cohort, server)
         clock.lap("server")
+    done = Round(t, drawn, cohort, downlink, mixture, before, target, server.value, server.notes, clock.seconds)
+    if mixture is not None:
+        # Before anything is committed: a host that is lost meanwhile trains its clients again from what they were sent.
+        for instrument in fed.config.record.instruments:
+            done.notes.extend(instrument.observe(done, server.population))
+        clock.lap("observe")
 
     engine.commit(cohort)
     engine.publish(server.value, server.shared)
@@ -90,10 +97,7 @@ def run_round(fed: Federation, t: int) -> Round:
         if fed.config.evaluate.personal == "after_init":
             personal = fed.evaluate_personal(t + 1)
         clock.lap("evaluate")
-    return Round(
-        t, drawn, cohort, downlink, mixture, before, target, server.value, accuracy, loss, personal, server.notes,
-        clock.seconds,
-    )  # fmt: skip
+    return replace(done, accuracy=accuracy, loss=loss, personal=personal)
 
 
 class Clock:

@@ -1,0 +1,62 @@
+"""How shrinking balances the clients' pull against the old model's decay (FedLWS: Shi et al., 2025; FedLAW: Li et al., 2023)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+import torch
+
+from raysim.analysis.instrument import Instrument
+from raysim.core.server import Note, Population
+
+if TYPE_CHECKING:
+    from raysim.config import Config
+    from raysim.round import Round
+
+SHRINKS = {"FedLWS", "FixedShrink"}  # server steps that do nothing but scale layers
+
+
+@dataclass(frozen=True)
+class Balance(Instrument):
+    """Balance of optimization and regularization where the model shrinks (FedLAW, 2023; FedLWS, 2025); reads the models.
+
+    The round made γ (w + d) of the model w, γ being what the weights' sum and the server's steps scale each layer by.
+    `gradient` is ‖γ d‖, `decay` is ‖(1 − γ) w‖, `norm` is ‖w‖, `moved` is ‖d‖, `gamma` is the γ of the whole model, the
+    mean over its layers where they differ, and `tau` the mean distance of the clients from their unweighted mean. The
+    two papers' ratios are each other's inverse: `fedlaw_ratio` = gradient / decay, `fedlws_ratio` = decay / gradient.
+    A round that did not shrink, or did not move, lacks the ratio that it would make infinite.
+    """
+
+    reads_models: ClassVar[bool] = True
+
+    def check(self, config: Config) -> str | None:
+        others = [type(step).__name__ for step in config.server if type(step).__name__ not in SHRINKS]
+        others += [type(step).__name__ for method in config.client for step in method.server_steps()]
+        if any(getattr(step, "variant", "full") != "full" for step in config.server):
+            others.append("FedLWS with a variant")
+        return f"tells what shrinking does, but {others[0]} does more to the model than scale it." if others else None
+
+    def observe(self, done: Round, population: Population) -> Iterator[Note]:
+        assert done.mixture is not None
+        cohort, mixture, layers = done.cohort, done.mixture, done.cohort.layers
+        before, target, after = (layers.norms(value[: layers.P]) for value in (done.before, done.target, done.after))
+        planned = layers.collect(torch.cat([mixture.own + mixture.weights.sum(0), mixture.buffers.sum(0)]))  # [L]
+        gamma = planned * torch.where(target > 0, after / target, 1.0)
+        mean = layers.scaled(done.target[: layers.P], layers.spread(1 / planned)[: layers.T])
+        moved = layers.norms(mean - done.before[: layers.P])
+
+        def whole(per_layer: torch.Tensor) -> torch.Tensor:
+            return per_layer.square().sum().sqrt()
+
+        gradient, decay = whole(gamma * moved), whole((1 - gamma) * before)
+        spread = cohort.spread(mixture.support())  # [K, L]
+        yield self.note("gamma", gamma.mean())
+        yield self.note("tau", spread.square().sum(1).sqrt().mean())
+        for name, value in {"norm": whole(before), "moved": whole(moved), "gradient": gradient, "decay": decay}.items():
+            yield self.note(name, value)
+        if decay > 1e-6 * whole(before):  # less is rounding
+            yield self.note("fedlaw_ratio", gradient / decay)
+        if gradient > 0:
+            yield self.note("fedlws_ratio", decay / gradient)

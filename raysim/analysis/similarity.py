@@ -1,0 +1,33 @@
+"""How like the clients' models are to the new global one (CCN, figure 1b)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+from torch import Tensor
+
+from raysim.analysis.instrument import Instrument
+from raysim.core.layers import LayerMap
+from raysim.core.server import Note, Population
+
+if TYPE_CHECKING:
+    from raysim.round import Round
+
+
+@dataclass(frozen=True)
+class Similarity(Instrument):
+    """Cosine of each client's model with the new global one, `client` (CCN, figure 1b); reads the models."""
+
+    reads_models: ClassVar[bool] = True
+
+    def observe(self, done: Round, population: Population) -> Iterator[Note]:
+        yield self.note("client", done.cohort.each(cosine, done.before, done.after), "client")
+
+
+def cosine(update: Tensor, layers: LayerMap, before: Tensor, after: Tensor) -> Tensor:
+    """cos(before + update, after) over the parameters of values [S], float64."""
+    whole = layers.regroup("model")
+    model, other = (before + update)[: layers.P], after[: layers.P]
+    return whole.dots(model, other)[0] / (whole.dots(model, model)[0] * whole.dots(other, other)[0]).sqrt()

@@ -1,0 +1,194 @@
+"""Observers of rounds, on vectors whose cosines and norms are known; and that they leave training alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from case import Traced
+from conftest import play, tiny
+from toy import TWO_LAYERS, UPDATES, ToyCohort, toy_server, vector
+
+from raysim.analysis import INSTRUMENTS
+from raysim.analysis.balance import Balance
+from raysim.analysis.coherence import Coherence
+from raysim.analysis.heterogeneity import Heterogeneity
+from raysim.analysis.instrument import Instrument
+from raysim.analysis.similarity import Similarity
+from raysim.config import ConfigError
+from raysim.core.mixture import Mixture
+from raysim.core.server import Server
+from raysim.federation import MakeEngine
+from raysim.methods.fedlws import FedLWS
+from raysim.methods.fixed_shrink import FixedShrink
+
+
+class Cohort(ToyCohort):
+    def dots(self, with_: torch.Tensor) -> torch.Tensor:
+        return self.layers.dots(self.updates[:, : len(with_)], with_)
+
+    def each(self, function: Callable[..., torch.Tensor], *payload: Any) -> torch.Tensor:
+        return torch.stack([function(update, self.layers, *payload) for update in self.updates])
+
+
+def seen(
+    instrument: Instrument, server: Server, updates: Any = UPDATES, sizes: Sequence[int] = (1, 1, 2),
+    mixture: Mixture | None = None, step: Any = None,
+) -> dict[str, Any]:  # fmt: skip
+    """What the instrument notes of a round of the toy clients, by name."""
+    cohort = Cohort(server, updates, sizes)
+    mixture = mixture or cohort.by_size()
+    target = cohort.reduce(mixture)
+    after = step.apply(target, mixture, cohort, server) if step else target
+    done: Any = SimpleNamespace(cohort=cohort, mixture=mixture, before=server.value, target=target, after=after)
+    return {note.name: note.value.numpy()[()] for note in instrument.observe(done, server.population)}
+
+
+def test_coherence_of_three_directions() -> None:
+    """Updates along x, y and −y with λ = ¼, ¼, ½: the one pair that is not at right angles has the cosine −1."""
+    found = seen(Coherence({"straight": (0, 1), "line": (1, 2), "alone": (2,)}), toy_server())
+    pairs = 2 * (1 / 4) * (1 / 2) * -1
+    assert found["paper"] == pytest.approx(pairs / 3)
+    assert found["mean"] == pytest.approx(pairs / (1 - 1 / 16 - 1 / 16 - 1 / 4))
+    np.testing.assert_allclose(found["client"], [0, -2 / 3, -1 / 2], atol=1e-12)
+    assert found["mean_straight"] == pytest.approx(0, abs=1e-12)
+    assert found["mean_line"] == pytest.approx(-1)
+    assert found["paper_line"] == pytest.approx(pairs / 2)
+    assert "mean_alone" not in found  # a single client has no pair
+
+
+def test_coherence_leaves_out_whom_it_cannot_compare() -> None:
+    still = seen(Coherence(), toy_server(), [[1.0, 1.0], [0.0, 0.0], [2.0, 2.0]])  # the second did not move
+    assert still["mean"] == pytest.approx(1)
+    assert still["paper"] == pytest.approx(2 * (1 / 4) * (1 / 2) / 2)
+    np.testing.assert_allclose(still["client"], [1, np.nan, 1])
+    assert not seen(Coherence(), toy_server(), [[1.0, 1.0], [0.0, 0.0]], [1, 1])
+    # The second layer stays with the clients: along the first they agree.
+    server = toy_server(TWO_LAYERS)
+    first = Mixture.of(torch.ones(2), TWO_LAYERS).select(torch.tensor([[True, False]] * 2))
+    assert seen(Coherence(), server, [[1.0, 5.0], [1.0, -5.0]], [1, 1], first)["mean"] == pytest.approx(1)
+
+
+def test_heterogeneity_of_two_class_distributions() -> None:
+    server = toy_server(labels=[[4, 0, 0], [0, 2, 2], [0, 0, 8]])
+    found = seen(Heterogeneity(), server, mixture=Mixture.of(vector(1, 1, 2), server.layers))
+    classes, every = np.array([1 / 4, 1 / 8, 5 / 8]), np.array([4, 2, 10]) / 16
+    np.testing.assert_allclose(found["classes"], classes)
+    np.testing.assert_allclose(found["cosine"], 1)  # λ are the sizes' shares, so the distributions agree
+    np.testing.assert_allclose(found["overlap"], 1)
+    uniform = seen(Heterogeneity(), server, mixture=Mixture.of(torch.ones(3), server.layers))
+    mean = np.array([1 / 3, 1 / 6, 1 / 2])
+    np.testing.assert_allclose(uniform["overlap"], 1 - np.abs(mean - every).sum() / 2)
+    np.testing.assert_allclose(uniform["cosine"], mean @ every / np.linalg.norm(mean) / np.linalg.norm(every))
+
+
+def test_balance_of_a_fixed_shrink() -> None:
+    """w = (3, 4), d = (¼, −¾), γ = 0.9."""
+    found = seen(Balance(), toy_server(), step=FixedShrink(0.9))
+    gradient, decay = 0.9 * np.sqrt(0.0625 + 0.5625), 0.1 * 5
+    assert found["gamma"] == pytest.approx(0.9)
+    assert (found["norm"], found["moved"]) == pytest.approx((5, np.sqrt(0.625)))
+    assert (found["gradient"], found["decay"]) == pytest.approx((gradient, decay))
+    assert found["fedlaw_ratio"] == pytest.approx(gradient / decay)
+    assert found["fedlws_ratio"] == pytest.approx(decay / gradient)
+    assert found["tau"] == pytest.approx((np.sqrt(5) + np.sqrt(17) + np.sqrt(26)) / 9)
+
+
+def test_balance_where_the_weights_or_the_layers_shrink() -> None:
+    server = toy_server()
+    learned = Mixture.of(vector(1, 1, 2), server.layers).scaled(vector(0.9))  # as FedLAW's γ
+    fixed, planned = seen(Balance(), server, step=FixedShrink(0.9)), seen(Balance(), server, mixture=learned)
+    assert planned == pytest.approx(fixed)
+    server = toy_server(TWO_LAYERS)
+    found = seen(Balance(), server, step=FixedShrink(1.0, decrement=0.2))  # γ = 1, 0.8
+    assert found["decay"] == pytest.approx(0.2 * 4)
+    assert found["gradient"] == pytest.approx(np.hypot(0.25, 0.8 * 0.75))
+    plain = seen(Balance(), server)
+    assert "fedlaw_ratio" not in plain
+    assert plain["fedlws_ratio"] == pytest.approx(0, abs=1e-12)
+
+
+def test_balance_gives_the_ratio_that_fedlws_was_derived_from() -> None:
+    """Of one layer, γ solves fedlws_ratio = β τ."""
+    found = seen(Balance(), toy_server(), step=FedLWS(beta=0.3))
+    assert found["fedlws_ratio"] == pytest.approx(0.3 * found["tau"])
+
+
+def test_similarity_to_the_new_model() -> None:
+    found = seen(Similarity(), toy_server())["client"]
+    models, after = np.array([[4, 4], [3, 5], [3, 2]]), np.array([3.25, 3.25])
+    np.testing.assert_allclose(found, models @ after / np.linalg.norm(models, axis=1) / np.linalg.norm(after))
+
+
+# ----------------------------------------------------------------------------------------------------------- whole runs
+
+ALL = [{"coherence": {"groups": {"low": [0, 1, 2, 3]}}}, "heterogeneity", "balance", "similarity"]
+
+
+def notes(folder: Path) -> list[tuple[Any, ...]]:
+    from raysim import records
+
+    rows = records.read(folder, "notes").to_pylist()
+    return [tuple(row.values()) for row in rows if row["method"] in INSTRUMENTS]
+
+
+def test_a_run_has_the_same_bits_with_and_without_instruments(tmp_path: Path, warm_ray: MakeEngine) -> None:
+    plain = play(tiny(), tmp_path / "plain")
+    watched = play(tiny(record={"instruments": ALL}), tmp_path / "watched")
+    on_ray = tiny(record={"instruments": ALL}, engine={"ray": {"clients_per_actor": 2}})
+    far = play(on_ray, tmp_path / "far", make_engine=warm_ray)
+    assert plain.sha256() == watched.sha256()
+    assert torch.equal(far.server.value, plain.server.value)
+    assert notes(tmp_path / "watched") == notes(tmp_path / "far")
+    assert {row[1] for row in notes(tmp_path / "watched")} == set(INSTRUMENTS)
+    assert not notes(tmp_path / "plain")
+
+
+def test_coherence_and_similarity_of_traced_models(tmp_path: Path) -> None:
+    record = {"instruments": ["coherence", "similarity"], "trace": [1]}
+    federation = play(tiny(server=["fedlws"], record=record), tmp_path)
+    round_ = Traced(tmp_path, 1, federation)
+    names = [s.name for s in federation.server.layers.tensors if s.kind == "parameter"]
+
+    def flat(state: dict[str, np.ndarray]) -> np.ndarray:
+        return np.concatenate([state[name].ravel() for name in names])
+
+    before, after = flat(round_.load("before")), flat(round_.load("after"))
+    models = np.stack([flat(client.model) for client in round_.clients])
+    updates, lam = models - before, round_.p
+    unit = updates / np.linalg.norm(updates, axis=1, keepdims=True)
+    pairs = np.outer(lam, lam) * (unit @ unit.T)
+    np.fill_diagonal(pairs, 0)
+    np.testing.assert_allclose(round_.note("coherence", "paper"), pairs.sum() / 3, rtol=1e-4)
+    np.testing.assert_allclose(round_.note("coherence", "client"), pairs.sum(1) / lam / (1 - lam), rtol=1e-4)
+    cosines = models @ after / np.linalg.norm(models, axis=1) / np.linalg.norm(after)
+    np.testing.assert_allclose(round_.note("similarity", "client"), cosines, rtol=1e-6)
+
+
+def test_a_round_of_one_client(tmp_path: Path) -> None:
+    """Coherence needs a pair, the others do not."""
+    alone = tiny(rounds={"total": 1, "participation": 0.1}, record={"instruments": ["coherence", "similarity"]})
+    play(alone, tmp_path / "one")
+    assert {row[1] for row in notes(tmp_path / "one")} == {"similarity"}
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"record": {"instruments": ["coherence", "coherence"]}}, r"instruments.1: 'coherence' is listed twice"),
+        ({"record": {"instruments": ["balance"]}, "server": ["fedavgm"]}, r"0.balance: tells what .* but FedAvgM does"),
+        ({"record": {"instruments": ["balance"]}, "client": ["scaffold"]}, r"0.balance: tells what shrinking does"),
+        (
+            {"record": {"instruments": [{"coherence": {"groups": {"a": [8]}}}]}},
+            r"0.coherence: groups.a names client 8; .* 0 to 7",
+        ),
+    ],
+)
+def test_what_cannot_be_observed_is_refused(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        tiny(**changes)
