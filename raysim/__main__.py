@@ -85,6 +85,9 @@ Target = Annotated[
 ]
 
 
+Seeds = Annotated[str, typer.Option(metavar="SEED,SEED,...", help="Play everything with each of these seeds.")]
+
+
 @app.command()
 def sweep(
     config: ConfigPath,
@@ -93,23 +96,58 @@ def sweep(
         list[str] | None,
         typer.Option("--set", metavar="PATH=V,V,...", help="Vary a setting: server.0.fedlws.beta=0.01,0.1."),
     ] = None,
-    seeds: Annotated[str, typer.Option(metavar="SEED,SEED,...", help="Play everything with each of these seeds.")] = "",
+    seeds: Seeds = "",
     target: Target = None,
     address: Address = None,
 ) -> None:
     """Run a grid of configurations, compare them; the same command continues what was stopped."""
-    from raysim.config import ConfigError
     from raysim.sweep import grid
 
     with reported():
-        try:
-            numbers = [int(seed) for seed in seeds.split(",") if seed]
-        except ValueError:
-            raise ConfigError(f"--seeds {seeds}: must be whole numbers between commas, such as 8,9,10.") from None
-        points = grid(config, overrides or (), numbers, out)
+        points = grid(config, overrides or (), numbers(seeds), out)
         status = play_grid(points, address)
         if any(point.finished for point in points):
             compare_grid(points, out / "report.html", target)
+    raise typer.Exit(status)
+
+
+class Scale(StrEnum):
+    """How much of a paper's table `raysim reproduce` runs."""
+
+    full = "full"
+    small = "small"
+
+
+@app.command()
+def reproduce(
+    item: Annotated[str, typer.Argument(metavar="ITEM", help="A table or figure, such as fedlws/table1.")] = "",
+    listed: Annotated[bool, typer.Option("--list", help="Name them all, and the data and time they need.")] = False,
+    scale: Annotated[Scale, typer.Option(help="As the paper has it, or what takes minutes.")] = Scale.full,
+    data: Annotated[Path | None, typer.Option(metavar="DIR", help="Where the data are; default: RAYSIM_DATA.")] = None,
+    seeds: Seeds = "",
+    overrides: Overrides = None,
+    out: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Folder of the runs; default: runs/reproduce/ITEM-SCALE.")
+    ] = None,
+    address: Address = None,
+) -> None:
+    """Run a table or figure of a paper and print it beside the paper's numbers; the same command continues."""
+    from raysim.config import ConfigError
+    from raysim.reproduce import find, items, listing
+
+    with reported():
+        if listed:
+            print("\n".join(listing(items())))
+            return
+        if not item:
+            raise ConfigError("raysim reproduce: name a table or figure; `raysim reproduce --list` shows all.")
+        wanted, small = find(item), scale is Scale.small
+        changes = [*([f"data.root={data}"] if data else []), *(overrides or ())]
+        folder = out or Path("runs", "reproduce", f"{item.replace('/', '_')}-{scale}")
+        points = wanted.runs(small, numbers(seeds), changes, folder)
+        status = play_grid(list(points.values()), address)
+        if any(point.finished for point in points.values()):
+            print(f"\n{wanted.text(points, small, overrides or ())}")
     raise typer.Exit(status)
 
 
@@ -225,6 +263,16 @@ def reported() -> Iterator[None]:
         faults = error.faults if isinstance(error, ConfigError) else (f"raysim: {error}",)
         print("\n".join(faults), file=sys.stderr)
         raise typer.Exit(2 if isinstance(error, ConfigError) else 1) from None
+
+
+def numbers(seeds: str) -> list[int]:
+    """`8,9,10` as a list."""
+    from raysim.config import ConfigError
+
+    try:
+        return [int(seed) for seed in seeds.split(",") if seed]
+    except ValueError:
+        raise ConfigError(f"--seeds {seeds}: must be whole numbers between commas, such as 8,9,10.") from None
 
 
 def new_folder(out: Path | None, parent: Path, name: str) -> Path:

@@ -16,9 +16,10 @@ import hashlib
 import itertools
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import yaml
 
@@ -51,16 +52,20 @@ def grid(base: Path, changes: Sequence[str], seeds: Sequence[int], out: Path) ->
     `changes` are `path=value,value,...`, of which a value may be any YAML in one line. Raises `ConfigError` with the
     faults of all configurations, and where a folder of the grid holds a run of another configuration.
     """
-    last = [(f"seed={seed}", [f"seed={seed}"]) for seed in seeds] or [("", [])]
+    last = [seeded(seed) for seed in seeds] or [("", [])]
     axes = [axis for axis in (_methods(base), *map(_values, changes)) if axis]
+    return runs(base, [(*others, seed) for seed, *others in itertools.product(last, *axes)], out)
+
+
+def runs(base: Path, cells: Iterable[Sequence[Choice]], out: Path) -> list[Point]:
+    """A run for each cell of a grid, which is a choice of each axis. Raises as `grid` does."""
     points: list[Point] = []
     faults: list[str] = []
-    for choice, *others in itertools.product(last, *axes):
-        chosen = (*others, choice)
+    for chosen in cells:
         name = "+".join(part for part, _ in chosen if part) or base.stem
         overrides = [text for _, texts in chosen for text in texts]
         try:
-            config = load(base, [*overrides, f"name={json.dumps(name)}"], beside=("methods",))
+            config = load(base, [*overrides, f"name={json.dumps(name)}"], beside=("methods", "table"))
         except ConfigError as error:
             faults += error.faults
             continue
@@ -74,6 +79,16 @@ def grid(base: Path, changes: Sequence[str], seeds: Sequence[int], out: Path) ->
     return points
 
 
+def choice(name: str, settings: Mapping[str, Any] | None) -> Choice:
+    """What `name: {path: value}` says."""
+    return _slug(name), [f"{path}={json.dumps(value)}" for path, value in (settings or {}).items()]
+
+
+def seeded(seed: int) -> Choice:
+    """The choice of a seed."""
+    return f"seed={seed}", [f"seed={seed}"]
+
+
 def _methods(base: Path) -> list[Choice]:
     try:
         raw = yaml.safe_load(base.read_text(encoding="utf-8"))
@@ -84,10 +99,7 @@ def _methods(base: Path) -> list[Choice]:
         return []
     if not isinstance(methods, dict) or not all(isinstance(m, Mapping | None) for m in methods.values()):
         raise ConfigError(f"{base}: methods: must be a mapping of names to settings, each {{path: value}}.")
-    return [
-        (_slug(str(name)), [f"{path}={json.dumps(value)}" for path, value in (settings or {}).items()])
-        for name, settings in methods.items()
-    ]
+    return [choice(str(name), settings) for name, settings in methods.items()]
 
 
 def _values(change: str) -> list[Choice]:
