@@ -295,7 +295,7 @@ def main() -> None:
               f"{r['raysim_processes']} processes, {r['raysim_pss_bytes'] / 2**20:.0f} MiB PSS", flush=True)  # fmt: skip
     folder = Path(__file__).parent / "results"
     folder.mkdir(exist_ok=True)
-    out = folder / f"rounds-{time.strftime('%Y-%m-%d')}.json"
+    out = folder / f"rounds-{time.strftime('%Y-%m-%dT%H%M')}.json"
     out.write_text(json.dumps({**manifest("", SEED, {}), "results": results}, indent=1) + "\n")
     print(f"written to {out}")
 

@@ -6,6 +6,7 @@ import hashlib
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -83,6 +84,7 @@ class Federation:
         self.checkpoints = Checkpoints(self.folder)
         self.t = 0  # the next round
         self._changed: set[int] = set()  # clients whose state is newer than the last checkpoint
+        self._unwritten: Callable[[], None] | None = None  # records of the last round
         self._wall = 0.0  # seconds played before this process took over
         if resume:
             self._restore()
@@ -106,6 +108,7 @@ class Federation:
 
     def _go_back(self) -> None:
         """Client states died with a node: the rounds since the last checkpoint are played again, to the same bits."""
+        self._unwritten = None
         self._restore()
         self.recorder = records.Recorder(self.folder, self.t)
         self.engine.publish(self.server.value, self.server.shared)
@@ -122,14 +125,23 @@ class Federation:
         self._changed |= {*done.cohort.clients, *done.cohort.new_kept}
         if self.trace.wants(self.t):
             self._write_trace(done)
-        collect_logs = done.cohort.close()
-        self._record(done, shown, time.perf_counter() - started, collect_logs)
+        traffic = ledger(
+            done.cohort, done.mixture, done.downlink, self.server, self.aggregator, self.spec.settings.local_buffers
+        )
+        shown["seconds"] = time.perf_counter() - started
+        wall = time.time() - self._begun
+        self._unwritten = partial(self._record, done, shown, traffic, wall, done.cohort.close())
         self.t += 1
         if self.t % self.config.rounds.checkpoint_every == 0 or self.t == self.server.rounds:
             self.checkpoint()
-        else:
+        return shown
+
+    def write_down(self) -> None:
+        """Record the last round, if that has not been done: while the hosts train the next one there is time for it."""
+        if self._unwritten is not None:
+            self._unwritten()
+            self._unwritten = None
             self.recorder.maybe_flush()
-        return shown | {"seconds": time.perf_counter() - started}
 
     def evaluates(self, t: int) -> bool:
         return (t + 1) % self.config.rounds.evaluate_every == 0 or t + 1 == self.server.rounds
@@ -194,6 +206,7 @@ class Federation:
 
     def close(self) -> None:
         """Stop the engine; what was recorded is written."""
+        self.write_down()
         self.recorder.flush()
         self.engine.close()
 
@@ -208,6 +221,7 @@ class Federation:
         return self.t
 
     def _save(self) -> None:
+        self.write_down()
         self.recorder.flush()
         server = pack({"value": self.server.value, "shared": self.server.shared, "memory": self.server.memory})
         info = {"round": self.t, "wall": time.time() - self._begun, "config": fingerprint(self.config)}
@@ -262,18 +276,18 @@ class Federation:
         )
         records.write_table(self.folder, "partition", self.partition.to_table(self.data))
 
-    def _record(self, done: Round, shown: dict[str, Any], seconds: float, collect_logs: Callable[[], None]) -> None:
+    def _record(
+        self, done: Round, shown: dict[str, Any], traffic: dict[str, np.ndarray], wall: float,
+        collect_logs: Callable[[], None],
+    ) -> None:  # fmt: skip
         cohort, add, t = done.cohort, self.recorder.add, done.t
-        traffic = ledger(
-            cohort, done.mixture, done.downlink, self.server, self.aggregator, self.spec.settings.local_buffers
-        )
         nodes = self.engine.nodes
         up = sum(int(column.sum()) for name, column in traffic.items() if name.startswith("up_"))
         down = sum(int(column.sum()) for name, column in traffic.items() if name.startswith("down_"))
         add(
             "rounds", round=t, accuracy=done.accuracy, loss=done.loss, train_loss=shown["train_loss"],
             clients_ok=shown["clients_ok"], clients_failed=shown["clients_failed"], bytes_up=up, bytes_down=down,
-            seconds=seconds, wall=time.time() - self._begun, **personal_scores(done.personal),
+            seconds=shown["seconds"], wall=wall, **personal_scores(done.personal),
             **{f"seconds_{phase}": value for phase, value in done.seconds.items()},
         )  # fmt: skip
         weights = done.mixture.lam / done.mixture.lam.sum() if done.mixture is not None else torch.empty(0)
@@ -306,12 +320,12 @@ class Federation:
             add("personal", round=t, client=ids, correct=correct, samples=samples, loss=mean, auc=auc)
         collect_logs()
         transport = dict.fromkeys(cohort.asked)
-        for span in self.engine.spans:
+        for span in cohort.spans:
             if span.phase == "reduce" and len(cohort.held.get(span.host, ())) == 1:
                 client = cohort.held[span.host][0]
                 transport[client] = (transport[client] or 0) + span.sent
         add("traffic", round=t, client=cohort.asked, **traffic, transport_up=list(transport.values()))
-        spans = self.engine.spans
+        spans = cohort.spans
         add(
             "timeline", round=t, host=[s.host for s in spans], node=[nodes[s.host] for s in spans],
             phase=[s.phase for s in spans], start=[s.start - self._begun for s in spans],
@@ -395,7 +409,7 @@ def prepare(config: Config) -> tuple[Dataset, Partition]:
 def host_spec(config: Config, data: Dataset) -> HostSpec:
     """What the hosts need to know of the configuration."""
     local = config.local
-    optimizer = OptimizerSpec(local.optimizer, local.momentum, local.nesterov, local.weight_decay, tuple(local.betas))
+    optimizer = OptimizerSpec(local.optimizer, local.momentum, local.nesterov, local.weight_decay, local.betas)
     settings = LocalSettings(
         local.epochs, local.batch_size, local.drop_last, optimizer, local.grad_clip, local.state == "persist",
         config.model.bn_stats in ("local", "proxy"),

@@ -71,6 +71,7 @@ def run_round(fed: Federation, t: int) -> Round:
     clock.lap("train")
 
     before, mixture, target = server.value, None, server.value
+    server.notes.extend(note for c in cohort.clients for note in cohort.outcomes[c].notes)
     if cohort.clients:
         mixture = foreseen if cohort.clients == clients else None
         if mixture is None:

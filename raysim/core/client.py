@@ -14,6 +14,7 @@ from torch import Tensor
 
 from raysim.core.flat import FlatModel
 from raysim.core.layers import LayerMap
+from raysim.core.note import Note
 from raysim.core.optim import SGD, Adam, OptimizerSpec
 from raysim.core.probe import Probe
 from raysim.core.rng import generator, seed_layers, stream_seed
@@ -263,6 +264,7 @@ class LocalRun:
         self.steps = 0
         self.losses: list[list[tuple[Tensor, int]]] = []  # per epoch: mean loss and samples of every batch
         self.scratch: dict[str, Any] = {}  # for hooks; gone after the round
+        self.notes: list[Note] = []
         self.batch_probes: Sequence[Probe] = ()
         self.orders: list[tuple[str, Tensor]] | None = None  # purpose and samples of every batch, when traced
         self._streams: dict[str, torch.Generator] = {}
@@ -290,6 +292,12 @@ class LocalRun:
         if purpose not in self._streams:
             self._streams[purpose] = generator(self.moment.seed, self.t, self.client, purpose)
         return self._streams[purpose]
+
+    def note(self, method: ClientMethod, name: str, value: Tensor, *axes: str) -> None:
+        """Record `value` of this client in this round, one axis name a dimension. It is for the run's tables: nothing is
+        sent in the simulated method."""
+        value = value.detach().cpu().double()[None]
+        self.notes.append(Note(type(method).__name__.lower(), name, value, ("client", *axes), (self.client,)))
 
     @contextmanager
     def aside(self, purpose: str) -> Iterator[None]:
@@ -324,7 +332,7 @@ class LocalRun:
         """Batches of the training samples in `order` [n]. One gather a pass: the batches themselves are views."""
         x, y = self.data.train
         on_device = order.to(y.device)
-        x, y = take(x, on_device), y[on_device]
+        x, y = take(x, on_device), y.index_select(0, on_device)
         for part in batch_slices(len(order), batch_size or self.settings.batch_size, self.settings.drop_last):
             if self.orders is not None:
                 self.orders.append((purpose, order[part]))

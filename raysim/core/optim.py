@@ -7,6 +7,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+WHOLE = slice(None)
+
 
 @dataclass(frozen=True)
 class OptimizerSpec:
@@ -34,9 +36,9 @@ class SGD:
         self.proximal = 0.0  # μ of a proximal term in the gradient: it contracts what was applied before by 1 - lr·μ
         self.normaliser, self._weight = 0.0, 0.0
 
-    def step(self, part: slice = slice(None)) -> None:
+    def step(self, part: slice = WHOLE) -> None:
         """Update the parameters, or the slice `part` of them, in place. The gradient is used up."""
-        params, grad = self.params[part], self.grad[part]
+        params, grad = (self.params, self.grad) if part == WHOLE else (self.params[part], self.grad[part])
         if self.spec.weight_decay:
             grad.add_(params, alpha=self.spec.weight_decay)
         if self.momentum is not None:
@@ -66,7 +68,7 @@ class Adam:
         self.proximal = 0.0
         self.normaliser = 0.0  # FedNova has no closed form for Adam: steps are counted
 
-    def step(self, part: slice = slice(None)) -> None:
+    def step(self, part: slice = WHOLE) -> None:
         """Update the parameters, or the slice `part` of them, in place. The gradient is used up."""
         params, grad, (b1, b2) = self.params[part], self.grad[part], self.spec.betas
         start, stop, _ = part.indices(len(self.params))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Protocol
 
 import numpy as np
@@ -13,6 +13,7 @@ from torch import Tensor
 from raysim.core.cohort import Cohort
 from raysim.core.layers import LayerMap
 from raysim.core.mixture import Mixture
+from raysim.core.note import Note as Note
 from raysim.core.probe import Probe
 from raysim.core.rng import SERVER, generator
 from raysim.core.workbench import Workbench
@@ -36,6 +37,14 @@ class ProxyData:
     labels: np.ndarray  # [n]
     balanced_sampling: bool = False  # every batch has the classes in equal numbers, up to one
 
+    def split(self, share: float, stream: torch.Generator) -> tuple[ProxyData, ProxyData]:
+        """All but a random `share` of the samples, and that share: at least one sample each."""
+        order = torch.randperm(len(self.rows), generator=stream).numpy()
+        count = min(max(1, round(share * len(order))), len(order) - 1)
+        parts = np.sort(order[count:]), np.sort(order[:count])
+        kept, held = (replace(self, rows=self.rows[part], labels=self.labels[part]) for part in parts)
+        return kept, held
+
     def order(self, batch_size: int, stream: torch.Generator) -> Tensor:
         """Positions [n] of an epoch, batch after batch: every sample once, or, with balanced sampling, as many draws,
         in which the samples of a rare class return more often."""
@@ -56,17 +65,6 @@ def shuffles(things: int, count: int, stream: torch.Generator) -> Tensor:
     """The first `count` of 0..things-1 in random order, again and again in a new one."""
     passes = [torch.randperm(things, generator=stream) for _ in range(1 + count // things)]
     return torch.cat(passes)[:count]
-
-
-@dataclass(frozen=True)
-class Note:
-    """A value that a method wants recorded; `axes` name its dimensions: "client", "layer", or anything for an index."""
-
-    method: str
-    name: str
-    value: Tensor
-    axes: tuple[str, ...]
-    clients: tuple[int, ...] | None = None  # of the axis "client"; None: those that came back
 
 
 @dataclass
@@ -97,12 +95,14 @@ class Server:
         """The server's random stream for `purpose` in this round."""
         return generator(self.seed, self.t, SERVER, purpose)
 
-    def proxy_orders(self, method: object, epochs: int, batch_size: int) -> Tensor:
-        """[epochs, n] positions in the proxy set, in the order in which `method` takes them, `batch_size` at a time."""
+    def proxy_orders(self, method: object, epochs: int, batch_size: int, part: ProxyData | None = None) -> Tensor:
+        """[epochs, n] positions in the proxy set, or in a `part` of it, in the order in which `method` takes them,
+        `batch_size` at a time."""
+        proxy = part or self.proxy
         stream = self.generator(f"{type(method).__name__.lower()} batches")
-        orders = [self.proxy.order(batch_size, stream) for _ in range(epochs)]
-        self.batches += [self.proxy.rows[batch.numpy()] for order in orders for batch in order.split(batch_size)]
-        return torch.stack(orders) if orders else torch.empty(0, len(self.proxy.rows), dtype=torch.long)
+        orders = [proxy.order(batch_size, stream) for _ in range(epochs)]
+        self.batches += [proxy.rows[batch.numpy()] for order in orders for batch in order.split(batch_size)]
+        return torch.stack(orders) if orders else torch.empty(0, len(proxy.rows), dtype=torch.long)
 
     def note(self, method: object, name: str, value: Tensor, *axes: str, clients: Sequence[int] | None = None) -> None:
         """Record `value` of this round; one axis name a dimension. `clients`, if not those that came back, are "client"."""

@@ -83,6 +83,10 @@ class Workbench:
         self.flat.model.train()
         return logits
 
+    def accuracy(self, rows: np.ndarray) -> float:
+        """Of the loaded model, in eval mode, on rows of the data set."""
+        return float((self.logits(rows).argmax(1) == self.samples(rows).y).double().mean())
+
     @torch.no_grad()
     def recalibrated(self, value: Tensor, rows: np.ndarray) -> Tensor:
         """`value` [S] with the running statistics of a sweep over `rows` in train mode, the mean over even batches."""

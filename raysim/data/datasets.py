@@ -75,9 +75,8 @@ class Dataset:
         """Rows of `x` [B, ...], on any device, to the model's input: float32 of the same shape, or int64 tokens."""
         if self.is_text:
             return x.long()
-        x = x.float()  # a copy, changed in place in the order of torchvision's ToTensor and Normalize: the bits agree
-        if self.scale != 1:
-            x.div_(self.scale)
+        x = x / self.scale if self.scale != 1 else x.float()
+        # In place, and in the order of torchvision's ToTensor and Normalize: the bits agree.
         for values, neutral, change in ((self.mean, 0, x.sub_), (self.std, 1, x.div_)):
             if len(values) == 1:
                 if values[0] != neutral:

@@ -31,7 +31,8 @@ _HOLD_OUT_TEST, _HOLD_OUT_VAL, _PROXY = 1, 2, 3  # second word of each stream's 
 
 @dataclass(frozen=True, eq=False)
 class Partition:
-    """Rows of a Dataset by client and use. A row has one use, except that the server may test on clients' test rows."""
+    """Rows of a Dataset by client and use. A row has one use, except that the server may test on clients' test rows, and
+    on an oracle's proxy set."""
 
     train: tuple[np.ndarray, ...]  # per client, int64; empty where a client got nothing
     test: tuple[np.ndarray, ...]
@@ -629,9 +630,14 @@ class Proxy:
     from_: Literal["test", "train"] = "test"  # the configuration's word is `from`, which Python keeps for itself
     long_tail: float | None = None  # ratio of the first class's size to the last's, 10 in FedLAW's table 6
     balanced_sampling: bool = False  # the server's batches have all classes equally often (same table)
+    oracle: bool = False  # tests use these samples too: what is learned on them is a bound and no method's result
 
     def __post_init__(self) -> None:
         _require(self.samples >= 0, f"proxy: samples is {self.samples}; it cannot be negative")
+        _require(
+            not self.oracle or self.from_ == "test",
+            "proxy: an oracle learns on what it is tested on; its samples are from the test split",
+        )
         _require(
             self.long_tail is None or self.long_tail >= 1,
             f"proxy: long_tail is {self.long_tail}; it is the ratio of the largest class to the smallest, at least 1",
@@ -713,7 +719,9 @@ def make_partition(
         test.append(np.concatenate([given, held]))
         val.append(validation)
 
-    test_split = np.setdiff1d(np.arange(data.train_rows, len(data.y)), proxy_rows)
+    test_split = np.arange(data.train_rows, len(data.y))
+    if proxy is None or not proxy.oracle:
+        test_split = np.setdiff1d(test_split, proxy_rows)
     test_split_was_dealt = np.isin(test_split, np.concatenate(shards)).any()
     clients_test = np.sort(np.concatenate(test))
     server_test = clients_test if test_split_was_dealt or not test_split.size else test_split

@@ -43,6 +43,10 @@ VISIT_BYTES = 1 << 30  # states and models that a host holds back until a visit 
 ATTEMPTS = 3  # hosts a client may bring down before it is left out of the round
 
 
+def nothing() -> None:
+    pass
+
+
 class HostLost(Exception):
     """Hosts died; `hosts` are their indices."""
 
@@ -167,7 +171,7 @@ class Engine(ABC):
         self, moment: Moment, clients: Sequence[int], downlink: Downlink, *, test: bool = False, trace: bool = False
     ) -> HostedCohort:
         """`clients` (sorted) that will train from the published model."""
-        self.spans.clear()
+        self.spans = []
         return HostedCohort(self, moment, tuple(clients), downlink, test, trace)
 
     def initialize(self, moment: Moment, clients: Sequence[int], downlink: Downlink) -> dict[int, Handle]:
@@ -275,6 +279,7 @@ class HostedCohort:
         self.layers: LayerMap = engine.layers
         self.clients = asked
         self.sizes = self._sizes()
+        self.spans = engine.spans  # of this round
         self.held: dict[int, tuple[int, ...]] = {}  # host -> the clients whose models it holds
         self.outcomes: dict[int, Outcome] = {}
         self.trained_by: dict[int, int] = {}  # client -> the host it was tried on
@@ -322,16 +327,17 @@ class HostedCohort:
         )
         return Call(host, method, (visit, engine.published, engine.published_shared, *objects), returns)
 
-    def train(self, foreseen: Mixture | None = None) -> None:
+    def train(self, foreseen: Mixture | None = None, meanwhile: Callable[[], None] = nothing) -> None:
         """Train all; returns once they have come back or failed. With a plan that was `foreseen` hosts add the models
-        as they train them and keep none; whatever else is then asked of the models trains them again."""
+        as they train them and keep none; whatever else is then asked of the models trains them again. `meanwhile` is called
+        once the hosts are busy."""
         if foreseen is not None:
             pieces = equal_columns(foreseen.coefficients, self.layers)
             request = SumRequest(self._position, dict(enumerate(tree.without_factors(pieces)[0])), foreseen=True)
             self._foreseen = foreseen, request
         shares = {i: self._visits(share) for i, share in enumerate(self.engine.deal(self.asked)) if share}
         sums = self._sums_to(list(shares)) if foreseen is not None and all(len(s) == 1 for s in shares.values()) else {}
-        self._train(shares, sums)
+        self._train(shares, sums, meanwhile)
         self._count()
 
     def _visits(self, share: tuple[int, ...]) -> list[tuple[int, ...]]:
@@ -358,7 +364,10 @@ class HostedCohort:
             self._foreseen = None
             self._train({i: self._visits(self.held.pop(i)) for i in list(self.held)})
 
-    def _train(self, queue: dict[int, list[tuple[int, ...]]], sums: Mapping[int, SumsTo] | None = None) -> None:
+    def _train(
+        self, queue: dict[int, list[tuple[int, ...]]], sums: Mapping[int, SumsTo] | None = None,
+        meanwhile: Callable[[], None] = nothing,
+    ) -> None:  # fmt: skip
         """Train each host's shares, one at a time. A share that brings its host down is tried again on the host's
         replacement, then client by client; a client that does so `ATTEMPTS` times is left out.
 
@@ -381,6 +390,8 @@ class HostedCohort:
                     {i: results[1] for (i, _), results in zip(wave, handles, strict=True)}, sums
                 )
                 sums = None
+            meanwhile()
+            meanwhile = nothing
             lost: set[int] = set()
             for (i, share), results in zip(wave, handles, strict=True):
                 try:
@@ -637,7 +648,7 @@ class HostedCohort:
         def collect() -> None:
             with suppress(HostLost):  # the next call to the host finds out
                 for (host, _), log in zip(handles, engine.fetch(handles), strict=True):
-                    engine.spans += [Span(host, *entry) for entry in log]
+                    self.spans += [Span(host, *entry) for entry in log]
 
         return collect
 

@@ -21,6 +21,7 @@ from torch import Tensor
 from raysim.core.client import ClientData, ClientMethod, ClientStack, LocalRun, LocalSettings, Moment, Samples, Upload
 from raysim.core.flat import FlatModel
 from raysim.core.layers import RUN, LayerMap
+from raysim.core.note import Note
 from raysim.core.probe import Probe
 from raysim.core.rng import seed_layers, stream_seed
 from raysim.core.score import Score, correct_and_loss
@@ -97,6 +98,7 @@ class Outcome:
     counters: list[float] = field(default_factory=list)  # the model's integer buffers
     vector_bytes: int = 0  # of further uploads
     kept: np.ndarray | None = None  # [T + Tb] elements of every tensor that it sends; None: all
+    notes: list[Note] = field(default_factory=list)
     test: Score | None = None  # of the personal model
 
 
@@ -203,7 +205,7 @@ class ClientHost:
             if not train(positions[position], update):
                 return dict.fromkeys(request.pieces)
             parts = {i: (update[start:stop], float(w[position])) for i, (start, stop, w) in request.pieces.items()}
-            return {i: part.mul_(weight) if weight else None for i, (part, weight) in parts.items()}
+            return {i: scaled(part, weight) for i, (part, weight) in parts.items()}
 
         earlier = bool(self._foreseen)  # visits of the same round
         for node in tree.cover(set(positions), len(request.position)):
@@ -257,12 +259,14 @@ class ClientHost:
             rows = self.partition.train[run.client]
             trace |= {f"samples.{i:04d}.{name}": rows[batch.numpy()] for i, (name, batch) in enumerate(run.orders)}
         losses = [mean_loss(batches) for batches in {id(b): b for b in (run.losses[:1] + run.losses[-1:])}.values()]
+        first, last = (losses[0], losses[-1]) if losses else (float("nan"), float("nan"))
         outcome = Outcome(
-            "ok", run.steps, *((losses[0], losses[-1]) if losses else ()),
+            "ok", run.steps, first, last,
             stats=[to_numpy(stat) for stat in stats],
             scalars={name: to_numpy(scalar) for name, scalar in upload.scalars.items()},
             counters=[float(s.view(upload.value)) for s in self._counters],
             vector_bytes=sum(v.numel() * v.element_size() for v in upload.vectors.values()),
+            notes=run.notes,
         )  # fmt: skip
         if upload.kept is not None:
             outcome.kept = np.array([int(upload.kept[s.start : s.stop].sum()) for s in self.layers.tensors])
@@ -295,6 +299,8 @@ class ClientHost:
 
     def _kept_objects(self, arrays: Arrays) -> dict[str, Any]:
         """Copies: the arrays may be shared, and the new state counts only once the round is committed."""
+        if not arrays:
+            return {}
         tensors = {name: torch.tensor(array, device=self.device) for name, array in arrays.items()}
         methods = {type(m).__name__.lower(): m for m in self.spec.methods}
         kept: dict[str, Any] = {}
@@ -636,10 +642,16 @@ def to_numpy(tensor: Tensor) -> np.ndarray:
 
 
 def mean_loss(batches: Sequence[tuple[Tensor, int]]) -> float:
-    """Mean over samples of an epoch's batch losses; one transfer from the device."""
-    losses = torch.stack([loss for loss, _ in batches]).tolist()
+    """Mean over samples of an epoch's batch losses."""
+    tensors = [loss for loss, _ in batches]
+    losses = torch.stack(tensors).tolist() if tensors[0].is_cuda else [loss.item() for loss in tensors]  # one transfer
     sizes = [n for _, n in batches]
     return sum(loss * n for loss, n in zip(losses, sizes, strict=True)) / sum(sizes)
+
+
+def scaled(part: Tensor, weight: float) -> Tensor | None:
+    """In place; None where the weight is zero."""
+    return None if weight == 0 else part if weight == 1 else part.mul_(weight)
 
 
 def finite(update: Tensor) -> bool:

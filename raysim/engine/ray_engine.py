@@ -108,6 +108,8 @@ class RayEngine(Engine):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        self._data: Any
+        self._partition: Any
         self._data, self._partition = self.dealt or (ray.put(self.data), ray.put(self.partition))
         actors, ready = zip(*(self._new_host() for _ in range(self.placement.hosts)), strict=True)
         try:
@@ -126,7 +128,7 @@ class RayEngine(Engine):
     def _new_host(self) -> tuple[Any, Any]:
         """An actor, and a reference to its node that is there once it is ready."""
         cpus, gpus = self.placement.cpus, self.placement.gpus
-        actor = self.pool.take(cpus, gpus) if self.pool else None
+        actor: Any = self.pool.take(cpus, gpus) if self.pool else None
         if actor is None:
             options = {"num_cpus": cpus, "num_gpus": gpus, "scheduling_strategy": "SPREAD"}
             actor = ray.remote(HostActor).options(**options).remote()
@@ -260,7 +262,8 @@ class RemoteFederation:
         # The driver is on the machine of the command line: it writes the run's folder, and waits more than it works.
         here = ray.get_runtime_context().get_node_id()
         strategy = ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy(here, soft=False)
-        self._driver: Any = ray.remote(Driver).options(num_cpus=0, scheduling_strategy=strategy).remote()
+        driver: Any = ray.remote(Driver)
+        self._driver = driver.options(num_cpus=0, scheduling_strategy=strategy).remote()
         self._get(self._driver.build.remote(self._config, self._out, resume, self._resources, self._dealt))
 
     @staticmethod

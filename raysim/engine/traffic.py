@@ -18,21 +18,20 @@ def ledger(
     """Columns of the table `traffic`, one row for each client asked; those that failed have sent nothing."""
     layers, clients = server.layers, cohort.asked
     T, sizes = layers.T, layers.sizes.numpy()
+    outcomes = [cohort.outcomes[c] for c in cohort.clients]
     zeros = np.zeros(len(clients), np.int64)
     up = {f"up_{what}": zeros.copy() for what in ("params", "buffers", "vectors", "scalars", "masks")}
-    position = {c: i for i, c in enumerate(cohort.clients)}
-    came = [i for i, c in enumerate(clients) if c in position]
     if mixture is not None:
-        sent = mixture.sent.numpy()
-        for i in came:
-            outcome, row = cohort.outcomes[clients[i]], sent[position[clients[i]]]
-            kept = row * (sizes if outcome.kept is None else outcome.kept)
-            up["up_params"][i], up["up_buffers"][i] = FLOAT * kept[:T].sum(), FLOAT * kept[T:].sum()
-            up["up_vectors"][i] = outcome.vector_bytes
-            masks = [a for a in outcome.scalars.values() if a.dtype == bool]
-            numbers = [a for a in (*outcome.stats, *outcome.scalars.values()) if a.dtype != bool]
-            up["up_scalars"][i] = FLOAT * (sum(a.size for a in numbers) + server.once.get(clients[i], 0))
-            up["up_masks"][i] = INDEX * sum(int(a.sum()) for a in masks)
+        came = np.flatnonzero(np.isin(clients, cohort.clients))
+        whole = [sizes if outcome.kept is None else outcome.kept for outcome in outcomes]
+        floats = mixture.sent.numpy() * np.stack(whole)  # [K, T + Tb]
+        up["up_params"][came], up["up_buffers"][came] = FLOAT * floats[:, :T].sum(1), FLOAT * floats[:, T:].sum(1)
+        up["up_vectors"][came] = [outcome.vector_bytes for outcome in outcomes]
+        numbers = [[a.size for a in (*o.stats, *o.scalars.values()) if a.dtype != bool] for o in outcomes]
+        once = [server.once.get(c, 0) for c in cohort.clients]
+        up["up_scalars"][came] = [FLOAT * (sum(own) + more) for own, more in zip(numbers, once, strict=True)]
+        masks = [[int(a.sum()) for a in outcome.scalars.values() if a.dtype == bool] for outcome in outcomes]
+        up["up_masks"][came] = [INDEX * sum(own) for own in masks]
 
     personal = (
         layers.where(aggregator.personal_layers).numpy() if aggregator.personal_layers else np.zeros(len(sizes), bool)

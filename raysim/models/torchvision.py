@@ -2,6 +2,7 @@
 
 from collections import OrderedDict
 from importlib.util import find_spec
+from typing import Any
 
 from torch import nn
 
@@ -17,7 +18,7 @@ def architectures() -> list[str]:
     return models.list_models(module=models)
 
 
-def _network(architecture: str, inputs: Inputs) -> nn.Module:
+def _network(architecture: str, inputs: Inputs) -> Any:
     """The network with its own initialisation, for these classes, channels and image size."""
     from torchvision import models
 
@@ -33,6 +34,7 @@ def _network(architecture: str, inputs: Inputs) -> nn.Module:
         network = models.get_model(architecture, num_classes=inputs.classes, **options)
     except (AssertionError, ValueError) as error:  # an image size that its patches or windows do not divide
         raise ModelError(f"cannot be built for {height}x{width} images: {error}") from error
+    stem: Any
     path, stem = next((path, m) for path, m in network.named_modules() if isinstance(m, nn.Conv2d))
     if stem.in_channels != channels:
         bias = stem.bias is not None

@@ -1,0 +1,18 @@
+"""Values that methods want recorded."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Note:
+    """A value that a method wants recorded; `axes` name its dimensions: "client", "layer", or anything for an index."""
+
+    method: str
+    name: str
+    value: Tensor
+    axes: tuple[str, ...]
+    clients: tuple[int, ...] | None = None  # of the axis "client"; None: those that came back
