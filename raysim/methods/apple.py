@@ -32,16 +32,18 @@ class APPLE(ClientMethod, DownlinkRule):
     """Each client learns a signed mix of all cores, and its own core (APPLE, Luo & Wu, 2022): w = Σ_j π_ij m_j.
 
     For each batch, with G = ∇L(w): m_i moves by the local optimiser along π_ii G, and π_ij ← π_ij − eta2 (⟨G, m_j⟩ +
-    λ_t mu (π_ij − p_j)), λ_t = (cos(πt/R) + 1)/2 for t < R = int(L T), else 0; then w is put together anew. The core is
-    sent, with the buffers of w, which is the personal model. π begins as 1/N, or with `initial: own` as the client
-    alone. Of the `models` (null: all) cores that a client is sent one is its own and the others have the largest |π|;
-    those it lacks count as zero. `official`, as FedALA's authors coded it: N η for η, the mean over tensors of
-    mean(G ⊙ m_j) for ⟨G, m_j⟩, and w sent for m_i.
+    λ_t mu (π_ij − p_j)), λ_t = (cos(πt/R) + 1)/2 for t < R = int(L T), else 0, or with `schedule: epsilon` epsilon^(t/R)
+    before R; then w is put together anew. The core is sent, with the buffers of w, which is the personal model. π begins
+    as 1/N, or with `initial: own` as the client alone. Of the `models` (null: all) cores that a client is sent one is its
+    own and the others have the largest |π|; those it lacks count as zero. `official`, as FedALA's authors coded it: N η
+    for η, the mean over tensors of mean(G ⊙ m_j) for ⟨G, m_j⟩, and w sent for m_i.
     """
 
     eta2: float = 0.01
     mu: float = 0.1
     L: float = 0.2
+    schedule: Literal["cos", "epsilon"] = "cos"
+    epsilon: float = 1e-3
     models: int | None = None
     initial: Literal["uniform", "own"] = "uniform"
     official: bool = False
@@ -52,7 +54,7 @@ class APPLE(ClientMethod, DownlinkRule):
             return f"all clients take part in each round, but rounds.participation is {config.rounds.participation:g}."
         if self.models is not None and self.models < 1:
             return f"models is {self.models}; at least the client's own must be sent."
-        return None
+        return None if 0 < self.epsilon <= 1 else f"epsilon is {self.epsilon:g}; it must be in (0, 1]."
 
     def new_state(self, layers: LayerMap) -> Relations:
         return Relations()
@@ -122,7 +124,10 @@ class APPLE(ClientMethod, DownlinkRule):
     def _loosening(self, run: LocalRun) -> float:
         """λ_t: the pull of π towards the clients' shares of the samples ends after a fraction L of the rounds."""
         last = int(self.L * run.moment.rounds)
-        return (math.cos(math.pi * run.t / last) + 1) / 2 if run.t < last else 0.0
+        if run.t >= last:
+            return 0.0
+        passed = run.t / last
+        return (math.cos(math.pi * passed) + 1) / 2 if self.schedule == "cos" else self.epsilon**passed
 
 
 def mean_of_means(layers: LayerMap) -> Tensor:

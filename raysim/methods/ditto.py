@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Literal
 
 from torch import Tensor
 
@@ -22,21 +23,35 @@ class Ditto(ClientMethod):
     """A personal model on a spring to the global one (Ditto, Li et al., 2021): min F_i(v) + lam/2 ‖v − w_g‖².
 
     First `epochs` of v, which begins as the first model that the client received, then local training of w as usual;
-    w is sent, w_g is where its training starts. `official_sgd`: v without momentum and weight decay, as in the code of
-    FedALA's authors. The personal model is v.
+    w is sent, w_g is where its training starts. In the reversed order, `first: global`, v is on a spring to the w just
+    trained. `official_sgd`: v without momentum and weight decay, as in the code of FedALA's authors. The personal model
+    is v.
     """
 
     lam: float = 0.1
     epochs: int = 2
+    first: Literal["personal", "global"] = "personal"
     official_sgd: bool = False
 
     def new_state(self, layers: LayerMap) -> PersonalModel:
         return PersonalModel()
 
     def train(self, run: LocalRun) -> None:
-        state, start = run.state(self), run.value.clone()
-        if state.v is not None:
-            run.value.copy_(state.v)
+        state = run.state(self)
+        if state.v is None:
+            state.v = run.value.clone()
+        if self.first == "personal":
+            self._personalize(run, state)
+            run.fit()
+        else:
+            run.fit()
+            self._personalize(run, state)
+
+    def _personalize(self, run: LocalRun, state: PersonalModel) -> None:
+        """Train v around the model that is loaded, which stays loaded."""
+        assert state.v is not None
+        centre = run.value.clone()
+        run.value.copy_(state.v)
         spec = run.stack.optimizer(run.settings.optimizer)
         if self.official_sgd:
             spec = replace(spec, momentum=0.0, nesterov=False, weight_decay=0.0)
@@ -45,11 +60,10 @@ class Ditto(ClientMethod):
             for _ in range(self.epochs):
                 for x, y in run.batches(purpose="ditto"):
                     run.gradient(x, y, corrected=False)
-                    run.grad.add_(run.params - start[: run.layers.P], alpha=self.lam)
+                    run.grad.add_(run.params - centre[: run.layers.P], alpha=self.lam)
                     optimizer.step()
         state.v = run.value.clone()
-        run.value.copy_(start)
-        run.fit()
+        run.value.copy_(centre)
 
     def personal(self, run: LocalRun) -> None:
         v = run.state(self).v

@@ -36,7 +36,8 @@ class FedALA(ClientMethod):
 
     The released code (preset `official_001`): `tensors: 2`, `window: true`, `clients: all`, `threshold: 0.1`.
     BatchNorm runs in train mode while W is learned, and its statistics are as if it had not. A batch that
-    `local.drop_last` drops is dropped here too.
+    `local.drop_last` drops is dropped here too. The loss of each epoch's last batch, on which the first optimisation
+    ends, is noted.
     """
 
     eta: float = 1.0
@@ -47,6 +48,8 @@ class FedALA(ClientMethod):
     window: bool = False  # neighbouring samples in stored order, where the paper draws at random
     clients: Literal["cohort", "all"] = "cohort"  # all: those that are not drawn mix as well, and keep the mix as Θ_i
     freeze: bool = False  # W stays as the first optimisation left it
+    epochs: int = 1  # passes once W has settled; at least as many in the first optimisation (figure 3 takes 6)
+    start_round: int = 0  # until then the download is taken (155 in figure 4)
     keeps_params: ClassVar[bool] = True
 
     def check(self, config: Config) -> str | None:
@@ -54,6 +57,8 @@ class FedALA(ClientMethod):
             return f"fraction is {self.fraction}; it must be in (0, 1]."
         if self.layers < 1:
             return f"layers is {self.layers}; at least the last stage must be mixed."
+        if self.epochs < 1:
+            return f"epochs is {self.epochs}; W is learned in one pass at least, or not at all with freeze: true."
         return f"tensors is {self.tensors}; 0 means all." if self.tensors is not None and self.tensors < 0 else None
 
     def new_state(self, layers: LayerMap) -> ALAState:
@@ -65,7 +70,7 @@ class FedALA(ClientMethod):
     def start(self, run: LocalRun) -> None:
         run.receive()
         top = self._top(run)
-        if run.previous is None or torch.equal(run.previous[top], run.received[top]):
+        if run.t < self.start_round or run.previous is None or torch.equal(run.previous[top], run.received[top]):
             return
         state, old, new = run.state(self), run.previous[top], run.received[top]
         W = state.weights = torch.ones_like(new) if state.weights is None else state.weights
@@ -79,12 +84,13 @@ class FedALA(ClientMethod):
     def _learn(self, W: Tensor, run: LocalRun, old: Tensor, new: Tensor, top: slice, once: bool) -> None:
         first, gap, samples = run.layers.stage_at(top.start), new - old, self._samples(run)
         losses: list[float] = []
-        while not losses or not (once or has_settled(losses, self.threshold)):
+        while len(losses) < self.epochs or not (once or has_settled(losses, self.threshold)):
             for x, y in run.slices(samples, "ala"):
                 torch.lerp(old, new, W, out=run.params[top])
                 loss = run.gradient(x, y, corrected=False, stage=first)
                 W.sub_(self.eta * run.grad[top] * gap).clamp_(0, 1)
             losses.append(float(loss))
+        run.note(self, "loss", torch.tensor(losses, dtype=torch.float64), "epoch")
 
     def _top(self, run: LocalRun) -> slice:
         downloaded = "body" if run.stack.personal_layers == "head" else "all"

@@ -25,7 +25,7 @@ class FedAvg(Weighting):
 
 @dataclass(frozen=True)
 class StepSize(ServerStep):
-    """Server step size (FedLAW, Li et al., 2023, table 10): w + eta (ŵ − w)."""
+    """Server step size (FedLAW, Li et al., 2023, table 10): w + eta (ŵ − w). That of `adaptive_gws` is its own `eta`."""
 
     eta: float = 1.0
     reads_models: ClassVar[bool] = False

@@ -13,7 +13,7 @@ from raysim.core.cohort import Cohort
 from raysim.core.mixture import Mixture
 from raysim.core.server import Server
 from raysim.core.workbench import Workbench
-from raysim.methods.server_ft import ServerFT
+from raysim.methods.server_ft import Course, ServerFT
 
 if TYPE_CHECKING:
     from raysim.config import Config
@@ -53,7 +53,7 @@ class FedBE(ServerFT):
         others = torch.stack([target, *self.sampled(target, cohort, server)])
         total = cohort.predict(rows).sum(0) + cohort.compute(summed_logits, others, rows)
         mean = total / (len(cohort.clients) + len(others))
-        return self.train(target, cohort, server, (mean / self.temperature).softmax(1), swa=self.swa)
+        return self.train(target, cohort, server, (mean / self.temperature).softmax(1), Course(swa=self.swa))
 
     def sampled(self, target: Tensor, cohort: Cohort, server: Server) -> list[Tensor]:
         """Models [S] drawn around those of the clients."""

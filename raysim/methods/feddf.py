@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, ClassVar
 
 from torch import Tensor
@@ -10,7 +10,7 @@ from torch import Tensor
 from raysim.core.cohort import Cohort
 from raysim.core.mixture import Mixture
 from raysim.core.server import Server
-from raysim.methods.server_ft import ServerFT
+from raysim.methods.server_ft import Course, ServerFT
 
 if TYPE_CHECKING:
     from raysim.config import Config
@@ -22,19 +22,32 @@ class FedDF(ServerFT):
 
     As FedLAW's paper runs it as a baseline: on the proxy samples, whose labels are not used, for a fixed number of
     epochs with Adam; every client is a teacher of the same weight, in eval mode. `temperature` divides the logits of
-    both sides. Deviation from the original: no early stop on validation data, of which the server has none.
+    both sides. The original, `{cosine: true, patience: 1000, betas: [0.9, 0.999]}` and 10 000 batches, lets the learning
+    rate fall to zero and stops after so many batches that have not raised the accuracy on validation samples; here they
+    are a share `validation` of the proxy samples, which teach nothing, looked at after every epoch.
     """
 
     epochs: int = 100
     temperature: float = 1.0
+    cosine: bool = False
+    patience: int | None = None
+    validation: float = 0.2  # with `patience`
 
     reads_models: ClassVar[bool] = True
 
     def check(self, config: Config) -> str | None:
+        if self.patience is not None and (self.patience < 1 or not 0 < self.validation < 1):
+            return "patience must be at least 1 batch and validation a share in (0, 1)."
+        if self.patience is not None and config.data.proxy.samples == 1:
+            return "patience needs proxy samples to learn on and others to look at, but data.proxy.samples is 1."
         return "temperature must be positive." if self.temperature <= 0 else super().check(config)
 
     def apply(self, target: Tensor, mixture: Mixture, cohort: Cohort, server: Server) -> Tensor:
         if not self.epochs:
             return target
-        mean = cohort.predict(server.proxy.rows).mean(0)  # [n, C]
-        return self.train(target, cohort, server, (mean / self.temperature).softmax(1), self.temperature)
+        part, course = server.proxy, Course(self.temperature, cosine=self.cosine)
+        if self.patience is not None:
+            part, held = part.split(self.validation, server.generator("feddf validation"))
+            course = replace(course, validation=held.rows, patience=self.patience)
+        taught = (cohort.predict(part.rows).mean(0) / self.temperature).softmax(1)  # [n, C]
+        return self.train(target, cohort, server, taught, course, part)

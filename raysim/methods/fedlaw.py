@@ -217,10 +217,12 @@ class AttentiveLAW(LearnedWeights):
 class AdaptiveGWS(LearnedWeights):
     """Only the shrink factor γ learned on proxy data (FedLAW, 2023, adaptive global weight shrinking): w = γ ŵ.
 
-    ŵ is whatever the other weightings make of the clients: one model, so that no client's is gathered.
+    ŵ is whatever the other weightings make of the clients: one model, so that no client's is gathered. With a global
+    step size `eta` (the paper's table 10) the step comes before γ: w = γ (w_g + eta (ŵ − w_g)).
     """
 
     gamma_clamp: tuple[float, float] | None = None
+    eta: float = 1.0
 
     stage: ClassVar[str] = "rescale"
 
@@ -231,12 +233,12 @@ class AdaptiveGWS(LearnedWeights):
         return (Stage("gamma", self.epochs, gamma_clamp=self.gamma_clamp),)
 
     def plan(self, cohort: Cohort, server: Server, prior: Mixture) -> Mixture:
-        update = cohort.reduce(prior) - server.value
+        update = self.eta * (cohort.reduce(prior) - server.value)
         orders = server.proxy_orders(self, self.epochs, self.batch_size)
         alone = torch.ones(1, dtype=torch.float64)
         fitted = cohort.compute(fit_stacked, self, alone, orders, server.proxy.rows, update[None])
         _, gamma = self.conclude(server, *fitted)
-        return prior.scaled(gamma)
+        return prior.scaled(gamma * self.eta, anchor=gamma * (1 - self.eta + self.eta * prior.anchor))
 
 
 def refuse_weightings(method: LearnedWeights, config: Config) -> str | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -12,7 +13,7 @@ from torch import Tensor
 from raysim.core.cohort import Cohort
 from raysim.core.mixture import Mixture
 from raysim.core.optim import OptimizerSpec
-from raysim.core.server import Server, ServerStep
+from raysim.core.server import ProxyData, Server, ServerStep
 from raysim.core.workbench import Workbench
 
 if TYPE_CHECKING:
@@ -20,6 +21,17 @@ if TYPE_CHECKING:
 
 # The released code makes the server's optimiser as it makes the clients', and never decays its learning rate.
 OFFICIAL_LR, OFFICIAL = 0.08, OptimizerSpec("sgd", momentum=0.9, weight_decay=5e-4)
+
+
+@dataclass(frozen=True)
+class Course:
+    """What is special about a training on proxy samples."""
+
+    temperature: float = 1.0  # of the student's softmax, where probabilities are taught
+    swa: bool = False  # the result is the mean of the models after every epoch
+    cosine: bool = False  # the learning rate falls to zero over all batches
+    validation: np.ndarray | None = None  # rows on which the model of the epoch with the best accuracy is chosen ...
+    patience: int = 0  # ... once so many batches have not raised it
 
 
 @dataclass(frozen=True)
@@ -48,14 +60,14 @@ class ServerFT(ServerStep):
         return self.train(target, cohort, server) if self.epochs else target
 
     def train(
-        self, target: Tensor, cohort: Cohort, server: Server, taught: Tensor | None = None, temperature: float = 1.0,
-        swa: bool = False,
+        self, target: Tensor, cohort: Cohort, server: Server, taught: Tensor | None = None, course: Course | None = None,
+        part: ProxyData | None = None,
     ) -> Tensor:  # fmt: skip
-        """`target` [S] trained on the labels, or towards the probabilities `taught` [n, C]."""
-        orders = server.proxy_orders(self, self.epochs, self.batch_size)
+        """`target` [S] trained on the labels, or towards the probabilities `taught` [n, C], of the proxy set or a `part`."""
+        orders, rows = server.proxy_orders(self, self.epochs, self.batch_size, part), (part or server.proxy).rows
         name = type(self).__name__.lower()
         value, momentum, losses = cohort.compute(
-            train_on_proxy, self, target, server.proxy.rows, orders, server.memory.get(name), taught, temperature, swa
+            train_on_proxy, self, target, rows, orders, server.memory.get(name), taught, course or Course()
         )
         if self.server_ft_official:
             server.memory[name] = momentum
@@ -66,28 +78,39 @@ class ServerFT(ServerStep):
 
 def train_on_proxy(
     bench: Workbench, how: ServerFT, value: Tensor, rows: np.ndarray, orders: Tensor, momentum: Tensor | None,
-    taught: Tensor | None, temperature: float, swa: bool,
+    taught: Tensor | None, course: Course,
 ) -> Any:  # fmt: skip
-    """The trained value [S], the optimiser's momentum [P] and the objective before and after [2].
-
-    With `swa` the value is the mean of those after every epoch.
-    """
+    """The trained value [S], the optimiser's momentum [P] and the objective before and after [2]."""
     bench.load(value)
-    objective = bench.cross_entropy(rows) if taught is None else bench.distillation(rows, taught, temperature)
+    objective = bench.cross_entropy(rows) if taught is None else bench.distillation(rows, taught, course.temperature)
     before = bench.mean_loss(objective, how.batch_size)
     spec, lr = (OFFICIAL, OFFICIAL_LR) if how.server_ft_official else (OptimizerSpec("adam", betas=how.betas), how.lr)
     optimizer = spec.build(bench.flat.params, bench.flat.grad, lr)
     if momentum is not None:
         optimizer.load({"momentum": momentum})
-    mean = torch.zeros_like(value)
+    mean, total = torch.zeros_like(value), sum(len(order.split(how.batch_size)) for order in orders)
+    done = since = 0  # batches: all, and those since the last gain
+    held = course.validation
+    best, best_value = 0.0 if held is None else bench.accuracy(held), value
     for epoch, order in enumerate(orders):
         for batch in order.split(how.batch_size):
+            if course.cosine:
+                optimizer.lr = lr * (1 + math.cos(math.pi * done / total)) / 2
             bench.gradient(objective, batch)
             optimizer.step()
-        if swa:
+            done, since = done + 1, since + 1
+        if course.swa:
             mean += (bench.flat.value - mean) / (epoch + 1)
-    if swa:
+        if held is not None:
+            accuracy = bench.accuracy(held)
+            if accuracy > best:
+                best, best_value, since = accuracy, bench.flat.value.clone(), 0
+            elif since >= course.patience:
+                break
+    if course.swa:
         bench.load(mean)
+    if held is not None:
+        bench.load(best_value)
     after = bench.mean_loss(objective, how.batch_size)
     kept = optimizer.state().get("momentum", value.new_empty(0))
     return bench.flat.value, kept, torch.stack([before, after])

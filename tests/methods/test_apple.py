@@ -1,6 +1,7 @@
 """APPLE."""
 
 import math
+from itertools import product
 
 import pytest
 import torch
@@ -75,10 +76,12 @@ def test_uniform_relations_move_a_core_by_its_share():
 
 
 def test_the_pull_to_the_shares_ends():
-    """λ_t = (cos(πt/R) + 1)/2 with R = int(0.5 · 10)."""
-    for t in range(8):
-        near, far = (at_client_0(APPLE(0.02, mu, L=0.5), t=t)[0].state(APPLE()).pi for mu in (0.0, 1.0))
-        expected = (math.cos(math.pi * t / 5) + 1) / 2 if t < 5 else 0.0
+    """λ_t = (cos(πt/R) + 1)/2, or 0.01^(t/R), with R = int(0.5 · 10)."""
+    for t, schedule in product(range(8), ("cos", "epsilon")):
+        methods = (APPLE(0.02, mu, L=0.5, schedule=schedule, epsilon=0.01) for mu in (0.0, 1.0))
+        near, far = (at_client_0(method, t=t)[0].state(APPLE()).pi for method in methods)
+        falling = (math.cos(math.pi * t / 5) + 1) / 2 if schedule == "cos" else 0.01 ** (t / 5)
+        expected = falling if t < 5 else 0.0
         shares = vector([0.25, 0.25, 0.5])
         torch.testing.assert_close(near - far, 0.02 * expected * (vector(PI) - shares), rtol=0, atol=1e-12)
 
@@ -141,8 +144,13 @@ def test_switches_change_the_result_and_models_are_counted(tmp_path):
     def run(**fields):
         return play(tiny(client=[{"apple": fields}], rounds=ALL), tmp_path / str(fields))
 
-    federations = [run(), run(models=3), run(initial="own"), run(L=1.0), run(L=1.0, mu=0.5)]
-    assert len({federation.sha256() for federation in federations}) == 5
+    falling = {"L": 1.0, "schedule": "epsilon"}
+    switches = [
+        {}, {"models": 3}, {"initial": "own"}, {"L": 1.0}, {"L": 1.0, "mu": 0.5}, falling, {**falling, "epsilon": 0.1},
+        {"eta2": 0.02}, {"official": True},
+    ]  # fmt: skip
+    federations = [run(**fields) for fields in switches]
+    assert len({federation.sha256() for federation in federations}) == len(switches)
     model = 4 * federations[0].server.layers.P
     for folder, M in ((tmp_path / "{}", 8), (tmp_path / "{'models': 3}", 3)):
         traffic = table(folder, "traffic")
@@ -155,3 +163,5 @@ def test_refused():
         tiny(client=["apple"])
     with pytest.raises(ConfigError, match="models is 0"):
         tiny(client=[{"apple": {"models": 0}}], rounds=ALL)
+    with pytest.raises(ConfigError, match="epsilon is 0"):
+        tiny(client=[{"apple": {"epsilon": 0.0}}], rounds=ALL)

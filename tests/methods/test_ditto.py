@@ -43,6 +43,20 @@ def test_v_goes_on_from_where_it_was_around_what_is_received_now():
         assert personal(federation, 1).item() == pytest.approx(v, abs=1e-12)
 
 
+def test_in_the_reversed_order_the_spring_is_fixed_to_the_trained_model():
+    """v starts where it received its first model; the global track does not notice."""
+    lam, lr, usual = 0.5, 0.1, Quadratics([Ditto(0.5, epochs=1)], A, B, lr=0.1, start=[3.0])
+    federation = Quadratics([Ditto(lam, epochs=1, first="global")], A, B, lr=lr, start=[3.0])
+    v = 3.0
+    for _ in range(3):
+        w = federation.server.value.item()
+        trained = w - lr * 4.0 * (w - 1.0)
+        v -= lr * (4.0 * (v - 1.0) + lam * (v - trained))
+        assert torch.equal(federation.round(), usual.round())
+        assert personal(federation, 1).item() == pytest.approx(v, abs=1e-12)
+        assert personal(usual, 1).item() != pytest.approx(v, abs=1e-3)
+
+
 @quadratics()
 def test_the_spring_is_fixed_where_training_starts():
     """Beside a method that initialises: ALA's mix takes the place of the download."""
@@ -114,3 +128,9 @@ def test_scores_are_those_of_v_on_the_clients_own_samples(when, tmp_path):
         x, y = inputs(federation, federation.partition.test[client])
         logits, _ = forward(tensors(federation.server.layers.state_dict(v)), x, False)
         assert (logits.argmax(1) == y).sum() == correct
+
+
+def test_every_switch_changes_the_personal_models(tmp_path):
+    switches = [{}, {"lam": 1.0}, {"epochs": 1}, {"first": "global"}, {"official_sgd": True}]
+    hashes = {play(tiny(client=[{"ditto": s}]), tmp_path / str(s)).sha256() for s in switches}
+    assert len(hashes) == len(switches)

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from conftest import play, tiny
+from conftest import play, table, tiny
 from quadratics import Quadratics, quadratics
 from runs import STAGES, batches, local_run, loss, perceptron, slope
 from torch import nn
@@ -114,6 +114,46 @@ def test_first_until_it_settles_then_one_pass():
     endless = again(FedALA(threshold=0.0))
     endless.stack.start(endless)
     assert len(batches(endless, "ala")) == 100 * 3
+
+
+def test_the_last_batch_of_every_epoch_is_noted(tmp_path):
+    """The first time until it settles, then as often as asked; it costs the simulated method nothing."""
+    method = FedALA(threshold=1e9, epochs=6)
+    run = again(method)
+    mixed: list[torch.Tensor] = []  # Θ̂ of every batch
+
+    def remembered(x, y, real=run.gradient, **kwargs):
+        mixed.append(run.params.clone())
+        return real(x, y, **kwargs)
+
+    run.gradient = remembered
+    run.stack.start(run)
+    [note] = run.notes
+    assert (note.method, note.name, note.axes, note.clients) == ("fedala", "loss", ("client", "epoch"), (0,))
+    x, y = run.data.train
+    last = zip(mixed[2::3], batches(run, "ala")[2::3], strict=True)  # three batches an epoch
+    assert note.value.tolist() == [pytest.approx([loss(run, w, x[rows], y[rows]).item() for w, rows in last])]
+    assert note.value.shape == (1, 11)
+    following = local_run([method], kept=run._kept, t=1)
+    following.stack.start(following)
+    assert following.notes[0].value.shape == (1, 6)
+
+    folders = {method: tmp_path / method for method in ("fedavg", "fedala")}
+    play(tiny(**SMALL), folders["fedavg"])
+    play(tiny(client=[{"fedala": {"threshold": 1e9}}], **SMALL), folders["fedala"])
+    notes, traffic = table(folders["fedala"], "notes"), [table(f, "traffic")["bytes"] for f in folders.values()]
+    assert [(notes["round"] == t).sum() for t in range(3)] == [0, 4 * 11, 4]  # all four clients take part
+    assert notes["index"][notes["client"] == 2].tolist() == [*range(11), 0]
+    assert (traffic[0] == traffic[1]).all()
+
+
+def test_it_may_begin_later():
+    """Before, the download is taken; then the first optimisation is due."""
+    for t, passes in ((4, 0), (5, 11)):
+        run = again(FedALA(threshold=1e9, start_round=5), t=t)
+        run.stack.start(run)
+        assert len(batches(run, "ala")) == 3 * passes
+        assert torch.equal(run.params, run.received) == (t == 4)
 
 
 def test_settled_means_that_the_last_ten_losses_hardly_differ():
@@ -257,8 +297,13 @@ def test_its_state_survives_a_restart(tmp_path):
 
 def test_every_switch_changes_the_result(tmp_path):
     switches = [{}, {"fraction": 0.5}, {"threshold": 1e9}, {"window": True}, {"freeze": True}, {"layers": 2},
-                {"tensors": 1}, {"eta": 0.1}]  # fmt: skip
-    hashes = {play(tiny(client=[{"fedala": s}], **SMALL), tmp_path / str(i)).sha256() for i, s in enumerate(switches)}
+                {"tensors": 1}, {"eta": 0.1}, {"clients": "all"}, {"epochs": 2}, {"start_round": 2}]  # fmt: skip
+    hashes = {
+        play(
+            tiny(client=[{"fedala": s}], **SMALL | {"rounds": {"total": 4, "participation": 0.75}}), tmp_path / str(i)
+        ).sha256()
+        for i, s in enumerate(switches)
+    }
     assert len(hashes) == len(switches)
 
 
@@ -306,7 +351,12 @@ def test_what_a_client_would_start_from_is_what_is_tested(tmp_path):
 
 @pytest.mark.parametrize(
     ("fields", "why"),
-    [({"fraction": 0.0}, "fraction is 0"), ({"layers": 0}, "layers is 0"), ({"tensors": -1}, "0 means all")],
+    [
+        ({"fraction": 0.0}, "fraction is 0"),
+        ({"epochs": 0}, "epochs is 0"),
+        ({"layers": 0}, "layers is 0"),
+        ({"tensors": -1}, "0 means all"),
+    ],
 )
 def test_refused(fields, why):
     with pytest.raises(ConfigError, match=why):

@@ -116,7 +116,7 @@ def test_without_epochs_it_is_the_aggregate():
 def test_swa_is_the_mean_over_epochs():
     cohort = ProxyCohort(norm=True)
     orders = torch.arange(12).repeat(3, 1)
-    cohort.server.proxy_orders = lambda method, epochs, batch_size: orders[:epochs]
+    cohort.server.proxy_orders = lambda method, epochs, batch_size, part: orders[:epochs]
     iterates = [applied(FedBE(epochs=e, batch_size=5), cohort) for e in (1, 2, 3)]
     averaged = applied(FedBE(epochs=3, batch_size=5, swa=True), cohort)
     assert torch.allclose(averaged, torch.stack(iterates).mean(0), atol=1e-12)

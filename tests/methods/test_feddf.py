@@ -4,9 +4,12 @@ import dataclasses
 
 import pytest
 import torch
+from conftest import tiny
 from toy import applied, noted
 from toy_proxy import SAMPLES, ProxyCohort
 
+from raysim.config import ConfigError
+from raysim.core.workbench import Workbench
 from raysim.methods.feddf import FedDF
 
 STEP = FedDF(epochs=2, batch_size=5)
@@ -70,9 +73,71 @@ def test_temperature_softens_both_sides():
     assert torch.allclose(noted(cohort.server, "proxy_loss_before"), expected, rtol=0, atol=1e-12)
 
 
+def test_the_rate_may_fall_to_zero():
+    """Five samples a batch of twelve: six batches of two epochs, with Adam at lr (1 + cos(πi/6))/2; the like of torch's."""
+    cohort = ProxyCohort()
+    value = applied(dataclasses.replace(STEP, cosine=True), cohort)
+    rows, bench, model = cohort.server.proxy.rows, cohort.bench(), cohort.flat.model
+    taught, orders = cohort.predict(rows).mean(0).softmax(1), cohort.server.proxy_orders(STEP, 2, 5)
+    bench.load(cohort.reduce(cohort.by_size()))
+    adam = torch.optim.Adam(model.parameters(), STEP.lr, STEP.betas)
+    cosine = torch.optim.lr_scheduler.CosineAnnealingLR(adam, T_max=6)
+    for batch in (b for order in orders for b in order.split(5)):
+        adam.zero_grad(set_to_none=False)
+        student = model(cohort.x[batch]).log_softmax(1)
+        (taught[batch] * (taught[batch].log() - student)).sum(1).mean().backward()
+        adam.step()
+        cosine.step()
+    torch.testing.assert_close(value, bench.flat.value, rtol=0, atol=1e-9)
+
+
+def looks(monkeypatch, accuracies: list[float]) -> list[list[int]]:
+    """Validation finds these, one after the other; the rows that it was asked about."""
+    asked, answers = [], iter(accuracies)
+    monkeypatch.setattr(Workbench, "accuracy", lambda self, rows: (asked.append(rows.tolist()), next(answers))[1])
+    return asked
+
+
+def test_it_stops_where_validation_gains_no_more(monkeypatch):
+    """Ten of twelve samples are taught, two batches an epoch; the best model is the one after the second."""
+    step = FedDF(epochs=50, batch_size=5, patience=4, validation=0.2)
+    asked = looks(monkeypatch, [0.1, 0.2, 0.5, 0.5, 0.4])
+    cohort = ProxyCohort()
+    stopped = applied(step, cohort)
+    assert len(asked) == 5  # at the start, and after four epochs
+    assert asked[0] == asked[-1]
+    assert len(asked[0]) == 2
+    taught = {row for batch in cohort.server.batches for row in batch.tolist()}
+    assert taught == set(range(12)) - set(asked[0])
+    looks(monkeypatch, [0.0, 0.1, 0.2])
+    assert torch.equal(applied(dataclasses.replace(step, epochs=2), cohort), stopped)
+    looks(monkeypatch, [0.0, 0.1, 0.2, 0.3])
+    assert not torch.equal(applied(dataclasses.replace(step, epochs=3), cohort), stopped)
+    looks(monkeypatch, [1.0] * 3)
+    assert torch.equal(applied(dataclasses.replace(step, patience=3), cohort), cohort.reduce(cohort.by_size()))
+
+
+def test_validation_is_accuracy_in_eval_mode():
+    cohort = ProxyCohort(norm=True)
+    bench = cohort.bench()
+    bench.load(cohort.server.value)
+    expected = cohort.flat.model.eval()(cohort.x[:5]).argmax(1) == cohort.y[:5]
+    assert bench.accuracy(cohort.server.proxy.rows[:5]) == expected.double().mean()
+
+
+def test_patience_needs_validation_samples():
+    for fields, why in (({"patience": 0}, "at least 1 batch"), ({"patience": 9, "validation": 1.0}, "a share in")):
+        with pytest.raises(ConfigError, match=why):
+            tiny(server=[{"feddf": fields}], data={"proxy": {"samples": 8}})
+    with pytest.raises(ConfigError, match=r"proxy\.samples is 1"):
+        tiny(server=[{"feddf": {"patience": 9}}], data={"proxy": {"samples": 1}})
+
+
 @pytest.mark.parametrize(
     ("field", "value"),
     [
+        ("cosine", True),
+        ("patience", 100),
         ("epochs", 3),
         ("lr", 1e-2),
         ("batch_size", 6),

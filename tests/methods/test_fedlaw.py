@@ -207,6 +207,22 @@ def test_shrinking_needs_only_the_mean():
     assert torch.allclose(weights, cohort.by_size().weights)
 
 
+def test_the_global_step_comes_before_the_shrinking():
+    """w = γ (w_g + η (ŵ − w_g)), γ learned for that model."""
+    cohort, law = ProxyCohort(), AdaptiveGWS(epochs=4, eta=0.5)
+    value, mean = cohort.server.value, cohort.reduce(cohort.by_size())
+    stepped = value + 0.5 * (mean - value)
+    shrunk = cohort.reduce(plan(law, cohort))
+    gamma = noted(cohort.server, "gamma")[-1]
+    assert torch.allclose(shrunk, gamma * stepped, rtol=0, atol=1e-12)
+    halved = ProxyCohort(clients=1)
+    halved.updates, halved.x = (stepped - value)[None], cohort.x
+    plan(AdaptiveGWS(epochs=4), halved)
+    assert noted(halved.server, "gamma")[-1] == pytest.approx(gamma.item(), abs=1e-12)
+    after = value + 0.5 * (gamma * mean - value)  # what `step_size` would make of it
+    assert not torch.allclose(shrunk, after, atol=1e-3)
+
+
 # Where the models are.
 
 
@@ -272,6 +288,7 @@ SWA = FedLAW(epochs=45, batch_size=4, swa=True)
         (AttentiveLAW(epochs=9), "swa", True),
         (AttentiveLAW(epochs=9), "stop_round", 0),
         (AdaptiveGWS(epochs=9), "gamma_clamp", (0.5, 0.9)),
+        (AdaptiveGWS(epochs=9), "eta", 0.5),
     ],
 )
 def test_every_switch_changes_the_weights(law, field, value):
