@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
-import os
-import signal
 import sys
 import time
-import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
-if TYPE_CHECKING:
-    from raysim.config import Config
-    from raysim.sweep import Point
+from raysim.play import aligned, faults_of, play
 
 app = typer.Typer(
     help="Federated learning simulated with Ray actors and PyTorch.",
@@ -54,7 +49,7 @@ def run(
         settings = load(config, overrides or ())
         folder = new_folder(out, Path(settings.record.dir), settings.name)
         try:
-            status = simulate(settings, folder, address, resume=False)
+            status = play(settings, folder, address, resume=False)
         finally:
             with suppress(OSError):
                 folder.rmdir()  # only works while nothing was written: a launch that failed leaves nothing behind
@@ -72,7 +67,7 @@ def resume(
     with reported():
         if not (folder / "config.yaml").is_file():
             raise ConfigError(f"{folder}: holds no config.yaml, so it is not the folder of a run.")
-        status = simulate(load(folder / "config.yaml"), folder, address, resume=True)
+        status = play(load(folder / "config.yaml"), folder, address, resume=True)
     raise typer.Exit(status)
 
 
@@ -86,6 +81,9 @@ Target = Annotated[
 
 
 Seeds = Annotated[str, typer.Option(metavar="SEED,SEED,...", help="Play everything with each of these seeds.")]
+Parallel = Annotated[
+    str, typer.Option(metavar="N|auto", help="Runs at a time, each a process of its own; auto: as the machine carries.")
+]
 
 
 @app.command()
@@ -98,16 +96,16 @@ def sweep(
     ] = None,
     seeds: Seeds = "",
     target: Target = None,
+    parallel: Parallel = "1",
     address: Address = None,
 ) -> None:
     """Run a grid of configurations, compare them; the same command continues what was stopped."""
-    from raysim.sweep import grid
+    from raysim.sweep import compare, grid, play_all
 
     with reported():
         points = grid(config, overrides or (), numbers(seeds), out)
-        status = play_grid(points, address)
-        if any(point.finished for point in points):
-            compare_grid(points, out / "report.html", target)
+        status = play_all(points, address, at_once(parallel))
+        compare(points, out / "report.html", target)
     raise typer.Exit(status)
 
 
@@ -129,11 +127,13 @@ def reproduce(
     out: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Folder of the runs; default: runs/reproduce/ITEM-SCALE.")
     ] = None,
+    parallel: Parallel = "1",
     address: Address = None,
 ) -> None:
     """Run a table or figure of a paper and print it beside the paper's numbers; the same command continues."""
     from raysim.config import ConfigError
     from raysim.reproduce import find, items, listing
+    from raysim.sweep import play_all
 
     with reported():
         if listed:
@@ -145,7 +145,7 @@ def reproduce(
         changes = [*([f"data.root={data}"] if data else []), *(overrides or ())]
         folder = out or Path("runs", "reproduce", f"{item.replace('/', '_')}-{scale}")
         points = wanted.runs(small, numbers(seeds), changes, folder)
-        status = play_grid(list(points.values()), address)
+        status = play_all(list(points.values()), address, at_once(parallel))
         if any(point.finished for point in points.values()):
             print(f"\n{wanted.text(points, small, overrides or ())}")
     raise typer.Exit(status)
@@ -256,11 +256,10 @@ def reported() -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        if not (isinstance(error, OSError) or type(error).__module__.startswith("raysim.")):
+        if (faults := faults_of(error)) is None:
             raise
         from raysim.config import ConfigError
 
-        faults = error.faults if isinstance(error, ConfigError) else (f"raysim: {error}",)
         print("\n".join(faults), file=sys.stderr)
         raise typer.Exit(2 if isinstance(error, ConfigError) else 1) from None
 
@@ -273,6 +272,15 @@ def numbers(seeds: str) -> list[int]:
         return [int(seed) for seed in seeds.split(",") if seed]
     except ValueError:
         raise ConfigError(f"--seeds {seeds}: must be whole numbers between commas, such as 8,9,10.") from None
+
+
+def at_once(parallel: str) -> int | None:
+    """`--parallel` as a number; None: as many as the machine carries."""
+    from raysim.config import ConfigError
+
+    if parallel != "auto" and not (parallel.isdecimal() and int(parallel)):
+        raise ConfigError(f"--parallel {parallel}: must be a whole number > 0, or auto.")
+    return None if parallel == "auto" else int(parallel)
 
 
 def new_folder(out: Path | None, parent: Path, name: str) -> Path:
@@ -298,221 +306,7 @@ def new_folder(out: Path | None, parent: Path, name: str) -> Path:
             number += 1
 
 
-class Interrupts:
-    """Ctrl-C and SIGTERM: the first waits for the round in progress, the second stops at once."""
-
-    def __init__(self) -> None:
-        self.received: int | None = None
-        self.patient = False  # nothing is worth waiting for before the first round
-
-    def __enter__(self) -> Interrupts:
-        self._before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
-        self.install()
-        return self
-
-    def install(self) -> None:
-        for number in self._before:
-            signal.signal(number, self._on)
-
-    def __exit__(self, *error: object) -> None:
-        for number, handler in self._before.items():
-            signal.signal(number, handler)
-
-    def _on(self, number: int, frame: object) -> None:
-        first, self.received = self.received is None, number
-        if not (first and self.patient):
-            raise KeyboardInterrupt
-        os.write(2, b"\nStopping after this round; once more stops at once.\n")  # print is not safe in a signal handler
-
-    @property
-    def status(self) -> int:
-        return 128 + (self.received or signal.SIGINT)
-
-
-def simulate(config: Config, folder: Path, address: str | None, *, resume: bool) -> int:
-    """Run to the end, or to Ctrl-C; returns the exit code. What was started is stopped, however it ends."""
-    interrupts = Interrupts()
-    try:
-        with interrupts, engine(config, address) as launch:
-            interrupts.install()  # again: Ray has put its own handler of SIGTERM in place
-            federation = launch(config, folder, resume)
-            try:
-                print(header(config), flush=True)
-                return play(federation, folder, interrupts)
-            finally:
-                federation.close()
-    except KeyboardInterrupt:
-        print(f"\nStopped at once. {way_on(folder)}", file=sys.stderr)
-        return interrupts.status
-
-
-def play_grid(points: Sequence[Point], address: str | None) -> int:
-    """Play what is not finished, one run after another on one cluster; a run that fails does not keep the others."""
-    from raysim.config import RayEngineConfig
-
-    left = [point for point in points if not point.finished]
-    print(f"{len(points)} runs, of which {len(points) - len(left)} are finished", flush=True)
-    failed = []
-    with ExitStack() as stack:
-        if any(isinstance(point.config.engine, RayEngineConfig) for point in left):
-            from raysim.engine.ray_engine import cluster
-
-            check_address(address)
-            stack.enter_context(cluster(address))
-        for number, point in enumerate(left, 1):
-            print(f"\nrun {number} of {len(left)}", flush=True)
-            try:
-                status = simulate(point.config, point.folder, address, resume=point.saved)
-            except Exception as error:
-                ours = isinstance(error, OSError) or type(error).__module__.startswith("raysim.")
-                print(f"{point.name}: {error}" if ours else traceback.format_exc(), file=sys.stderr)
-                failed.append(point.name)
-                continue
-            if status:
-                print("The same command continues the sweep.", file=sys.stderr)
-                return status
-    if failed:
-        print(f"{len(failed)} runs failed: {', '.join(failed)}. The same command tries them again.", file=sys.stderr)
-    return int(bool(failed))
-
-
-def compare_grid(points: Sequence[Point], page: Path, target: float | None) -> None:
-    """Print the comparison of the finished runs and write their report."""
-    from raysim.report import MissingExtra
-    from raysim.report.page import write
-    from raysim.report.runs import Run, compare
-    from raysim.report.summary import summarise
-
-    runs = [Run(point.folder) for point in points if point.finished]
-    summary = summarise(compare(runs), target)
-    for table in (summary.scores, summary.costs):
-        print("\n" + "\n".join(aligned(table, ">")))
-    try:
-        write(runs, page, target)
-    except MissingExtra as error:  # the table is worth having without the page
-        print(f"raysim: no report: {error}", file=sys.stderr)
-    else:
-        print(f"\nreport  {page}")
-
-
-def check_address(address: str | None) -> None:
-    from raysim.config import ConfigError
-    from raysim.doctor import answers
-
-    joined = address or os.environ.get("RAY_ADDRESS", "")
-    if not answers(joined):  # Ray would try for many minutes, deaf to Ctrl-C
-        raise ConfigError(f"{'--address' if address else 'RAY_ADDRESS'}: no Ray cluster answers at {joined}.")
-
-
-@contextmanager
-def engine(config: Config, address: str | None) -> Iterator[Callable[[Config, Path, bool], Any]]:
-    from raysim.config import ConfigError, LocalEngineConfig
-
-    if not isinstance(config.engine, LocalEngineConfig):
-        from raysim.engine.ray_engine import session
-
-        check_address(address)
-        with session(config, address) as launch:
-            yield launch
-        return
-    if address:
-        raise ConfigError("--address: engine is local, which joins no cluster. Use --set engine=ray.")
-    from raysim.federation import Federation
-
-    yield Federation
-
-
-def play(federation: Any, folder: Path, interrupts: Interrupts) -> int:
-    """Rounds until the run is complete or interrupted."""
-    interrupts.patient = True
-    shown: set[str] = set()
-    while (summary := federation.step()) is not None:
-        print(round_line(summary), flush=True)
-        for failure in summary["failures"]:
-            if failure not in shown:
-                shown.add(failure)
-                print(failure, file=sys.stderr, flush=True)
-        if interrupts.received is not None:
-            federation.checkpoint()
-            print(f"Stopped. {way_on(folder)}", file=sys.stderr)
-            return interrupts.status
-    print(ending(federation.finish()), flush=True)
-    return 0
-
-
-def way_on(folder: Path) -> str:
-    if any((folder / "checkpoints").glob("*.json")):
-        return f"`raysim resume {folder}` continues."
-    started = (folder / "config.yaml").exists()
-    return f"There is no checkpoint yet: `raysim resume {folder}` starts anew." if started else "Nothing was written."
-
-
 # ---------------------------------------------------------------------------------------------- lines for people
-
-
-def header(config: Config) -> str:
-    from raysim.config import CLIENTS, ENGINES, SOURCES, STEPS, WEIGHTINGS, name_in
-
-    stack = [name_in(CLIENTS, m) for m in config.client] + [name_in(WEIGHTINGS, m) for m in config.weighting]
-    stack = (stack or ["fedavg"]) + [name_in(STEPS, m) for m in config.server]
-    clients = getattr(config.data.partition, "clients", None)
-    share = f"{config.rounds.participation:.0%} of all"
-    drawn = f"{config.rounds.cohort_size(clients)} of {clients}" if clients else share
-    parts = [
-        config.name,
-        " + ".join(stack),
-        config.model.name,
-        f"{name_in(SOURCES, config.data.name)}, {drawn} clients a round",
-        f"{name_in(ENGINES, config.engine)} engine",
-    ]
-    return " | ".join(parts)
-
-
-def round_line(summary: Mapping[str, Any]) -> str:
-    total = str(summary["rounds"])
-    tested = summary["loss"] is not None
-    loss = summary["loss"] if tested else summary["train_loss"]
-    return "   ".join(
-        (
-            f"round {summary['round'] + 1:>{len(total)}}/{total}",
-            f"accuracy {percent(summary['accuracy']):>7}",
-            f"{'test' if tested else 'train'} loss {'-' if loss is None else format(loss, '.4f'):>7}".rjust(18),
-            f"clients {summary['clients_ok']} ok, {summary['clients_failed']} failed",
-            f"{summary['seconds']:.2f} s",
-        )
-    )
-
-
-SCORES = (("final", "final"), ("best", "best"), ("mean of last 10", "last10"))
-
-
-def ending(result: Mapping[str, Any]) -> str:
-    rows = [
-        ("accuracy", "   ".join(f"{words} {percent(result[key])}" for words, key in SCORES)),
-        ("traffic", f"up {bytes_(result['bytes_up'])}   down {bytes_(result['bytes_down'])}"),
-        ("time", f"{result['rounds']} round{'s' * (result['rounds'] != 1)} in {result['seconds']:.1f} s"),
-        ("sha256", result["sha256"]),
-        ("folder", str(result["folder"])),
-    ]
-    return "\n" + "\n".join(aligned(rows))
-
-
-def percent(share: float | None) -> str:
-    return "-" if share is None else f"{100 * share:.2f} %"
-
-
-def bytes_(count: float) -> str:
-    for unit in ("B", "kB", "MB", "GB", "TB"):
-        if count < 1000 or unit == "TB":
-            break
-        count /= 1000
-    return f"{count:.0f} B" if unit == "B" else f"{count:.1f} {unit}"
-
-
-def aligned(rows: Sequence[tuple[str, ...]], align: str = "<") -> list[str]:
-    """Rows as lines whose columns begin (`<`) or end (`>`) together."""
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return ["  ".join(f"{c:{align}{w}}" for c, w in zip(row, widths, strict=True)).rstrip() for row in rows]
 
 
 def catalogues(what: Listed) -> dict[str, Mapping[str, Any]]:

@@ -16,14 +16,18 @@ import hashlib
 import itertools
 import json
 import re
+import sys
+import traceback
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-from raysim.config import Config, ConfigError, load, to_dict
+from raysim.config import Config, ConfigError, RayEngineConfig, load, to_dict
+from raysim.play import aligned, check_address, faults_of, play
 
 Choice = tuple[str, list[str]]  # how it is called in the folder's name, if it is, and its overrides
 
@@ -146,3 +150,59 @@ def _other(point: Point) -> list[str]:
     if not changed:
         return []
     return [f"{point.folder}: holds a run whose {', '.join(changed)} is another. Name another --out, or remove it."]
+
+
+# ------------------------------------------------------------------------------------------------ playing, comparing
+
+
+def play_all(points: Sequence[Point], address: str | None = None, at_once: int | None = 1) -> int:
+    """Play what is not finished; returns the exit code. A run that fails does not keep the others from being played.
+
+    `at_once` runs at a time, None: as many as the machine carries. One at a time they are played in this process, with
+    one cluster for all; several each in a process of its own.
+    """
+    left = [point for point in points if not point.finished]
+    print(f"{len(points)} runs, of which {len(points) - len(left)} are finished", flush=True)
+    failed: list[str] = []
+    with ExitStack() as stack:
+        if any(isinstance(point.config.engine, RayEngineConfig) for point in left):
+            from raysim.engine.ray_engine import cluster
+
+            check_address(address)
+            stack.enter_context(cluster(address))
+        for number, point in enumerate(left, 1):
+            print(f"\nrun {number} of {len(left)}", flush=True)
+            try:
+                status = play(point.config, point.folder, address, resume=point.saved)
+            except Exception as error:
+                print(f"{point.name}: {error}" if faults_of(error) else traceback.format_exc(), file=sys.stderr)
+                failed.append(point.name)
+                continue
+            if status:
+                print("The same command continues the sweep.", file=sys.stderr)
+                return status
+    if failed:
+        print(f"{len(failed)} runs failed: {', '.join(failed)}. The same command tries them again.", file=sys.stderr)
+    return int(bool(failed))
+
+
+def compare(points: Sequence[Point], page: Path, target: float | None = None) -> None:
+    """Print the comparison of the finished runs, if there are any, and write their report to `page`."""
+    from raysim.report import MissingExtra
+    from raysim.report.page import write
+    from raysim.report.runs import Run
+    from raysim.report.runs import compare as grouped
+    from raysim.report.summary import summarise
+
+    runs = [Run(point.folder) for point in points if point.finished]
+    if not runs:
+        return
+    summary = summarise(grouped(runs), target)
+    for table in (summary.scores, summary.costs):
+        print("\n" + "\n".join(aligned(table, ">")))
+    try:
+        write(runs, page, target)
+    except MissingExtra as error:  # the table is worth having without the page
+        print(f"raysim: no report: {error}", file=sys.stderr)
+    else:
+        print(f"\nreport  {page}")

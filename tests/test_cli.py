@@ -16,8 +16,9 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from raysim import doctor
-from raysim.__main__ import aligned, app, bytes_, new_folder
+from raysim.__main__ import app, new_folder
 from raysim.config import ConfigError, load, to_yaml
+from raysim.play import aligned, bytes_
 
 ROOT = Path(__file__).parent.parent
 

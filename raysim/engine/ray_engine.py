@@ -249,13 +249,17 @@ class Driver:
 class RemoteFederation:
     """A `Federation` that lives in an actor. If the actor dies, another goes on from the last checkpoint."""
 
-    def __init__(self, config: Config, out: Path, resume: bool, dealt: tuple[Any, Any] | None = None):
+    def __init__(
+        self, config: Config, out: Path, resume: bool, dealt: tuple[Any, Any] | None = None,
+        resources: Resources | None = None,
+    ):  # fmt: skip
+        """`resources` are the run's part of the cluster (default: all that is free)."""
         from raysim.federation import prepare
 
         self._config, self._out = config, Path(out).absolute()
         self._dealt = [ray.put(part) for part in dealt or prepare(config)]
         # Counted once: when another driver takes over, the hosts of the one that died may still be on their way out.
-        self._resources = free_resources()
+        self._resources = resources or free_resources()
         self._start(resume)
 
     def _start(self, resume: bool) -> None:
@@ -308,19 +312,21 @@ class RemoteFederation:
 
 
 @contextmanager
-def session(config: Config, address: str | None = None) -> Iterator[Callable[[Config, Path, bool], RemoteFederation]]:
-    """`cluster`, with the data of `config` dealt; yields what makes a federation."""
+def session(
+    config: Config, address: str | None = None, resources: Resources | None = None
+) -> Iterator[Callable[[Config, Path, bool], RemoteFederation]]:
+    """`cluster`, with the data of `config` dealt; yields what makes a federation on `resources` of it."""
     from raysim.federation import prepare
 
     dealt = prepare(config)  # what is wrong with the data shows before anything is started
     with cluster(address):
-        yield partial(RemoteFederation, dealt=dealt)
+        yield partial(RemoteFederation, dealt=dealt, resources=resources)
 
 
 @contextmanager
-def cluster(address: str | None = None) -> Iterator[None]:
+def cluster(address: str | None = None) -> Iterator[str]:
     """Join the cluster at `address` or RAY_ADDRESS, or start one on this machine and stop it at the end. Inside another
-    `cluster`, that one serves."""
+    `cluster`, that one serves. Yields where other processes join it."""
     joined = address or os.environ.get("RAY_ADDRESS")
     quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": "ERROR"}
     started = not ray.is_initialized()
@@ -335,7 +341,7 @@ def cluster(address: str | None = None) -> Iterator[None]:
     elif started:
         ray.init(address="local", num_cpus=len(os.sched_getaffinity(0)), include_dashboard=False, **quiet)
     try:
-        yield
+        yield joined or ray.get_runtime_context().gcs_address
     finally:
         if started:
             ray.shutdown()

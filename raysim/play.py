@@ -1,0 +1,199 @@
+"""One run from the command line: playing it, showing how it goes, stopping it when asked to."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from raysim.config import Config
+    from raysim.engine.placement import Resources
+
+
+class Interrupts:
+    """Ctrl-C and SIGTERM: the first waits for the round in progress, the second stops at once."""
+
+    def __init__(self) -> None:
+        self.received: int | None = None
+        self.patient = False  # nothing is worth waiting for before the first round
+
+    def __enter__(self) -> Interrupts:
+        self._before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+        self.install()
+        return self
+
+    def install(self) -> None:
+        for number in self._before:
+            signal.signal(number, self._on)
+
+    def __exit__(self, *error: object) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+    def _on(self, number: int, frame: object) -> None:
+        first, self.received = self.received is None, number
+        if not (first and self.patient):
+            raise KeyboardInterrupt
+        os.write(2, b"\nStopping after this round; once more stops at once.\n")  # print is not safe in a signal handler
+
+    @property
+    def status(self) -> int:
+        return 128 + (self.received or signal.SIGINT)
+
+
+def play(
+    config: Config, folder: Path, address: str | None = None, *, resume: bool, resources: Resources | None = None
+) -> int:
+    """Run to the end, or to Ctrl-C; returns the exit code. What was started is stopped, however it ends.
+
+    `resources` are the run's part of a cluster that it shares; without, it takes what is free.
+    """
+    interrupts = Interrupts()
+    try:
+        with interrupts, engine(config, address, resources) as launch:
+            interrupts.install()  # again: Ray has put its own handler of SIGTERM in place
+            federation = launch(config, folder, resume)
+            try:
+                print(header(config), flush=True)
+                return _rounds(federation, folder, interrupts)
+            finally:
+                federation.close()
+    except KeyboardInterrupt:
+        print(f"\nStopped at once. {way_on(folder)}", file=sys.stderr)
+        return interrupts.status
+
+
+def check_address(address: str | None) -> None:
+    from raysim.config import ConfigError
+    from raysim.doctor import answers
+
+    joined = address or os.environ.get("RAY_ADDRESS", "")
+    if not answers(joined):  # Ray would try for many minutes, deaf to Ctrl-C
+        raise ConfigError(f"{'--address' if address else 'RAY_ADDRESS'}: no Ray cluster answers at {joined}.")
+
+
+@contextmanager
+def engine(
+    config: Config, address: str | None, resources: Resources | None
+) -> Iterator[Callable[[Config, Path, bool], Any]]:
+    from raysim.config import ConfigError, LocalEngineConfig
+
+    if not isinstance(config.engine, LocalEngineConfig):
+        from raysim.engine.ray_engine import session
+
+        check_address(address)
+        with session(config, address, resources) as launch:
+            yield launch
+        return
+    if address:
+        raise ConfigError("--address: engine is local, which joins no cluster. Use --set engine=ray.")
+    from raysim.federation import Federation
+
+    yield Federation
+
+
+def _rounds(federation: Any, folder: Path, interrupts: Interrupts) -> int:
+    """Rounds until the run is complete or interrupted."""
+    interrupts.patient = True
+    shown: set[str] = set()
+    while (summary := federation.step()) is not None:
+        print(round_line(summary), flush=True)
+        for failure in summary["failures"]:
+            if failure not in shown:
+                shown.add(failure)
+                print(failure, file=sys.stderr, flush=True)
+        if interrupts.received is not None:
+            federation.checkpoint()
+            print(f"Stopped. {way_on(folder)}", file=sys.stderr)
+            return interrupts.status
+    print(ending(federation.finish()), flush=True)
+    return 0
+
+
+def way_on(folder: Path) -> str:
+    if any((folder / "checkpoints").glob("*.json")):
+        return f"`raysim resume {folder}` continues."
+    started = (folder / "config.yaml").exists()
+    return f"There is no checkpoint yet: `raysim resume {folder}` starts anew." if started else "Nothing was written."
+
+
+# ---------------------------------------------------------------------------------------------- lines for people
+
+
+def faults_of(error: Exception) -> Sequence[str] | None:
+    """An error of our own, or of files and networks, as sentences; None for any other, which is a bug."""
+    if not (isinstance(error, OSError) or type(error).__module__.startswith("raysim.")):
+        return None
+    from raysim.config import ConfigError
+
+    return error.faults if isinstance(error, ConfigError) else (f"raysim: {error}",)
+
+
+def header(config: Config) -> str:
+    from raysim.config import CLIENTS, ENGINES, SOURCES, STEPS, WEIGHTINGS, name_in
+
+    stack = [name_in(CLIENTS, m) for m in config.client] + [name_in(WEIGHTINGS, m) for m in config.weighting]
+    stack = (stack or ["fedavg"]) + [name_in(STEPS, m) for m in config.server]
+    clients = getattr(config.data.partition, "clients", None)
+    share = f"{config.rounds.participation:.0%} of all"
+    drawn = f"{config.rounds.cohort_size(clients)} of {clients}" if clients else share
+    parts = [
+        config.name,
+        " + ".join(stack) + (" (oracle: learns on test samples)" if config.data.proxy.oracle else ""),
+        config.model.name,
+        f"{name_in(SOURCES, config.data.name)}, {drawn} clients a round",
+        f"{name_in(ENGINES, config.engine)} engine",
+    ]
+    return " | ".join(parts)
+
+
+def round_line(summary: Mapping[str, Any]) -> str:
+    total = str(summary["rounds"])
+    tested = summary["loss"] is not None
+    loss = summary["loss"] if tested else summary["train_loss"]
+    return "   ".join(
+        (
+            f"round {summary['round'] + 1:>{len(total)}}/{total}",
+            f"accuracy {percent(summary['accuracy']):>7}",
+            f"{'test' if tested else 'train'} loss {'-' if loss is None else format(loss, '.4f'):>7}".rjust(18),
+            f"clients {summary['clients_ok']} ok, {summary['clients_failed']} failed",
+            f"{summary['seconds']:.2f} s",
+        )
+    )
+
+
+SCORES = (("final", "final"), ("best", "best"), ("mean of last 10", "last10"))
+
+
+def ending(result: Mapping[str, Any]) -> str:
+    rows = [
+        ("accuracy", "   ".join(f"{words} {percent(result[key])}" for words, key in SCORES)),
+        ("traffic", f"up {bytes_(result['bytes_up'])}   down {bytes_(result['bytes_down'])}"),
+        ("time", f"{result['rounds']} round{'s' * (result['rounds'] != 1)} in {result['seconds']:.1f} s"),
+        ("sha256", result["sha256"]),
+        ("folder", str(result["folder"])),
+    ]
+    return "\n" + "\n".join(aligned(rows))
+
+
+def percent(share: float | None) -> str:
+    return "-" if share is None else f"{100 * share:.2f} %"
+
+
+def bytes_(count: float) -> str:
+    for unit in ("B", "kB", "MB", "GB", "TB"):
+        if count < 1000 or unit == "TB":
+            break
+        count /= 1000
+    return f"{count:.0f} B" if unit == "B" else f"{count:.1f} {unit}"
+
+
+def aligned(rows: Sequence[tuple[str, ...]], align: str = "<") -> list[str]:
+    """Rows as lines whose columns begin (`<`) or end (`>`) together."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return ["  ".join(f"{c:{align}{w}}" for c, w in zip(row, widths, strict=True)).rstrip() for row in rows]
