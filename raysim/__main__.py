@@ -183,6 +183,30 @@ def plot(
         draw(name, find(runs)).save(out)
 
 
+@app.command()
+def measure(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="rescaling, hessian, ...: raysim list instruments.")],
+    runs: RunPaths,
+    overrides: Annotated[
+        list[str] | None, typer.Option("--set", metavar="OPTION=VALUE", help="Set an option: samples=2000.")
+    ] = None,
+) -> None:
+    """Measure saved runs with one of the papers' instruments; `raysim plot` and `report` show what it found."""
+    from raysim.analysis import MEASURES
+    from raysim.analysis.measure import need, write
+    from raysim.config import Catalogue, read_entry
+    from raysim.report.runs import find
+
+    with reported():
+        wanted = read_entry(Catalogue("measure", MEASURES), name, overrides or ())
+        need(wanted)
+        from raysim.analysis.saved import SavedRun
+
+        for one in find(runs):
+            taken = write(name, wanted, SavedRun(one.folder))
+            print(f"{one.folder}: {taken.sentence}", flush=True)
+
+
 class Listed(StrEnum):
     """What `raysim list` can show."""
 
@@ -334,9 +358,9 @@ def catalogues(what: Listed) -> dict[str, Mapping[str, Any]]:
         from raysim.report.figures import FIGURES
 
         return {"figure": {name: entry.draw for name, entry in FIGURES.items()}}
-    from raysim.config import INSTRUMENTS
+    from raysim.analysis import INSTRUMENTS, MEASURES
 
-    return {"instrument": INSTRUMENTS}
+    return {"observer": INSTRUMENTS, "measure": MEASURES}
 
 
 def first_line(entry: Any) -> str:

@@ -334,6 +334,21 @@ def load(path: str | Path, overrides: Sequence[str] = (), beside: Collection[str
     return config
 
 
+def read_entry(catalogue: Catalogue, name: str, overrides: Sequence[str] = ()) -> Any:
+    """One entry of a catalogue, with `field=value` for its fields; raises `ConfigError` with every fault."""
+    faults = _Faults("")
+    fields: dict[str, Any] = {}
+    for text in overrides:
+        try:
+            fields = _override(fields, text)
+        except _OverrideFault as fault:
+            faults.add(f"--set {text}", str(fault))
+    entry = _build(Annotated[Any, catalogue], {name: fields}, catalogue.role, faults)
+    if faults.lines:
+        raise ConfigError(faults.lines)
+    return entry
+
+
 def from_dict(raw: Mapping[str, Any], source: str = "configuration") -> Config:
     """Build and check a configuration from nested mappings; `source` names it in the faults."""
     faults = _Faults(source)

@@ -30,8 +30,10 @@ MAY_IMPORT = {
     "report": {"records"},
     "__init__": {"report"},
 }
-ABOVE = {"config", "federation", "round", "sweep", "doctor"}
+ABOVE = {"config", "federation", "round", "play", "sweep", "reproduce", "doctor"}
 MAY_IMPORT |= dict.fromkeys((*ABOVE, "__main__"), frozenset({*MAY_IMPORT, *ABOVE}))
+# A saved run is brought back by what played it.
+MAY_IMPORT["analysis/saved"] = {"core", "engine", "config", "federation"}
 # The Ray engine stands between a configuration and a federation that it puts into an actor.
 MAY_IMPORT["engine/ray_engine"] = MAY_IMPORT["engine"] | {"engine", "config", "federation"}
 

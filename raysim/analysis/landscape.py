@@ -1,0 +1,227 @@
+"""What the loss does around a run's models (FedLAW: Li et al., 2023, figures 4, 10 and 12; FedLWS: Shi et al., 2025)."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar, Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from raysim.analysis.measure import Measure, MeasureError, Taken
+
+if TYPE_CHECKING:
+    from raysim.analysis.saved import SavedRun
+
+
+@dataclass(frozen=True)
+class Histogram(Measure):
+    """Histogram of the global model's parameters (FedLAW, 2023, figure 4; FedLWS, 2025, figures 3b and 8).
+
+    Of the final model, or after traced `rounds`. `near_zero` is the share of parameters smaller than `near`.
+    """
+
+    rounds: tuple[int, ...] = ()
+    bins: int = 101
+    limit: float = 0.2
+    near: float = 0.01
+
+    def take(self, run: SavedRun) -> Taken:
+        edges = np.linspace(-self.limit, self.limit, self.bins + 1)
+        rows: list[tuple[float, ...]] = []
+        for t, value in run.models(self.rounds):
+            params = value[: run.layers.P].double().numpy()
+            shares = np.histogram(params, edges)[0] / len(params)
+            near = float((np.abs(params) < self.near).mean())
+            bins = zip(edges[:-1].tolist(), edges[1:].tolist(), shares.tolist(), strict=True)
+            rows += [(t, *one, near) for one in bins]
+        columns = _columns(("round", "low", "high", "share", "near_zero"), rows)
+        return Taken(columns, f"{100 * near:.1f} % of the parameters are smaller than {self.near:g}")
+
+
+@dataclass(frozen=True)
+class Rescaling(Measure):
+    """Loss of c·w for factors c around 1 (FedLAW, 2023, figure 4): how much the model would gain by shrinking.
+
+    Of the final model, or after traced `rounds`. Running statistics stay as they are.
+    """
+
+    rounds: tuple[int, ...] = ()
+    low: float = 0.9
+    high: float = 1.1
+    points: int = 21
+    samples: int = 10_000
+    part: Literal["test", "train"] = "test"
+
+    def take(self, run: SavedRun) -> Taken:
+        score = run.score(run.rows(self.part, self.samples))
+        factors = np.linspace(self.low, self.high, self.points)
+        rows: list[tuple[int, float, float, float]] = []
+        for t, value in run.models(self.rounds):
+            for factor in factors:
+                scaled = value.clone()
+                scaled[: run.layers.P] *= float(factor)
+                rows.append((t, float(factor), *score(scaled)))
+        best = min(rows[-self.points :], key=lambda row: row[2])
+        return Taken(
+            _columns(("round", "factor", "loss", "accuracy"), rows),
+            f"the loss is lowest at {best[1]:.3g} times the model: {best[2]:.4f}",
+        )
+
+
+@dataclass(frozen=True)
+class Hessian(Measure):
+    """Largest eigenvalues λ₁, λ₂, … of the loss's Hessian in eval mode (FedLAW, 2023, figure 10).
+
+    Needs `raysim[analysis]`. Of the final model, or after traced `rounds`, on a fixed draw of `samples`: curvlinops
+    multiplies the Hessian by vectors, and SciPy's Lanczos iteration does the rest.
+    """
+
+    rounds: tuple[int, ...] = ()
+    top: int = 5
+    samples: int = 1000
+    part: Literal["test", "train"] = "test"
+    tolerance: float = 1e-3
+
+    packages: ClassVar[tuple[str, ...]] = ("curvlinops", "scipy")
+
+    def take(self, run: SavedRun) -> Taken:
+        if not 1 <= self.top < run.layers.P:
+            raise MeasureError(f"top is {self.top}; a model of {run.layers.P} parameters has 1 to {run.layers.P - 1}.")
+        rows_of_data, rows = run.rows(self.part, self.samples), []
+        for t, value in run.models(self.rounds):
+            values, _ = eigenpairs(run, value, rows_of_data, self.top, self.tolerance)
+            rows += [(t, i + 1, float(one)) for i, one in enumerate(values)]
+        found = [one for _, _, one in rows[-self.top :]]
+        ratio = f", {found[0] / found[-1]:.3g} times λ{self.top}" if self.top > 1 else ""
+        return Taken(_columns(("round", "index", "eigenvalue"), rows), f"λ1 is {found[0]:.4g}{ratio}")
+
+
+@dataclass(frozen=True)
+class Slice(Measure):
+    """Loss along the Hessian's first eigenvector v₁, L(w + a v₁) (FedLAW, 2023, figure 4).
+
+    Needs `raysim[analysis]`. Of the final model, or after traced `rounds`; v₁ has length 1.
+    """
+
+    rounds: tuple[int, ...] = ()
+    reach: float = 1.0
+    points: int = 41
+    samples: int = 1000
+    part: Literal["test", "train"] = "test"
+    tolerance: float = 1e-3
+
+    packages: ClassVar[tuple[str, ...]] = ("curvlinops", "scipy")
+
+    def take(self, run: SavedRun) -> Taken:
+        rows_of_data = run.rows(self.part, self.samples)
+        score, rows = run.score(rows_of_data), []
+        for t, value in run.models(self.rounds):
+            (first,), directions = eigenpairs(run, value, rows_of_data, 1, self.tolerance)
+            for step in np.linspace(-self.reach, self.reach, self.points):
+                moved = value.clone()
+                moved[: run.layers.P] += float(step) * directions[0]
+                rows.append((t, float(step), score(moved)[0]))
+        losses = [loss for _, _, loss in rows[-self.points :]]
+        return Taken(
+            _columns(("round", "step", "loss"), rows),
+            f"λ1 is {first:.4g}; the loss goes from {min(losses):.4f} to {max(losses):.4f}",
+        )
+
+
+@dataclass(frozen=True)
+class Simplex(Measure):
+    """Loss of all mixtures λ₁w₁ + λ₂w₂ + λ₃w₃ of three clients' models (FedLAW, 2023, figure 12).
+
+    For each of the traced `rounds`, or all of them, on a triangular grid of λ; without `clients`, the first three of
+    the first round's cohort. Rounds in which one of them is missing are left out. Running statistics are mixed like
+    parameters. `p` is where the mixture by samples lies.
+    """
+
+    rounds: tuple[int, ...] = ()
+    clients: tuple[int, int, int] | None = None
+    step: float = 0.02
+    samples: int = 1000
+    part: Literal["test", "train"] = "test"
+
+    def take(self, run: SavedRun) -> Taken:
+        rounds = run.of_rounds(self.rounds)
+        clients = tuple(self.clients or run.cohort(rounds[0])[:3])
+        if len(set(clients)) != 3:
+            raise MeasureError(
+                f"{run.folder}: round {rounds[0]} has {len(set(clients))} clients; a simplex needs three."
+            )
+        together = [t for t in rounds if set(clients) <= set(run.cohort(t))]
+        if not together:
+            raise MeasureError(f"{run.folder}: in none of these rounds did the clients {clients} all take part.")
+        score, rows = run.score(run.rows(self.part, self.samples)), []
+        for t in together:
+            first, second, third = (run.read(t, f"client-{client:04d}") for client in clients)
+            for one, two in triangle(round(1 / self.step)):
+                loss, _ = score(third + one * (first - third) + two * (second - third))
+                rows.append((t, one, two, 1 - one - two, loss))
+        sizes = run.partition.sizes[list(clients)]
+        last = [row for row in rows if row[0] == together[-1]]
+        best = min(last, key=lambda row: row[-1])
+        return Taken(
+            _columns(("round", "lambda_1", "lambda_2", "lambda_3", "loss"), rows),
+            f"in round {together[-1] + 1} the loss is lowest, {best[-1]:.4f}, at λ = "
+            + ", ".join(f"{part:.2f}" for part in best[1:4]),
+            {"clients": list(map(int, clients)), "p": (sizes / sizes.sum()).tolist()},
+        )
+
+
+def triangle(steps: int) -> Iterator[tuple[float, float]]:
+    """λ₁ and λ₂ of all points whose three coordinates are multiples of 1/steps and add up to 1."""
+    for i in range(steps + 1):
+        for j in range(steps + 1 - i):
+            yield i / steps, j / steps
+
+
+def eigenpairs(
+    run: SavedRun, value: Tensor, rows: np.ndarray, count: int, tolerance: float
+) -> tuple[np.ndarray, Tensor]:
+    """The `count` largest eigenvalues, descending, of the Hessian of the mean loss of `value` [S] on `rows`, and unit
+    eigenvectors [count, P]."""
+    run.load(value)
+    x, y = run.samples(rows)
+    batch = run.config.evaluate.batch_size
+    data = list(zip(x.split(batch), y.split(batch), strict=True))
+    values, vectors = top_eigenpairs(run.flat.model, data, count, tolerance)
+    named = dict(run.flat.model.named_parameters())
+    directions = torch.zeros(count, run.layers.S)
+    for direction, vector in zip(directions, vectors, strict=True):
+        views = run.layers.unflatten(direction)
+        parts = vector.split([parameter.numel() for parameter in named.values()])
+        for (name, parameter), part in zip(named.items(), parts, strict=True):
+            views[name].copy_(part.view(parameter.shape))
+    return values, directions[:, : run.layers.P]
+
+
+def top_eigenpairs(
+    model: torch.nn.Module, data: list[tuple[Tensor, Tensor]], count: int, tolerance: float,
+    loss: torch.nn.Module | None = None,
+) -> tuple[np.ndarray, Tensor]:  # fmt: skip
+    """The largest eigenvalues, descending, of the Hessian of `model`'s mean loss on batches of `data` (cross-entropy, or
+    another `loss` that is a mean), and unit eigenvectors [count, P] in the order of its parameters."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)  # of packages that it imports
+        from curvlinops import HessianLinearOperator
+    from scipy.sparse.linalg import eigsh
+
+    parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    hessian = HessianLinearOperator(
+        model, loss or torch.nn.CrossEntropyLoss(), parameters, data, check_deterministic=False
+    )
+    size = sum(parameter.numel() for parameter in parameters)
+    start = torch.randn(size, generator=torch.Generator().manual_seed(0)).numpy()  # SciPy's own differs every time
+    values, vectors = eigsh(hessian.to_scipy(), k=count, which="LA", tol=tolerance, v0=start)
+    order = np.argsort(-values)
+    return values[order], torch.from_numpy(np.ascontiguousarray(vectors.T[order])).float()
+
+
+def _columns(names: tuple[str, ...], rows: Sequence[tuple[float, ...]]) -> dict[str, list[float]]:
+    return {name: list(column) for name, column in zip(names, zip(*rows, strict=True), strict=True)}

@@ -1,0 +1,69 @@
+"""What a measure is: something computed from a saved run's models and data, and written beside its tables."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+import pyarrow as pa
+from torch import Tensor
+
+from raysim import records
+
+if TYPE_CHECKING:
+    from raysim.analysis.saved import SavedRun
+
+
+class MeasureError(Exception):
+    """A measure cannot be taken of this run: what it needs was not kept, or its options do not fit."""
+
+
+class MissingExtra(ImportError):
+    """A package of the extra `raysim[analysis]` is not installed."""
+
+
+@dataclass(frozen=True)
+class Taken:
+    """What a measure found: rows of a table, a sentence, and facts that belong to no row."""
+
+    columns: Mapping[str, np.ndarray | list[Any]]
+    sentence: str
+    facts: Mapping[str, Any] = field(default_factory=dict)  # as JSON has them
+
+
+@dataclass(frozen=True)
+class Measure:
+    """Something that a saved run can be asked for; its fields are its options."""
+
+    packages: ClassVar[tuple[str, ...]] = ()  # modules of the extra that it needs
+
+    def take(self, run: SavedRun) -> Taken:
+        """Raises `MeasureError`."""
+        raise NotImplementedError
+
+
+def need(measure: Measure) -> None:
+    """Raise `MissingExtra` where a package that the measure needs is not installed."""
+    missing = [package for package in measure.packages if find_spec(package) is None]
+    if missing:
+        name = type(measure).__name__.lower()
+        raise MissingExtra(f"the measure {name} needs {missing[0]}: pip install 'raysim[analysis]'")
+
+
+def write(name: str, measure: Measure, run: SavedRun) -> Taken:
+    """Take the measure and write the table `measures/NAME` of the run, with options and facts in its metadata."""
+    taken = measure.take(run)
+    about = {"options": dataclasses.asdict(measure), **taken.facts}
+    rows = pa.table({column: _plain(values) for column, values in taken.columns.items()})
+    rows = rows.replace_schema_metadata({"raysim.measure": json.dumps(about)})
+    records.write_table(run.folder, f"measures/{name}", rows)
+    return taken
+
+
+def _plain(values: Any) -> Any:
+    return values.numpy() if isinstance(values, Tensor) else values

@@ -1,0 +1,135 @@
+"""A run as it lies on disk, brought back: its models, its data, its clients."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+import torch
+from safetensors.torch import load_file
+from torch import Tensor
+
+from raysim.analysis.measure import MeasureError
+from raysim.config import load
+from raysim.core.client import Samples
+from raysim.core.rng import SERVER, generator
+from raysim.core.score import correct_and_loss
+from raysim.engine.host import ClientHost
+from raysim.federation import deal, host_spec
+
+Part = Literal["test", "train"]
+Score = Callable[[Tensor], tuple[float, float]]  # a model [S] -> its mean loss and its accuracy
+
+
+class SavedRun:
+    """The folder of a run, with the samples it was played on. One network on one device serves all its models."""
+
+    def __init__(self, folder: Path):
+        """Deal the data again as the run did. Raises `ConfigError` and `DataError`, and `MeasureError` where the data
+        have changed since."""
+        self.folder = Path(folder)
+        self.config = load(self.folder / "config.yaml")
+        self.data, self.partition = deal(self.config)
+        written = self.folder / "manifest.json"
+        before = json.loads(written.read_text()).get("partition_sha256") if written.is_file() else None
+        if before not in (None, self.partition.sha256()):
+            raise MeasureError(f"{self.folder}: its data are dealt otherwise today; is data.root what it was?")
+        spec = replace(host_spec(self.config, self.data), threads=torch.get_num_threads(), keep_freed_memory=False)
+        self._host = ClientHost(spec, self.data, self.partition)
+        self.flat, self.layers = self._host.flat, self._host.flat.layers
+        self.device = self._host.device
+
+    # Models.
+
+    @property
+    def traced(self) -> list[int]:
+        """Rounds whose models were kept (`record.trace`)."""
+        return sorted(int(path.name[6:]) for path in (self.folder / "trace").glob("round-*"))
+
+    def cohort(self, t: int) -> list[int]:
+        """Clients of a traced round whose models were kept, sorted."""
+        found = self._trace(t).glob("client-*.init.safetensors")
+        return sorted(int(path.name[7:].partition(".")[0]) for path in found)
+
+    def model(self, t: int | None = None) -> Tensor:
+        """[S] the global model after round t, which must have been traced; without t, the final one."""
+        if t is not None:
+            return self.read(t, "after")
+        path = self.folder / "model.safetensors"
+        if not path.is_file():
+            raise MeasureError(
+                f"{self.folder}: holds no final model; `raysim resume {self.folder}` plays it to its end."
+            )
+        return self.layers.flatten(load_file(path))
+
+    def models(self, rounds: tuple[int, ...]) -> list[tuple[int, Tensor]]:
+        """Rounds and the global models [S] after them; of no rounds, the last round and the final model."""
+        return [(t, self.model(t)) for t in rounds] if rounds else [(self.config.rounds.total - 1, self.model())]
+
+    def read(self, t: int, name: str) -> Tensor:
+        """[S] a model of a traced round: before, after, client-0007 as it was sent, client-0007.init as it started."""
+        path = self._trace(t) / f"{name}.safetensors"
+        if not path.is_file():
+            who = ", ".join(map(str, self.cohort(t)))
+            raise MeasureError(f"{self.folder}: round {t} has no model {name}; its clients are {who}.")
+        return self.layers.flatten(load_file(path))
+
+    def _trace(self, t: int) -> Path:
+        if t not in self.traced:
+            kept = f"those kept are {', '.join(map(str, self.traced))}" if self.traced else "none were kept"
+            raise MeasureError(
+                f"{self.folder}: the models of round {t} were not kept ({kept}). record.trace: [{t}] keeps them."
+            )
+        return self.folder / "trace" / f"round-{t:04d}"
+
+    def of_rounds(self, rounds: tuple[int, ...]) -> tuple[int, ...]:
+        """`rounds`, or all traced ones where none are named. Raises `MeasureError` where that is none."""
+        if not (rounds or self.traced):
+            raise MeasureError(
+                f"{self.folder}: no round's models were kept. record.trace: [0, 1] keeps those of two rounds, rounds all."
+            )
+        return rounds or tuple(self.traced)
+
+    # Samples.
+
+    def rows(self, part: Part, samples: int) -> np.ndarray:
+        """At most `samples` rows of the server's test samples or of all clients' training samples, always the same."""
+        every = self.partition.server_test if part == "test" else np.concatenate(self.partition.train)
+        if not len(every):
+            raise MeasureError(f"{self.folder}: there are no {part} samples.")
+        return self.draw(every, samples)
+
+    def draw(self, rows: np.ndarray, samples: int) -> np.ndarray:
+        """At most `samples` of the rows, sorted and always the same."""
+        if len(rows) <= samples:
+            return np.sort(rows)
+        order = torch.randperm(len(rows), generator=generator(self.config.seed, 0, SERVER, "measure"))
+        return np.sort(rows[order[:samples].numpy()])
+
+    def samples(self, rows: np.ndarray, client: int | None = None) -> Samples:
+        """Model inputs and labels, on the device; labels as `client` sees them."""
+        return self._host.samples(rows, client)
+
+    def score(self, rows: np.ndarray, client: int | None = None) -> Score:
+        """Scores models in eval mode on these rows, which are read once."""
+        x, y = self.samples(rows, client)
+        size = self.config.evaluate.batch_size
+
+        @torch.no_grad()
+        def score(value: Tensor) -> tuple[float, float]:
+            self.load(value)
+            parts = [
+                correct_and_loss(self.flat.model(x[i : i + size]), y[i : i + size]) for i in range(0, len(x), size)
+            ]
+            return sum(loss for _, loss in parts) / len(x), sum(correct for correct, _ in parts) / len(x)
+
+        return score
+
+    def load(self, value: Tensor) -> None:
+        """Put `value` [S] into the network, in eval mode."""
+        self.flat.value.copy_(value)
+        self.flat.model.eval()

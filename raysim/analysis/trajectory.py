@@ -1,0 +1,82 @@
+"""The way of one client's model through the rounds (FedALA: Zhang et al., 2023, figure 4)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from raysim.analysis.measure import Measure, MeasureError, Taken
+
+if TYPE_CHECKING:
+    from raysim.analysis.saved import SavedRun
+
+COLUMNS = 1 << 16  # parameters that are brought to float64 at once
+
+
+@dataclass(frozen=True)
+class Trajectory(Measure):
+    """A client's models at start and end of its training, in their principal plane (FedALA, 2023, figure 4).
+
+    Of the traced `rounds`, or all of them, in which the client took part; without `client`, the first of the first
+    round's cohort. `kind` is start, end, or grid: points of the plane, whose loss is that of the client's training
+    samples with the running statistics of its last model. Points of the way have the loss of the model itself.
+    """
+
+    client: int | None = None
+    rounds: tuple[int, ...] = ()
+    grid: int = 25
+    margin: float = 0.2
+    samples: int = 1000
+
+    def take(self, run: SavedRun) -> Taken:
+        rounds = run.of_rounds(self.rounds)
+        client = run.cohort(rounds[0])[0] if self.client is None else self.client
+        took_part = [t for t in rounds if client in run.cohort(t)]
+        if len(took_part) < 2:
+            raise MeasureError(f"{run.folder}: client {client} was traced in {len(took_part)} rounds; a way needs two.")
+        name = f"client-{client:04d}"
+        values = torch.stack([run.read(t, name + end) for t in took_part for end in (".init", "")])  # [2 T, S]
+        points, origin, axes, share = plane(values[:, : run.layers.P])
+        score = run.score(run.draw(run.partition.train[client], self.samples), client)
+        rows = [
+            (kind, t, float(x), float(y), score(value)[0])
+            for (t, kind), (x, y), value in zip(
+                [(t, kind) for t in took_part for kind in ("start", "end")], points, values, strict=True
+            )
+        ]
+        low, high = points.min(0), points.max(0)
+        room = self.margin * (high - low).max()
+        for y in np.linspace(low[1] - room, high[1] + room, self.grid):
+            for x in np.linspace(low[0] - room, high[0] + room, self.grid):
+                model = torch.cat([origin + float(x) * axes[0] + float(y) * axes[1], values[-1, run.layers.P :]])
+                rows.append(("grid", took_part[-1], float(x), float(y), score(model)[0]))
+        columns = dict(zip(("kind", "round", "x", "y", "loss"), map(list, zip(*rows, strict=True)), strict=True))
+        return Taken(
+            columns,
+            f"the plane holds {100 * share.sum():.1f} % of the variance of {len(values)} models of client {client}",
+            {"client": int(client), "explained": share.tolist()},
+        )
+
+
+def plane(models: Tensor) -> tuple[np.ndarray, Tensor, Tensor, np.ndarray]:
+    """The two principal directions of n vectors [n, P], by their Gram matrix: coordinates [n, 2], the mean [P], unit
+    directions [2, P], and the share of the variance along each [2]. The farthest point of each axis is on its right."""
+    origin = models.double().mean(0)
+    gram = torch.zeros(len(models), len(models), dtype=torch.float64)
+    for part, centre in zip(models.split(COLUMNS, 1), origin.split(COLUMNS), strict=True):
+        centred = part.double() - centre
+        gram += centred @ centred.T
+    variance, vectors = torch.linalg.eigh(gram)
+    variance, vectors = variance.flip(0)[:2].clamp_min(0), vectors.flip(1)[:, :2]
+    extent = variance.sqrt()
+    coordinates = vectors * extent
+    sign = coordinates.gather(0, coordinates.abs().argmax(0, keepdim=True)).sign()[0]
+    sign[sign == 0] = 1.0
+    centred = models - origin.to(models.dtype)
+    axes = (vectors * sign / torch.where(extent > 0, extent, torch.inf)).T.to(models.dtype) @ centred
+    share = (variance / gram.trace().clamp_min(1e-300)).numpy()
+    return (coordinates * sign).numpy(), origin.to(models.dtype), axes, share

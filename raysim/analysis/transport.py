@@ -1,0 +1,101 @@
+"""Distance of data against distance of updates (FedLWS: Shi et al., 2025, figure 5)."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+import numpy as np
+import torch
+
+from raysim.analysis.measure import Measure, MeasureError, Taken
+
+if TYPE_CHECKING:
+    from raysim.analysis.saved import SavedRun
+
+
+@dataclass(frozen=True)
+class Transport(Measure):
+    """Optimal-transport distance of clients' data against that of their updates (FedLWS, 2025, figure 5).
+
+    Needs `raysim[analysis]`. Of all pairs of `clients`, or of the first 12, in a traced `round`, or the first of them.
+    Between two data sets the cost is ‖x − x'‖² + W₂² of the Gaussians of their classes (Alvarez-Melis and Fusi, 2020), on
+    at most `samples` of each client, projected to `components` principal components of all of them (0: pixels); the
+    distance is the root of what the best plan costs, by POT. Updates are 1 − cos(Δ_i, Δ_j) apart.
+    """
+
+    round: int | None = None
+    clients: tuple[int, ...] = ()
+    samples: int = 500
+    components: int = 32
+
+    packages: ClassVar[tuple[str, ...]] = ("ot", "scipy")
+
+    def take(self, run: SavedRun) -> Taken:
+        from scipy.stats import spearmanr
+
+        if run.data.is_text:
+            raise MeasureError(f"{run.folder}: its samples are tokens, between which there is no distance.")
+        t = run.of_rounds(() if self.round is None else (self.round,))[0]
+        clients = self.clients or tuple(run.cohort(t)[:12])
+        if len(clients) < 3:
+            raise MeasureError(f"{run.folder}: round {t} has {len(clients)} clients; ranks need the pairs of three.")
+        before = run.read(t, "before")[: run.layers.P]
+        updates = torch.stack([run.read(t, f"client-{c:04d}")[: run.layers.P] - before for c in clients]).double()
+        unit = updates / updates.norm(dim=1, keepdim=True)
+        points, labels = self._points(run, clients)
+        pairs = list(itertools.combinations(range(len(clients)), 2))
+        data = [dataset_distance(points[i], labels[i], points[j], labels[j]) for i, j in pairs]
+        moved = [float(1 - unit[i] @ unit[j]) for i, j in pairs]
+        rank = float(spearmanr(data, moved).statistic)
+        columns: dict[str, list[float]] = {
+            "client": [int(clients[i]) for i, _ in pairs], "other": [int(clients[j]) for _, j in pairs],
+            "data_distance": data, "update_distance": moved,
+        }  # fmt: skip
+        return Taken(columns, f"the ranks of both distances correlate with {rank:.3f} (Spearman)", {"round": int(t)})
+
+    def _points(self, run: SavedRun, clients: tuple[int, ...]) -> tuple[list[np.ndarray], list[np.ndarray]]:
+        """Of each client samples [n, D] and their labels [n]."""
+        drawn = [run.samples(run.draw(run.partition.train[c], self.samples), c) for c in clients]
+        flat = [x.flatten(1).double().cpu().numpy() for x, _ in drawn]
+        if 0 < self.components < flat[0].shape[1]:
+            every = np.concatenate(flat)
+            every -= every.mean(0)
+            _, vectors = np.linalg.eigh(every.T @ every)
+            flat = [points @ vectors[:, -self.components :] for points in flat]
+        return flat, [y.cpu().numpy() for _, y in drawn]
+
+
+def dataset_distance(x: np.ndarray, y: np.ndarray, x2: np.ndarray, y2: np.ndarray) -> float:
+    """Root of the optimal-transport cost between two labelled samples, x [n, D] and x2 [m, D]."""
+    import ot
+
+    (classes, *of_first), (classes2, *of_second) = gaussians(x, y), gaussians(x2, y2)
+    between = squared_wasserstein(*of_first, *of_second)
+    labels = between[np.searchsorted(classes, y)][:, np.searchsorted(classes2, y2)]
+    cost = ot.dist(x, x2, metric="sqeuclidean") + labels
+    return float(np.sqrt(max(0.0, ot.emd2([], [], cost, numItermax=1_000_000))))
+
+
+def gaussians(x: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Classes that occur, sorted, and the mean [classes, D] and covariance [classes, D, D] of each."""
+    classes = np.unique(y)
+    parts = [x[y == c] for c in classes]
+    means = np.stack([part.mean(0) for part in parts])
+    centred = [part - mean for part, mean in zip(parts, means, strict=True)]
+    return classes, means, np.stack([part.T @ part / len(part) for part in centred])
+
+
+def squared_wasserstein(
+    means: np.ndarray, covariances: np.ndarray, means2: np.ndarray, covariances2: np.ndarray
+) -> np.ndarray:
+    """[g, h] W₂² between Gaussians with means [g, D], [h, D] and covariances [g, D, D], [h, D, D], which may be singular:
+    ‖μ − μ'‖² + tr(Σ + Σ' − 2 (Σ^½ Σ' Σ^½)^½)."""
+    values, vectors = np.linalg.eigh(covariances)
+    roots = (vectors * np.sqrt(values.clip(0))[:, None]) @ vectors.swapaxes(1, 2)
+    mixed = roots[:, None] @ covariances2 @ roots[:, None]
+    crossed = np.sqrt(np.linalg.eigvalsh(mixed).clip(0)).sum(-1)
+    traces, traces2 = (np.trace(one, axis1=1, axis2=2) for one in (covariances, covariances2))
+    apart = np.square(means[:, None] - means2).sum(-1)
+    return apart + (traces[:, None] + traces2 - 2 * crossed).clip(0)
