@@ -21,6 +21,7 @@ from __future__ import annotations
 import difflib
 import itertools
 import json
+import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -79,6 +80,11 @@ def _to_error(run: Run, error: float) -> float | None:
     return summary.cost_to(run, GLOBAL, 1 - error / 100, "MB up")
 
 
+def _seconds(run: Run) -> float:
+    """Of a round: median over the rounds."""
+    return float(np.median(run.columns("rounds")["seconds"]))
+
+
 def _aggregation(run: Run) -> float:
     """Seconds from the clients' models to the server's: median over the rounds."""
     rounds = run.columns("rounds")
@@ -105,7 +111,8 @@ SCORES: dict[str, tuple[Callable[..., float | None], str]] = {  # and what a hea
     "error": (_error, "final test error, %"),
     "MB up": (lambda run: summary.total(run, "MB up"), "MB sent by the clients"),
     "MB": (lambda run: summary.total(run, "MB"), "MB sent"),
-    "seconds": (lambda run: float(np.median(run.columns("rounds")["seconds"])), "seconds a round"),
+    "seconds": (_seconds, "seconds a round"),
+    "minutes": (lambda run: _seconds(run) / 60, "minutes a round"),
     "aggregation": (_aggregation, "seconds to aggregate"),
     "error at MB": (_error_at, ""),
     "MB to error": (_to_error, ""),
@@ -398,9 +405,10 @@ def listing(there: Mapping[str, Item]) -> Iterator[str]:
         yield from (f"    {place:<{width}}  {what}" for place, what in table.items.items())
         for scale, small in (("full", False), ("small", True)):
             planned = item.plan(small, (), ())
-            seeds = {cell.seed for cell in planned}
+            seeds = len({cell.seed for cell in planned})
+            size = f"{len(planned) // seeds} run{'s' * (len(planned) > seeds)} × {seeds} seed{'s' * (seeds > 1)}"
             took = f"; took {table.small.minutes:g} minutes of one core" if small and table.small.minutes else ""
-            yield f"    {scale}: {len(planned) // len(seeds)} runs × {len(seeds)} seeds; {_data(item, planned.values())}{took}"
+            yield f"    {scale}: {size}; {_data(item, planned.values())}{took}"
 
 
 def _data(item: Item, planned: Collection[Sequence[Choice]]) -> str:
@@ -434,8 +442,6 @@ def _named(raw: Any) -> str:
     return str(settings) or source
 
 
-def _natural(stem: str) -> tuple[str, int, str]:
+def _natural(stem: str) -> tuple[str | int, ...]:
     """figure2 before figure10."""
-    word = stem.rstrip("0123456789") if stem[-1:].isdigit() else stem.partition("_")[0].rstrip("0123456789abcdefgh")
-    digits = "".join(itertools.takewhile(str.isdigit, stem[len(word) :]))
-    return word, int(digits or 0), stem
+    return tuple(int(part) if part.isdecimal() else part for part in re.split(r"(\d+)", stem))
