@@ -63,6 +63,21 @@ class Fails(ClientMethod):
 
 
 @dataclass(frozen=True)
+class HardTimes(ClientMethod):
+    """In round `still` all clients come back with what they received; in round `lossy` a `client` returns NaN."""
+
+    client: int
+    still: int = 1
+    lossy: int = 2
+
+    def finish(self, run: LocalRun, upload: Upload) -> None:
+        if run.t == self.still:
+            upload.value.copy_(run.received)
+        if run.t == self.lossy and run.client == self.client:
+            upload.value[-1] = float("nan")
+
+
+@dataclass(frozen=True)
 class Tells(ClientMethod):
     """Every client leaves the process it was trained in as a file in `folder`."""
 
