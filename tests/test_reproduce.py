@@ -1,0 +1,175 @@
+"""`raysim reproduce`: a small table from its configuration to what is printed, and the list of all."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from statistics import mean, stdev
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from raysim.__main__ import app
+from raysim.config import ConfigError
+from raysim.records import read
+from raysim.reproduce import Item, find, folder, items, listing
+
+TABLE = """
+data: {name: digits, partition: {iid_equal: {clients: 4}}}
+model: {name: mlp, options: {hidden: [16]}}
+rounds: {total: 9, participation: 0.5}
+local: {batch_size: 32, lr: 0.2}
+server: [fedlws]
+engine: local
+
+table:
+  items: {Table 1: shrinking, Figure 2: its curves}
+  score: {final (%): final, error at 0.05 MB (%): {error at MB: 0.05}}
+  columns:
+    - digits: {}
+      absent: {data.name: {npz: nowhere.npz}}
+    - slow: {local.lr: 0.02}
+      fast: {}
+  rows:
+    FedAvg: {server: []}
+    FedAvg + LWS: {}
+    FedProx: {server: [], client: [fedprox]}
+  cells:
+    - {of: [FedAvg + LWS, fast], set: {server.0.fedlws.beta: 0.3}}
+  paper:
+    FedAvg:  [81.5, 20.0, 90.25, null,  1, 2, 3, 4]
+    FedProx: [null, null, 70, null,     null, null, null, null]
+  small:
+    only: [digits, FedAvg + LWS, FedProx]
+    set: {rounds.total: 2}
+    cells:
+      - {of: [FedAvg + LWS, fast], set: {server.0.fedlws.beta: 0.2}}
+    score: {final (%): final, MB sent: MB}
+    seeds: [8, 9]
+    minutes: 0.5
+"""
+
+
+@pytest.fixture
+def item(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Item:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("RAYSIM_DATA", raising=False)
+    path = Path("configs", "toy", "table1.yaml")
+    path.parent.mkdir(parents=True)
+    path.write_text(TABLE)
+    return find("toy/table1")
+
+
+def reproduce(*args: object) -> Any:
+    return CliRunner().invoke(app, ["reproduce", *map(str, args)])
+
+
+def rows(text: str) -> list[list[str]]:
+    """The cells of the printed table, without the rule below its headings."""
+    lines = [line for line in text.splitlines() if line.startswith("|")]
+    return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines if not set(line) <= set("|- ")]
+
+
+def test_a_small_table_from_end_to_end(item: Item) -> None:
+    done = reproduce("toy/table1", "--scale", "small", "--out", "out")
+    assert done.exit_code == 0, done.output
+    runs = {path.parent.name: path.parent for path in Path("out").glob("*/result.json")}
+    assert len(runs) == 6  # two rows of two columns, less FedProx when slow, each with two seeds
+
+    def score(row: str, column: str, key: str) -> list[float]:
+        its = [name for name in runs if row in name and f"+{column}+" in name]
+        return [json.loads((runs[name] / "result.json").read_text())[key] for name in sorted(its)]
+
+    head, lws, prox = rows(done.output)
+    assert head[1:] == ["slow, final (%)", "slow, MB sent", "fast, final (%)", "fast, MB sent"]
+    finals = [100 * value for value in score("LWS", "slow", "final")]
+    assert lws[0] == "FedAvg + LWS"
+    assert lws[1] == f"{mean(finals):.2f} ± {stdev(finals):.2f}"  # the paper has no number in this row
+    ours = [100 * value for value in score("FedProx", "fast", "final")]
+    difference = f"{mean(ours) - 70:+.2f}".replace("-", "−")
+    assert prox == ["FedProx", "", "", f"{mean(ours):.2f} ± {stdev(ours):.2f} (paper 70, {difference})", prox[4]]
+    sent = sum(score("FedProx", "fast", "bytes_up") + score("FedProx", "fast", "bytes_down")) / 2e6
+    assert float(prox[4].partition(" ")[0]) == pytest.approx(sent, rel=0.01)
+    for text in ("toy, Table 1: shrinking", "Scaled down", "rounds.total=2", "2 seeds"):
+        assert text in done.output
+    beta = [
+        re.search(r"beta: (\S+)", (runs[name] / "config.yaml").read_text()) for name in sorted(runs) if "LWS" in name
+    ]
+    assert {match.group(1) for match in beta if match} == {"0.2", "0.1"}  # fast as `small` has it, slow the default
+
+    again = reproduce("toy/table1", "--scale", "small", "--out", "out")
+    assert "6 runs, of which 6 are finished" in again.output
+    assert rows(again.output) == [head, lws, prox]
+
+
+def test_error_at_so_many_bytes_is_that_of_the_last_model_before(item: Item) -> None:
+    done = reproduce("toy/table1", "--set", "data.name=digits", "--seeds", "8", "--out", "out")
+    assert done.exit_code == 0, done.output
+    run = next(path for path in Path("out").iterdir() if path.name.startswith("digits+fast+FedAvg+"))
+    rounds = read(run, "rounds")
+    spent = 0
+    for accuracy, bytes_up in zip(rounds["accuracy"].to_pylist(), rounds["bytes_up"].to_pylist(), strict=True):
+        spent += bytes_up
+        if spent > 50_000:
+            break
+        error = 100 * (1 - accuracy)
+    digits = rows(done.output)[1]  # slow and fast, each with two scores; FedAvg is the first row
+    assert digits[4] == f"{error:.2f}"
+    assert digits[2].startswith(tuple("0123456789")) and "(paper 20, " in digits[2]
+
+
+def test_absent_data_are_named_before_anything_starts(item: Item) -> None:
+    done = reproduce("toy/table1", "--out", "out")
+    assert done.exit_code == 2
+    assert "nowhere.npz" in done.output
+    assert not Path("out").exists()
+    listed = reproduce("--list")
+    assert "full: 9 runs × 3 seeds; digits, nowhere.npz (absent)" in listed.output
+    assert "small: 3 runs × 2 seeds; digits; took 0.5 minutes of one core" in listed.output
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("FedAvg:  [81.5, 20.0,", "FedAvg:  [81.5,", "table.paper.FedAvg: has 7 numbers for 8 columns"),
+        ("FedProx: [null", "FedPrx: [null", "table.paper: there is no row 'FedPrx'"),
+        ("only: [digits,", "only: [digit,", "table.small.only: there is no choice 'digit'"),
+        ("of: [FedAvg + LWS, fast]", "of: [FedAvg + LWS, faster]", "table.cells: there is no choice 'faster'"),
+        ("{error at MB: 0.05}", "{error at: 0.1}", "table.score: there is no 'error at'"),
+        ("small:\n", "smal:\n", "table.smal: "),
+        ("    fast: {}", "    digits: {}", "'digits' names two choices"),
+    ],
+)
+def test_a_wrong_table_is_refused(item: Item, old: str, new: str, message: str) -> None:
+    assert old in TABLE
+    item.path.write_text(TABLE.replace(old, new))
+    with pytest.raises(ConfigError, match=re.escape(message)):
+        find("toy/table1").plan(False, (), ())
+
+
+def test_an_unknown_item_is_met_with_the_nearest() -> None:
+    with pytest.raises(ConfigError, match="Did you mean fedlws/table1"):
+        find("fedlws/tabel1")
+
+
+def test_the_list_has_every_file_and_every_table_and_figure() -> None:
+    there = items()
+    text = "\n".join(listing(there))
+    assert set(there) == {f"{path.parent.name}/{path.stem}" for path in folder().glob("*/*.yaml")}
+    for name in there:
+        assert f"\n  {name}\n" in text
+    of_papers = {
+        "ccn": (["Table I", "Table II", "Table III"], 2),
+        "fedala": ([f"Table {n}" for n in (1, 2, 3, "4, left", "4, right", 5, 6, "7, left", "7, right")], 9),
+        "fedlaw": ([f"Table {n}" for n in range(1, 12)], 17),
+        "fedldf": (["Theorem 1", "Algorithm 1"], 4),
+        "fedlws": ([f"Table {n}" for n in range(1, 13)], 11),
+    }
+    for paper, (others, figures) in of_papers.items():
+        places = [place for item in there.values() if item.path.parent.name == paper for place in item.table.items]
+        assert len(places) == len(set(places)), f"{paper}: something is listed twice"
+        assert set(others) <= set(places)
+        numbers = {int(match.group(1)) for place in places if (match := re.match(r"Figure (\d+)", place))}
+        assert numbers == set(range(1, figures + 1)), paper
