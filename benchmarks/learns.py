@@ -5,7 +5,8 @@
 Each run is configs/quickstart.yaml, 100 clients at 10 % participation, with the method added and in this process. Where a
 method needs all clients in every round there are 20, and all take part. Personalized methods are judged by the clients'
 own models on a quarter of their samples, and so is the FedAvg run beside them. The score is the mean of the last three
-evaluations. A method that ends below 80 % of FedAvg's score has a note saying why.
+evaluations. A method that ends below 80 % of FedAvg's score has a note saying why; where some of its fields cure that, a
+further row has it with those.
 Results are written to benchmarks/results/ as JSON and as a table.
 """
 
@@ -17,6 +18,7 @@ import statistics
 import tempfile
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -75,14 +77,24 @@ def contest(methods: list[str], rounds: int, seed: int, folder: Path) -> Iterato
         key = json.dumps(raw, sort_keys=True)
         if key not in plain:
             plain[key] = score(raw, folder / f"{FEDAVG}-{len(plain)}")
-        found, fedavg = score(sections(setting, name, rounds, seed), folder / name), plain[key]
-        ratio = found["score"] / fedavg["score"]
-        yield {
-            "method": name, "judged_by": "personal" if setting.personal else "global",
-            "clients": "20, all" if setting.everyone else "100, 10 %", **found, "fedavg": fedavg["score"],
-            "fedavg_curve": fedavg["curve"], "ratio": ratio,
-            "note": "" if ratio >= ENOUGH else setting.note or "NOT EXPLAINED",
-        }  # fmt: skip
+        result = row(name, setting, name, plain[key], rounds, seed, folder)
+        yield result
+        if setting.cure and result["ratio"] < ENOUGH:
+            cured = replace(setting, fields=setting.fields | setting.cure, note="")
+            yield row(name, cured, f"{name} {json.dumps(setting.cure)}", plain[key], rounds, seed, folder)
+
+
+def row(
+    name: str, setting: Setting, label: str, fedavg: dict[str, Any], rounds: int, seed: int, folder: Path
+) -> dict[str, Any]:
+    found = score(sections(setting, name, rounds, seed), folder / label)
+    ratio = found["score"] / fedavg["score"]
+    return {
+        "method": label, "judged_by": "personal" if setting.personal else "global",
+        "clients": "20, all" if setting.everyone else "100, 10 %", **found, "fedavg": fedavg["score"],
+        "fedavg_curve": fedavg["curve"], "ratio": ratio,
+        "note": "" if ratio >= ENOUGH else setting.note or "NOT EXPLAINED",
+    }  # fmt: skip
 
 
 HEAD = "| method | models judged | clients | accuracy | FedAvg's | ratio | note |\n| --- | --- | --- | ---: | ---: | ---: | --- |"

@@ -2,6 +2,7 @@
 
 import importlib.util
 from argparse import Namespace
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 
@@ -65,6 +66,33 @@ def test_a_method_that_does_not_learn_is_told(benchmark, tmp_path, monkeypatch):
     low, high = learns.contest(["feddisco", "fednova"], 10, 8, tmp_path)
     assert (low["ratio"], low["note"]) == (0.79, "NOT EXPLAINED")
     assert (high["ratio"], high["note"]) == (0.81, "")
+
+
+def test_a_method_that_can_be_cured_has_a_row_more(benchmark, tmp_path, monkeypatch):
+    """With the reason in the first, and its fields in the second."""
+    learns = benchmark("learns")
+    scores = {"FedAvg-0": 1.0, "fedavgm": 0.1, 'fedavgm {"beta": 0.5}': 0.9}
+    played = {}
+
+    def score(raw, folder):
+        played[folder.name] = raw
+        return {"score": scores[folder.name], "curve": [], "seconds": 0.0}
+
+    monkeypatch.setattr(learns, "score", score)
+    ill, cured = learns.contest(["fedavgm"], 10, 8, tmp_path)
+    assert (ill["method"], ill["note"]) == ("fedavgm", learns.CASES["fedavgm"].note)
+    assert (cured["method"], cured["ratio"], cured["note"]) == ('fedavgm {"beta": 0.5}', 0.9, "")
+    assert [played[name]["server"] for name in list(scores)[1:]] == [[{"fedavgm": {}}], [{"fedavgm": {"beta": 0.5}}]]
+    scores["fedavgm"] = 0.8
+    assert len(list(learns.contest(["fedavgm"], 10, 8, tmp_path))) == 1  # it is not ill
+
+
+def test_cures_are_configured(benchmark):
+    learns = benchmark("learns")
+    for name, case in learns.CASES.items():
+        if case.cure:
+            assert case.note
+            from_dict(learns.sections(replace(case, fields=case.fields | case.cure), name, 50, 8))
 
 
 def test_table3_has_the_papers_models_and_methods(benchmark):
