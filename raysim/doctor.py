@@ -80,21 +80,34 @@ def _cpu_quota() -> float | None:
 
 
 def _memory() -> Finding:
-    info = dict(re.findall(r"(\w+):\s+(\d+) kB", _read(Path("/proc/meminfo")) or ""))
-    if not info:
+    if (found := _memory_bytes()) is None:
         return Finding("memory", "unknown on this system")
-    total, available = (int(info[key]) * 1024 for key in ("MemTotal", "MemAvailable"))
-    limit = _read(CGROUP / "memory.max") or _read(CGROUP / "memory/memory.limit_in_bytes")
-    used = _read(CGROUP / "memory.current") or _read(CGROUP / "memory/memory.usage_in_bytes")
-    note = ""
-    if limit and used and limit.isdecimal() and int(limit) < total:
-        total, available = int(limit), min(available, int(limit) - int(used))
-        note = " (the container's limit)"
+    total, available, limited = found
+    note = " (the container's limit)" if limited else ""
     problem = None
     if available < 2 * GIB:
         need = "a Ray cluster and two actors want 2 GiB"
         problem = f"{_gib(available)} of memory are free; {need}. Close programs, or use engine: local."
     return Finding("memory", f"{_gib(available)} free of {_gib(total)}{note}", problem)
+
+
+def free_memory() -> int | None:
+    """Bytes that new processes find free, within the container's limit; None where the system does not tell."""
+    found = _memory_bytes()
+    return found and found[1]
+
+
+def _memory_bytes() -> tuple[int, int, bool] | None:
+    """Total, available, and whether the container's limit is what counts."""
+    info = dict(re.findall(r"(\w+):\s+(\d+) kB", _read(Path("/proc/meminfo")) or ""))
+    if not info:
+        return None
+    total, available = (int(info[key]) * 1024 for key in ("MemTotal", "MemAvailable"))
+    limit = _read(CGROUP / "memory.max") or _read(CGROUP / "memory/memory.limit_in_bytes")
+    used = _read(CGROUP / "memory.current") or _read(CGROUP / "memory/memory.usage_in_bytes")
+    if limit and used and limit.isdecimal() and int(limit) < total:
+        return int(limit), min(available, int(limit) - int(used)), True
+    return total, available, False
 
 
 def _shared_memory() -> Finding:

@@ -27,6 +27,7 @@ from typing import Any
 import yaml
 
 from raysim.config import Config, ConfigError, RayEngineConfig, load, to_dict
+from raysim.parallel import carried, play_parallel
 from raysim.play import aligned, check_address, faults_of, play
 
 Choice = tuple[str, list[str]]  # how it is called in the folder's name, if it is, and its overrides
@@ -163,27 +164,41 @@ def play_all(points: Sequence[Point], address: str | None = None, at_once: int |
     """
     left = [point for point in points if not point.finished]
     print(f"{len(points)} runs, of which {len(points) - len(left)} are finished", flush=True)
-    failed: list[str] = []
     with ExitStack() as stack:
+        joined = None
         if any(isinstance(point.config.engine, RayEngineConfig) for point in left):
             from raysim.engine.ray_engine import cluster
 
             check_address(address)
-            stack.enter_context(cluster(address))
-        for number, point in enumerate(left, 1):
-            print(f"\nrun {number} of {len(left)}", flush=True)
-            try:
-                status = play(point.config, point.folder, address, resume=point.saved)
-            except Exception as error:
-                print(f"{point.name}: {error}" if faults_of(error) else traceback.format_exc(), file=sys.stderr)
-                failed.append(point.name)
-                continue
-            if status:
-                print("The same command continues the sweep.", file=sys.stderr)
-                return status
+            joined = stack.enter_context(cluster(address))
+        most = min(len(left), at_once or carried([point.config for point in left])) if left else 0
+        if most > 1:
+            print(f"{most} at a time\n", flush=True)
+            failed, stopped = play_parallel(left, most, joined)
+        else:
+            failed, stopped = _in_turn(left, address)
+    if stopped:
+        print("The same command continues the sweep.", file=sys.stderr)
+        return stopped
     if failed:
         print(f"{len(failed)} runs failed: {', '.join(failed)}. The same command tries them again.", file=sys.stderr)
     return int(bool(failed))
+
+
+def _in_turn(points: Sequence[Point], address: str | None) -> tuple[list[str], int]:
+    """Names of the runs that failed, and the exit code where Ctrl-C stopped them, else 0."""
+    failed: list[str] = []
+    for number, point in enumerate(points, 1):
+        print(f"\nrun {number} of {len(points)}", flush=True)
+        try:
+            stopped = play(point.config, point.folder, address, resume=point.saved)
+        except Exception as error:
+            print(f"{point.name}: {error}" if faults_of(error) else traceback.format_exc(), file=sys.stderr)
+            failed.append(point.name)
+            continue
+        if stopped:
+            return failed, stopped
+    return failed, 0
 
 
 def compare(points: Sequence[Point], page: Path, target: float | None = None) -> None:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
 import sys
+import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +17,7 @@ from typer.testing import CliRunner
 
 from raysim.__main__ import app
 from raysim.config import ConfigError, load
+from raysim.parallel import carried, start
 from raysim.report.runs import Run
 from raysim.sweep import grid
 
@@ -135,14 +139,84 @@ def test_a_folder_of_another_configuration_is_not_touched(base: Path) -> None:
 
 
 def test_a_run_that_fails_does_not_keep_the_others(base: Path) -> None:
-    cannot = "{dirichlet_counts: {alpha: 0.001, clients: 20, min_size: 3}}"
-    args = (base, "--set", f"data.partition={cannot},{{iid_equal: 4}}", "--out", "out")
+    args = (base, "--set", f"data.partition={CANNOT},{{iid_equal: 4}}", "--out", "out")
     result = sweep(*args)
     assert result.exit_code == 1
     assert "1 runs failed: partition=dirichlet_counts" in result.stderr
     assert "Traceback" not in result.stderr
     assert "final (%)" in result.stdout
     assert Path("out/report.html").exists()
+
+
+CANNOT = "{dirichlet_counts: {alpha: 0.001, clients: 20, min_size: 3}}"
+KINDS = f"""
+methods:
+  short: {{}}
+  cannot: {{data.partition: {CANNOT}}}
+  long: {{rounds.total: 300}}
+"""
+
+
+def wait_for(text: str, path: Path, process: subprocess.Popen[str]) -> None:
+    while not (path.is_file() and text in path.read_text()):
+        assert process.poll() is None, "it ended too early"
+        time.sleep(0.05)
+
+
+def test_several_at_a_time_stop_together_and_give_the_same_bits(base: Path) -> None:
+    base.write_text(BASE + KINDS)
+    command = [sys.executable, "-m", "raysim", "sweep", str(base), "--out", "out", "--parallel", "2"]
+    env = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1"}
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=env, start_new_session=True
+    ) as process:
+        wait_for("round   3/300", Path("out/long/log.txt"), process)  # it began when one of the others had ended
+        os.killpg(process.pid, signal.SIGINT)  # as a terminal does, to all in the foreground
+        out, err = process.communicate(timeout=60)
+    assert process.returncode == 130, err
+    assert "once more stops at once" in err
+    assert err.endswith("The same command continues the sweep.\n")
+    assert "Traceback" not in err
+    lines = sorted(line.split("   ")[1:3] for line in out.splitlines() if " of 3   " in line)
+    (cannot, failed), (short, accuracy) = lines
+    assert (cannot, short) == ("cannot", "short")
+    assert failed.startswith("failed: raysim: ")
+    assert failed.endswith("(see out/cannot/log.txt)")
+    assert accuracy.startswith("accuracy ")
+    assert "Stopped. `raysim resume out/long` continues." in Path("out/long/log.txt").read_text()
+    assert not Path("out/long/result.json").exists()
+
+    again = sweep(base, "--out", "out")
+    assert again.exit_code == 1
+    assert again.output.startswith("3 runs, of which 1 are finished")
+    for name in ("short", "long"):
+        straight = CliRunner().invoke(app, ["run", f"out/{name}/config.yaml", "--out", f"straight/{name}"])
+        assert straight.exit_code == 0, straight.output
+        sha = [json.loads(Path(where, name, "result.json").read_text())["sha256"] for where in ("out", "straight")]
+        assert sha[0] == sha[1]
+
+
+def test_a_run_ends_with_the_process_that_started_it(base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    process, log = start(grid(base, ["rounds.total=100000"], [], Path("out"))[0], None, None)
+    with process, log:
+        wait_for("round      1/100000", Path("out/base/log.txt"), process)
+        assert process.stdin is not None
+        process.stdin.close()  # as the system does when that process is killed
+        assert process.wait(30) == 1
+
+
+def test_as_many_as_the_machine_carries(base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: set(range(8)))
+    config = grid(base, ["engine={local: {device: cpu}}"], [], Path("out"))[0].config
+    for free, threads, number in ((100 << 30, 1, 8), (100 << 30, 3, 2), (5 << 30, 1, 4), (1 << 20, 1, 1), (None, 1, 8)):
+        monkeypatch.setattr("raysim.parallel.free_memory", lambda free=free: free)
+        engine = replace(config.engine, threads=threads)
+        assert carried([replace(config, engine=engine)]) == number
+    for wish in ("0", "-1", "many"):
+        assert sweep(base, "--out", "out", f"--parallel={wish}").stderr.startswith(
+            f"--parallel {wish}: must be a whole"
+        )
 
 
 def test_a_run_on_ray_gives_back_what_it_took(cluster: object, base: Path) -> None:

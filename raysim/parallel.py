@@ -1,0 +1,173 @@
+"""Several runs at a time. Each is a process of its own, which writes what it prints to `log.txt` in the run's folder and
+ends with the process that started it."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any
+
+from raysim.config import Config, LocalEngineConfig, from_dict, to_dict
+from raysim.doctor import free_memory
+from raysim.engine.placement import HOST_BYTES, Resources
+from raysim.play import faults_of, percent, play
+
+if TYPE_CHECKING:
+    from raysim.sweep import Point
+
+LOG = "log.txt"
+POLL = 0.1  # seconds between looks at whether a run has ended
+
+
+def play_parallel(points: Sequence[Point], at_once: int, address: str | None) -> tuple[list[str], int]:
+    """Play these runs, `at_once` at a time, those on Ray on equal parts of the cluster at `address`.
+
+    Returns the names of those that failed, and the exit code where Ctrl-C or SIGTERM stopped all of them after their
+    rounds in progress (a second one: at once), else 0.
+    """
+    share = _share(at_once) if address else None
+    waiting, failed, width = list(points), [], len(str(len(points)))
+    playing: dict[subprocess.Popen[str], tuple[Point, IO[str], float]] = {}
+    done = 0
+    with _forwarded(playing) as received:
+        while playing or (waiting and not received):
+            while waiting and len(playing) < at_once and not received:
+                point = waiting.pop(0)
+                process, log = start(point, address, share)
+                playing[process] = (point, log, time.monotonic())
+                if received:  # while it was being started
+                    process.send_signal(received[-1])
+            time.sleep(POLL)
+            for process in [process for process in playing if process.poll() is not None]:
+                point, log, began = playing.pop(process)
+                log.close()
+                assert process.stdin is not None
+                process.stdin.close()
+                if received and process.returncode:
+                    continue
+                done += 1
+                failed += [point.name] * bool(process.returncode)
+                said = f"{point.name}   {_outcome(point, process.returncode)}   {time.monotonic() - began:.1f} s"
+                print(f"{done:>{width}} of {len(points)}   {said}", flush=True)
+    return failed, 128 + received[-1] if received else 0
+
+
+def carried(configs: Sequence[Config]) -> int:
+    """How many of these runs at a time the CPUs and the memory carry, at least one; on GPUs, as many as there are.
+
+    A run is taken to need the CPUs of one actor and twice the memory that its processes have before they hold data and
+    models. Call it inside `ray_engine.cluster` where a run is on Ray.
+    """
+    cpus, gpus, processes = float(len(os.sched_getaffinity(0))), 0.0, 1
+    on_ray = [config for config in configs if not isinstance(config.engine, LocalEngineConfig)]
+    if on_ray:
+        from raysim.engine.ray_engine import free_resources
+
+        free = free_resources()
+        cpus, gpus, processes = free.cpus, free.gpus, 3  # of the command line, of the federation, of its clients
+    elif any(getattr(config.engine, "device", "cpu") != "cpu" for config in configs):
+        import torch
+
+        gpus = float(torch.cuda.is_available())  # all of them would take the first one
+    memory = free_memory()
+    limits = [cpus / max(config.engine.threads for config in configs)]
+    limits += [gpus] if gpus else []
+    limits += [memory / (2 * processes * HOST_BYTES)] if memory is not None else []
+    return max(1, int(min(limits)))
+
+
+def _share(at_once: int) -> Resources:
+    from raysim.engine.ray_engine import free_resources
+
+    free = free_resources()
+
+    def part(whole: float) -> float:
+        return math.floor(1000 * whole / at_once) / 1000  # rounded up by Ray, the last part would not be there
+
+    return Resources(part(free.cpus), part(free.gpus), free.memory / at_once)
+
+
+def _outcome(point: Point, code: int) -> str:
+    if not code:
+        result = json.loads((point.folder / "result.json").read_text(encoding="utf-8"))
+        return f"accuracy {percent(result['final'])}"
+    lines = (point.folder / LOG).read_text(encoding="utf-8").strip().splitlines()
+    reason = f"killed by signal {-code}" if code < 0 or not lines else lines[-1]
+    return f"failed: {reason} (see {point.folder / LOG})"
+
+
+@contextmanager
+def _forwarded(playing: dict[subprocess.Popen[str], Any]) -> Iterator[list[int]]:
+    """Signals that ask to stop go to every process of `playing`; yields those that have come."""
+    received: list[int] = []
+
+    def forward(number: int, frame: object) -> None:
+        received.append(number)
+        again = "" if len(received) > 1 else "Stopping after the rounds in progress; once more stops at once.\n"
+        os.write(2, f"\n{again}".encode())  # print is not safe in a signal handler
+        for process in list(playing):
+            process.send_signal(number)
+
+    before = {number: signal.signal(number, forward) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield received
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+# -------------------------------------------------------------------------------------------------------- one process
+
+
+def start(point: Point, address: str | None, share: Resources | None) -> tuple[subprocess.Popen[str], IO[str]]:
+    """The run's process, which ends when its standard input is closed, and its log."""
+    on_ray = not isinstance(point.config.engine, LocalEngineConfig)
+    task = {
+        "config": to_dict(point.config), "folder": str(point.folder), "resume": point.saved,
+        "address": address if on_ray else None, "resources": asdict(share) if share and on_ray else None,
+    }  # fmt: skip
+    point.folder.mkdir(parents=True, exist_ok=True)
+    log = (point.folder / LOG).open("a", encoding="utf-8")
+    process = subprocess.Popen(
+        [sys.executable, "-m", "raysim.parallel"], stdin=subprocess.PIPE, stdout=log, stderr=log, text=True,
+        process_group=0,  # a terminal's Ctrl-C reaches this process alone, which passes it on
+    )  # fmt: skip
+    assert process.stdin is not None
+    process.stdin.write(json.dumps(task) + "\n")
+    process.stdin.flush()  # and stays open: that it closes tells the process that it is alone
+    return process, log
+
+
+def _end_with_parent() -> None:
+    """Whoever starts the sweep again must find nobody who still writes into its folders."""
+    while os.read(0, 1):
+        pass
+    os._exit(1)
+
+
+def main() -> int:
+    """Play the run that the first line of the standard input describes."""
+    task = json.loads(sys.stdin.readline())
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+    resources = Resources(**task["resources"]) if task["resources"] else None
+    try:
+        config, folder = from_dict(task["config"]), Path(task["folder"])
+        return play(config, folder, task["address"], resume=task["resume"], resources=resources)
+    except Exception as error:
+        print("\n".join(faults_of(error) or [traceback.format_exc()]), file=sys.stderr)
+        return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
