@@ -318,6 +318,9 @@ def load(path: str | Path, overrides: Sequence[str] = (), beside: Collection[str
     Top-level keys in `beside` are for somebody else: `table` is what `raysim reproduce` makes of the file.
     """
     raw = {key: value for key, value in _read(Path(path)).items() if key not in beside}
+    if "methods" in raw:
+        way = f"`raysim sweep {path} --out DIR` plays and compares them"
+        raise ConfigError(f"{path}: methods: lists several, and this is about one run. {way}.")
     faults = []
     for text in overrides:
         try:

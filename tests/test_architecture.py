@@ -30,7 +30,7 @@ MAY_IMPORT = {
     "report": {"records"},
     "__init__": {"report"},
 }
-ABOVE = {"config", "federation", "round", "play", "sweep", "reproduce", "doctor"}
+ABOVE = {"config", "federation", "round", "play", "parallel", "sweep", "reproduce", "doctor"}
 MAY_IMPORT |= dict.fromkeys((*ABOVE, "__main__"), frozenset({*MAY_IMPORT, *ABOVE}))
 # A saved run is brought back by what played it.
 MAY_IMPORT["analysis/saved"] = {"core", "engine", "config", "federation"}

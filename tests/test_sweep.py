@@ -88,6 +88,9 @@ def test_a_configuration_may_list_methods(base: Path) -> None:
     assert fedavg.config.server == ()
     assert (both.config.client[0].mu, both.config.local.lr, len(both.config.server)) == (0.5, 0.2, 1)
     assert (lws.config.client, lws.config.local.lr, len(lws.config.server)) == ((), 0.1, 1)
+    alone = CliRunner().invoke(app, ["run", str(base)])
+    assert alone.exit_code == 2
+    assert "`raysim sweep base.yaml --out DIR` plays and compares them" in alone.stderr
     base.write_text(BASE + "methods: [fedavg]")
     with pytest.raises(ConfigError, match="methods: must be a mapping"):
         grid(base, [], [], Path("out"))
