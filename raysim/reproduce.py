@@ -120,7 +120,17 @@ SCORES: dict[str, tuple[Callable[..., float | None], str]] = {  # and what a hea
 }
 PERCENT = ("final", "best", "last10", "error", "error at MB")
 
-Measure = str | dict[str, float | str]  # a key of SCORES, or {key: argument}
+Measure = str | dict[str, float | str]  # a key of SCORES, or {key: argument} where it has no words for a heading
+Score = str | dict[str, Measure]  # one, or several under headings
+
+
+def _wrong(score: Score) -> Iterator[str]:
+    for measure in [score] if isinstance(score, str) else score.values():
+        name, argument = _key(measure)
+        if name not in SCORES:
+            yield f"score: there is no {name!r}. There are {', '.join(SCORES)}."
+        elif bool(argument) == bool(SCORES[name][1]):
+            yield f"score: write {name!r} {'alone' if argument else f'as {{HEADING: {{{name}: VALUE}}}}'}."
 
 
 def _key(measure: Measure) -> tuple[str, tuple[float | str, ...]]:
@@ -149,7 +159,7 @@ class Small:
     set: Settings = field(default_factory=dict)
     cells: tuple[Cells, ...] = ()
     seeds: tuple[int, ...] = (8, 9, 10)
-    score: Measure | dict[str, Measure] | None = None  # None: the table's
+    score: Score | None = None  # None: the table's
     minutes: float | None = None
     __pydantic_config__ = _STRICT
 
@@ -159,7 +169,7 @@ class Table:
     """What a configuration's `table` says; the module's documentation has it as it is written."""
 
     items: dict[str, str]
-    score: Measure | dict[str, Measure] = "last10"
+    score: Score = "last10"
     columns: Axis | tuple[Axis, ...] = ()
     rows: Axis | tuple[Axis, ...] = ()
     cells: tuple[Cells, ...] = ()
@@ -181,7 +191,7 @@ class Table:
     def headings(self, small: bool) -> dict[str, Measure]:
         """The scores, each under what a column says of it."""
         score = self.small.score if small and self.small.score else self.score
-        return {SCORES[score][1]: score} if isinstance(score, str) else score  # type: ignore[return-value]
+        return {SCORES[score][1]: score} if isinstance(score, str) else score
 
     def faults(self) -> Iterator[str]:
         """What cannot be told from the types."""
@@ -193,9 +203,10 @@ class Table:
             for name in names:
                 if name not in self.choices:
                     yield f"{where}: there is no choice {name!r}. There are {', '.join(self.choices)}."
-        for score in (*self.headings(False).values(), *self.headings(True).values()):
-            if _key(score)[0] not in SCORES:
-                yield f"score: there is no {_key(score)[0]!r}. There are {', '.join(SCORES)}."
+        wrong = [fault for score in (self.score, self.small.score) if score for fault in _wrong(score)]
+        if wrong:
+            yield from wrong
+            return
         columns, rows = (labels(axes) for axes in self.axes)
         width = len(columns) * len(self.headings(False))
         for name, numbers in self.paper.items():
@@ -300,7 +311,11 @@ class Item:
 
     def text(self, points: Mapping[Cell, Point], small: bool, changes: Sequence[str]) -> str:
         """The paper's table in Markdown: what the finished runs came to, beside the paper's numbers."""
-        settings = (*choice("", self.table.small.set if small else {})[1], *changes)
+        scaled = self.table.small
+        settings = [*choice("", scaled.set)[1]] if small else []
+        for cells in scaled.cells if small else ():
+            settings += [f"{text} ({', '.join(cells.of)})" for text in choice("", cells.set)[1]]
+        settings += changes
         seeds = sorted({cell.seed for cell in points})
         lines = [self.title, ""]
         if small:

@@ -26,7 +26,7 @@ engine: local
 
 table:
   items: {Table 1: shrinking, Figure 2: its curves}
-  score: {final (%): final, error at 0.05 MB (%): {error at MB: 0.05}}
+  score: {final (%): final, MB sent: MB}
   columns:
     - digits: {}
       absent: {data.name: {npz: nowhere.npz}}
@@ -46,7 +46,7 @@ table:
     set: {rounds.total: 2}
     cells:
       - {of: [FedAvg + LWS, fast], set: {server.0.fedlws.beta: 0.2}}
-    score: {final (%): final, MB sent: MB}
+    score: {final (%): final, MB sent: MB, error at 0.015 MB (%): {error at MB: 0.015}}
     seeds: [8, 9]
     minutes: 0.5
 """
@@ -83,16 +83,21 @@ def test_a_small_table_from_end_to_end(item: Item) -> None:
         return [json.loads((runs[name] / "result.json").read_text())[key] for name in sorted(its)]
 
     head, lws, prox = rows(done.output)
-    assert head[1:] == ["slow, final (%)", "slow, MB sent", "fast, final (%)", "fast, MB sent"]
+    scores = ("final (%)", "MB sent", "error at 0.015 MB (%)")
+    assert head[1:] == [f"{column}, {name}" for column in ("slow", "fast") for name in scores]
     finals = [100 * value for value in score("LWS", "slow", "final")]
-    assert lws[0] == "FedAvg + LWS"
-    assert lws[1] == f"{mean(finals):.2f} ± {stdev(finals):.2f}"  # the paper has no number in this row
+    assert lws[:2] == ["FedAvg + LWS", f"{mean(finals):.2f} ± {stdev(finals):.2f}"]  # no number of the paper's
+    assert prox[:4] == ["FedProx", "", "", ""]
     ours = [100 * value for value in score("FedProx", "fast", "final")]
     difference = f"{mean(ours) - 70:+.2f}".replace("-", "−")
-    assert prox == ["FedProx", "", "", f"{mean(ours):.2f} ± {stdev(ours):.2f} (paper 70, {difference})", prox[4]]
+    assert prox[4] == f"{mean(ours):.2f} ± {stdev(ours):.2f} (paper 70, {difference})"
     sent = sum(score("FedProx", "fast", "bytes_up") + score("FedProx", "fast", "bytes_down")) / 2e6
-    assert float(prox[4].partition(" ")[0]) == pytest.approx(sent, rel=0.01)
-    for text in ("toy, Table 1: shrinking", "Scaled down", "rounds.total=2", "2 seeds"):
+    assert float(prox[5].partition(" ")[0]) == pytest.approx(sent, rel=0.01)
+    first = [read(path, "rounds").slice(0, 1).to_pylist()[0] for name, path in runs.items() if "FedProx" in name]
+    assert all(round["bytes_up"] <= 15_000 < 2 * round["bytes_up"] for round in first)
+    errors = [100 * (1 - round["accuracy"]) for round in first]
+    assert prox[6] == f"{mean(errors):.2f} ± {stdev(errors):.2f}"
+    for text in ("toy, Table 1: shrinking", "Scaled", "rounds.total=2", "beta=0.2 (FedAvg + LWS, fast)", "2 seeds"):
         assert text in done.output
     beta = [
         re.search(r"beta: (\S+)", (runs[name] / "config.yaml").read_text()) for name in sorted(runs) if "LWS" in name
@@ -102,22 +107,6 @@ def test_a_small_table_from_end_to_end(item: Item) -> None:
     again = reproduce("toy/table1", "--scale", "small", "--out", "out")
     assert "6 runs, of which 6 are finished" in again.output
     assert rows(again.output) == [head, lws, prox]
-
-
-def test_error_at_so_many_bytes_is_that_of_the_last_model_before(item: Item) -> None:
-    done = reproduce("toy/table1", "--set", "data.name=digits", "--seeds", "8", "--out", "out")
-    assert done.exit_code == 0, done.output
-    run = next(path for path in Path("out").iterdir() if path.name.startswith("digits+fast+FedAvg+"))
-    rounds = read(run, "rounds")
-    spent = 0
-    for accuracy, bytes_up in zip(rounds["accuracy"].to_pylist(), rounds["bytes_up"].to_pylist(), strict=True):
-        spent += bytes_up
-        if spent > 50_000:
-            break
-        error = 100 * (1 - accuracy)
-    digits = rows(done.output)[1]  # slow and fast, each with two scores; FedAvg is the first row
-    assert digits[4] == f"{error:.2f}"
-    assert digits[2].startswith(tuple("0123456789")) and "(paper 20, " in digits[2]
 
 
 def test_absent_data_are_named_before_anything_starts(item: Item) -> None:
@@ -137,7 +126,12 @@ def test_absent_data_are_named_before_anything_starts(item: Item) -> None:
         ("FedProx: [null", "FedPrx: [null", "table.paper: there is no row 'FedPrx'"),
         ("only: [digits,", "only: [digit,", "table.small.only: there is no choice 'digit'"),
         ("of: [FedAvg + LWS, fast]", "of: [FedAvg + LWS, faster]", "table.cells: there is no choice 'faster'"),
-        ("{error at MB: 0.05}", "{error at: 0.1}", "table.score: there is no 'error at'"),
+        ("{error at MB: 0.015}", "{error at: 0.015}", "table.score: there is no 'error at'"),
+        (
+            "MB sent: MB,",
+            "MB sent: error at MB,",
+            "table.score: write 'error at MB' as {HEADING: {error at MB: VALUE}}",
+        ),
         ("small:\n", "smal:\n", "table.smal: "),
         ("    fast: {}", "    digits: {}", "'digits' names two choices"),
     ],
