@@ -274,7 +274,7 @@ class Item:
     def title(self) -> str:
         paper = PAPERS.get(self.path.parent.name, self.path.parent.name)
         name, what = next(iter(self.table.items.items()))
-        return f"{paper}, {name}: {what}"
+        return f"{paper}, {name}: {what.partition(' (')[0]}"  # what follows is the command for a figure
 
     def axes(self, small: bool) -> tuple[list[Axis], list[Axis]]:
         """Columns' and rows', as far as they are played."""

@@ -25,7 +25,7 @@ server: [fedlws]
 engine: local
 
 table:
-  items: {Table 1: shrinking, Figure 2: its curves}
+  items: {Table 1: shrinking (raysim plot accuracy), Figure 2: its curves}
   score: {final (%): final, MB sent: MB}
   columns:
     - digits: {}
@@ -97,7 +97,7 @@ def test_a_small_table_from_end_to_end(item: Item) -> None:
     assert all(round["bytes_up"] <= 15_000 < 2 * round["bytes_up"] for round in first)
     errors = [100 * (1 - round["accuracy"]) for round in first]
     assert prox[6] == f"{mean(errors):.2f} ± {stdev(errors):.2f}"
-    for text in ("toy, Table 1: shrinking", "Scaled", "rounds.total=2", "beta=0.2 (FedAvg + LWS, fast)", "2 seeds"):
+    for text in ("toy, Table 1: shrinking\n", "Scaled", "rounds.total=2", "beta=0.2 (FedAvg + LWS, fast)", "2 seeds"):
         assert text in done.output
     beta = [
         re.search(r"beta: (\S+)", (runs[name] / "config.yaml").read_text()) for name in sorted(runs) if "LWS" in name
@@ -113,6 +113,7 @@ def test_absent_data_are_named_before_anything_starts(item: Item) -> None:
     done = reproduce("toy/table1", "--out", "out")
     assert done.exit_code == 2
     assert "nowhere.npz" in done.output
+    assert "data.root is elsewhere" in reproduce("toy/table1", "--data", "elsewhere", "--out", "out").output
     assert not Path("out").exists()
     listed = reproduce("--list")
     assert "full: 9 runs × 3 seeds; digits, nowhere.npz (absent)" in listed.output
@@ -143,7 +144,8 @@ def test_a_wrong_table_is_refused(item: Item, old: str, new: str, message: str) 
         find("toy/table1").plan(False, (), ())
 
 
-def test_an_unknown_item_is_met_with_the_nearest() -> None:
+def test_an_unknown_item_is_met_with_the_nearest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)  # no configs here, so that those beside the package count
     with pytest.raises(ConfigError, match="Did you mean fedlws/table1"):
         find("fedlws/tabel1")
 
