@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from ray.cluster_utils import Cluster
 
 torch.set_num_threads(1)  # as in actors; hypothesis is neither random nor impatient, because machines may be busy
+os.fsync = lambda descriptor: None  # no test cuts the power, and waiting for the disk is half of a small run
 settings.register_profile("raysim", derandomize=True, deadline=None)
 settings.load_profile("raysim")
 

@@ -17,6 +17,7 @@ from raysim.core import workbench
 from raysim.core.client import Moment
 from raysim.core.server import Downlink, ProxyData
 from raysim.federation import Federation
+from raysim.play import header
 
 PROXY = {"data": {"proxy": {"samples": 24}}}
 FEDLAW = {"weighting": [{"fedlaw": {"epochs": 3, "batch_size": 64}}]}  # a batch is the whole proxy set
@@ -78,6 +79,20 @@ def test_proxy_samples_are_nobodys(split, tmp_path):
     learned_on = Traced(tmp_path, 0, federation).proxy_batches
     assert len(learned_on) == 3
     assert all(sorted(batch) == sorted(proxy) for batch in learned_on)
+
+
+def test_an_oracle_learns_on_what_it_is_tested_on(tmp_path):
+    """And its runs say so."""
+    oracle = {"data": {"proxy": {"samples": 24, "oracle": True}}, "rounds": {"total": 1}, "weighting": ["adaptive_gws"]}
+    federation = play(tiny(**oracle), tmp_path)
+    partition, tests = federation.partition, len(federation.data.y) - federation.data.train_rows
+    assert len(partition.proxy) == 24
+    assert np.isin(partition.proxy, partition.server_test).all()
+    assert len(partition.server_test) == tests
+    assert "adaptive_gws (oracle: learns on test samples)" in header(federation.config)
+    assert "oracle" not in header(tiny(data={"proxy": {"samples": 24}}))
+    with pytest.raises(ConfigError, match="its samples are from the test split"):
+        tiny(data={"proxy": {"samples": 24, "from": "train", "oracle": True}})
 
 
 def test_balanced_sampling_is_a_setting(tmp_path):

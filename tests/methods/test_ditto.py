@@ -128,9 +128,3 @@ def test_scores_are_those_of_v_on_the_clients_own_samples(when, tmp_path):
         x, y = inputs(federation, federation.partition.test[client])
         logits, _ = forward(tensors(federation.server.layers.state_dict(v)), x, False)
         assert (logits.argmax(1) == y).sum() == correct
-
-
-def test_every_switch_changes_the_personal_models(tmp_path):
-    switches = [{}, {"lam": 1.0}, {"epochs": 1}, {"first": "global"}, {"official_sgd": True}]
-    hashes = {play(tiny(client=[{"ditto": s}]), tmp_path / str(s)).sha256() for s in switches}
-    assert len(hashes) == len(switches)

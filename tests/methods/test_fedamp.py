@@ -101,14 +101,6 @@ def test_starts_and_is_tested_from_its_own_model_or_the_cloud(init, start):
     assert run.params.item() == w  # right after training
 
 
-def test_switches_change_the_result(tmp_path):
-    def sha(**fields) -> str:
-        changes = {"client": [{"fedamp": {"alpha": 20.0, "sigma": 10.0, **fields}}], "rounds": ALL}
-        return play(tiny(**changes), tmp_path / str(fields)).sha256()
-
-    assert len({sha(), sha(clip=True), sha(init="cloud"), sha(lam=0.1)}) == 4
-
-
 def test_buffers_are_the_clients_own():
     """Signed weights could make a running variance negative."""
     weights = attraction(SQUARED, alpha=0.5, sigma=4.0)

@@ -121,14 +121,6 @@ def test_models_sent_are_counted(tmp_path):
     assert traffic["down_params"].reshape(3, 8).tolist() == [[model] * 8, [3 * model] * 8, [3 * model] * 8]
 
 
-def test_switches_change_the_result(tmp_path):
-    def sha(**fields) -> str:
-        changes = {"client": [{"fedfomo": fields}], "data": VAL, "rounds": {"participation": 1.0}}
-        return play(tiny(**changes), tmp_path / str(fields)).sha256()
-
-    assert len({sha(), sha(models=2), sha(models=2, epsilon=0.9)}) == 3
-
-
 @pytest.mark.parametrize(
     ("changes", "fault"),
     [({}, "data.client_val_frac is 0"), ({"fields": {"models": 0}, "data": VAL}, "models is 0"),

@@ -58,14 +58,6 @@ def test_a_newcomers_last_model_is_the_initial_one(tmp_path):
     assert any(t == 2 and (t - 1, k) not in clients and (0, k) not in clients for t, k in clients)
 
 
-def test_the_switches_change_the_result(tmp_path):
-    def value(**fields):
-        return play(tiny(client=[{"moon": fields}]), tmp_path / str(fields)).server.value
-
-    values = [value(), value(mu=5.0), value(tau=1.0)]
-    assert not any(torch.equal(a, b) for a, b in [values[:2], values[1:], values[::2]])
-
-
 def test_a_temperature_is_positive():
     with pytest.raises(ConfigError, match="tau is 0"):
         tiny(client=[{"moon": {"tau": 0.0}}])
