@@ -216,6 +216,7 @@ class Listed(StrEnum):
     datasets = "datasets"
     partitions = "partitions"
     instruments = "instruments"
+    sinks = "sinks"
     figures = "figures"
 
 
@@ -352,6 +353,10 @@ def catalogues(what: Listed) -> dict[str, Mapping[str, Any]]:
         from raysim.data import PARTITIONS
 
         return {"partition": PARTITIONS}
+    if what is Listed.sinks:
+        from raysim.sinks import SINKS
+
+        return {"sink": SINKS}
     if what is Listed.figures:
         from raysim.report import need
 

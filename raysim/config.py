@@ -40,6 +40,7 @@ from raysim.data import PARTITIONS, SOURCES, Proxy
 from raysim.data.partition import Natural
 from raysim.methods import CLIENTS, STEPS, WEIGHTINGS
 from raysim.models import MODELS, torchvision
+from raysim.sinks import SINKS
 
 Fraction = Annotated[float, Field(ge=0, lt=1)]
 
@@ -280,6 +281,8 @@ class RecordConfig:
     """Folder in which each run makes its own."""
     instruments: tuple[Annotated[Any, Catalogue("instrument", INSTRUMENTS)], ...] = ()
     """Observers of `raysim list instruments`, which look at every round."""
+    sinks: tuple[Annotated[Any, Catalogue("sink", SINKS)], ...] = ()
+    """Where the numbers of each round go besides the tables: tensorboard, mlflow, wandb."""
     trace: Literal["rounds"] | tuple[NonNegativeInt, ...] = ()
     """Rounds (from 0) whose every model is kept, to be recomputed by hand; `rounds`: all of them."""
 

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from raysim import records
 from raysim.checkpoint import Checkpoints
-from raysim.config import Config, ConfigError, LocalEngineConfig, fingerprint, to_yaml
+from raysim.config import Config, ConfigError, LocalEngineConfig, fingerprint, to_dict, to_yaml
 from raysim.core.client import LocalSettings, Moment
 from raysim.core.layers import LayerMap
 from raysim.core.optim import OptimizerSpec
@@ -31,6 +31,7 @@ from raysim.engine.local import LocalEngine
 from raysim.engine.traffic import ledger
 from raysim.models import Inputs
 from raysim.round import Round, run_round, summary
+from raysim.sinks import Sinks
 
 
 class RoundFailed(RuntimeError):
@@ -91,6 +92,7 @@ class Federation:
         else:
             self._describe()
         self.recorder = records.Recorder(self.folder, self.t)
+        self.sinks = Sinks(config.record.sinks, self.folder, config.name, to_dict(config), self.t)
         self._begun = time.time() - self._wall
         self.engine.publish(self.server.value, self.server.shared)
 
@@ -128,6 +130,7 @@ class Federation:
         traffic = ledger(
             done.cohort, done.mixture, done.downlink, self.server, self.aggregator, self.spec.settings.local_buffers
         )
+        shown["failures"] += self.sinks.complaints()
         shown["seconds"] = time.perf_counter() - started
         wall = time.time() - self._begun
         self._unwritten = partial(self._record, done, shown, traffic, wall, done.cohort.close())
@@ -169,6 +172,7 @@ class Federation:
             self._go_back()  # to the end: a complete run has a checkpoint there
             digest = self.sha256()
         self.recorder.close()
+        self.sinks.close(finished=True)
         state = self.server.layers.state_dict(self.server.value)
         with records.replacing(self.folder / "model.safetensors") as path:
             save_file(state, path)
@@ -209,6 +213,7 @@ class Federation:
         self.write_down()
         self.recorder.flush()
         self.engine.close()
+        self.sinks.close(finished=False)
 
     # Saving.
 
@@ -284,12 +289,14 @@ class Federation:
         nodes = self.engine.nodes
         up = sum(int(column.sum()) for name, column in traffic.items() if name.startswith("up_"))
         down = sum(int(column.sum()) for name, column in traffic.items() if name.startswith("down_"))
-        add(
-            "rounds", round=t, accuracy=done.accuracy, loss=done.loss, train_loss=shown["train_loss"],
-            clients_ok=shown["clients_ok"], clients_failed=shown["clients_failed"], bytes_up=up, bytes_down=down,
-            seconds=shown["seconds"], wall=wall, **personal_scores(done.personal),
+        row = {
+            "accuracy": done.accuracy, "loss": done.loss, "train_loss": shown["train_loss"],
+            "clients_ok": shown["clients_ok"], "clients_failed": shown["clients_failed"], "bytes_up": up, "bytes_down": down,
+            "seconds": shown["seconds"], "wall": wall, **personal_scores(done.personal),
             **{f"seconds_{phase}": value for phase, value in done.seconds.items()},
-        )  # fmt: skip
+        }  # fmt: skip
+        add("rounds", round=t, **row)
+        self.sinks.write(t, row | {f"{n.method}.{n.name}": n.value.item() for n in done.notes if not n.axes})
         weights = done.mixture.lam / done.mixture.lam.sum() if done.mixture is not None else torch.empty(0)
         ok = {c: i for i, c in enumerate(cohort.clients)}
         held = {c: i for i, clients in cohort.held.items() for c in clients}
@@ -400,6 +407,7 @@ def prepare(config: Config) -> tuple[Dataset, Partition]:
         )
     if config.evaluate.personal and not any(len(rows) for rows in partition.test):
         faults.append("evaluate.personal: no client has test samples; set data.client_test_frac")
+    faults += [f"record.sinks: {sink.missing}" for sink in config.record.sinks if sink.missing]
     if faults:
         raise ConfigError(faults)
     host_spec(config, data).network()

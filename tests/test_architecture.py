@@ -25,6 +25,7 @@ MAY_IMPORT = {
     "models": {"core"},
     "methods": {"core"},
     "checkpoint": {"core", "records"},
+    "sinks": {"records"},
     "analysis": {"core", "records"},
     "engine": {"core", "methods", "models", "data"},
     "report": {"records"},

@@ -1,0 +1,207 @@
+"""Where the numbers of every round go besides the tables: TensorBoard, MLflow, Weights & Biases.
+
+A sink is asked for by name in `record.sinks`, with its settings:
+
+    record: {sinks: [tensorboard, {mlflow: {uri: "http://127.0.0.1:5000"}}, {wandb: {mode: offline}}]}
+
+It receives what the table `rounds` has of a round and what methods and instruments report as one number a round, under
+the round's number, counted from 1. A resumed run goes on in the sink's same run.
+"""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, ClassVar, Literal, Protocol
+
+from raysim.records import replacing
+
+
+class Writer(Protocol):
+    """An open sink."""
+
+    def write(self, step: int, values: Mapping[str, float]) -> None: ...
+
+    def close(self, finished: bool) -> None:
+        """`finished`: the run is complete; otherwise it may be resumed."""
+
+
+@dataclass(frozen=True)
+class Sink:
+    """One of `record.sinks`; the extra of raysim with its package has its name."""
+
+    package: ClassVar[str]
+
+    @property
+    def missing(self) -> str | None:
+        """What to install, or None."""
+        if find_spec(self.package):
+            return None
+        extra = type(self).__name__.lower()
+        return f"{extra} needs the package {self.package}: pip install 'raysim[{extra}]'"
+
+    def open(self, folder: Path, name: str, settings: Mapping[str, Any], start: int) -> Writer:
+        """A writer for the run `name` in `folder`, whose next round is `start` (from 0)."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True)
+class TensorBoard(Sink):
+    """Event files in the run's folder: `tensorboard --logdir runs`."""
+
+    package: ClassVar[str] = "tensorboard"
+
+    def open(self, folder: Path, name: str, settings: Mapping[str, Any], start: int) -> Writer:
+        return _Events(folder / "tensorboard", start)
+
+
+class _Events:
+    def __init__(self, folder: Path, start: int):
+        from torch.utils.tensorboard import SummaryWriter
+
+        # Rounds that were played after the last checkpoint are played, and written, again.
+        self._writer = SummaryWriter(str(folder), purge_step=start + 1, flush_secs=5)
+
+    def write(self, step: int, values: Mapping[str, float]) -> None:
+        for tag, value in values.items():
+            self._writer.add_scalar(tag, value, step)
+
+    def close(self, finished: bool) -> None:
+        self._writer.close()
+
+
+@dataclass(frozen=True)
+class MLflow(Sink):
+    """A run of an MLflow experiment, with every setting as a parameter."""
+
+    package: ClassVar[str] = "mlflow"
+    uri: str | None = None
+    """Of the tracking server; null: MLFLOW_TRACKING_URI, or what MLflow takes without it."""
+    experiment: str = "raysim"
+
+    def open(self, folder: Path, name: str, settings: Mapping[str, Any], start: int) -> Writer:
+        from mlflow import MlflowClient
+
+        client = MlflowClient(tracking_uri=self.uri)
+
+        def create() -> str:
+            from mlflow.entities import Param
+
+            known = client.get_experiment_by_name(self.experiment)
+            experiment = known.experiment_id if known else client.create_experiment(self.experiment)
+            run = client.create_run(experiment, run_name=name).info.run_id
+            params = [Param(path, str(value)) for path, value in _flat(settings).items()]
+            for first in range(0, len(params), 100):  # a server takes no more at a time
+                client.log_batch(run, params=params[first : first + 100])
+            return run
+
+        return _MLflowRun(client, _remembered(folder / "mlflow.id", create))
+
+
+class _MLflowRun:
+    def __init__(self, client: Any, run: str):
+        self._client, self._run = client, run
+        client.update_run(run, "RUNNING")
+
+    def write(self, step: int, values: Mapping[str, float]) -> None:
+        from mlflow.entities import Metric
+
+        now = int(1000 * time.time())
+        self._client.log_batch(self._run, [Metric(name, value, now, step) for name, value in values.items()])
+
+    def close(self, finished: bool) -> None:
+        self._client.set_terminated(self._run, "FINISHED" if finished else "KILLED")
+
+
+@dataclass(frozen=True)
+class Wandb(Sink):
+    """A run of a Weights & Biases project, with the configuration."""
+
+    package: ClassVar[str] = "wandb"
+    project: str = "raysim"
+    mode: Literal["online", "offline"] = "online"
+    """`offline` writes into the run's folder, for `wandb sync`."""
+
+    def open(self, folder: Path, name: str, settings: Mapping[str, Any], start: int) -> Writer:
+        import wandb
+
+        return _WandbRun(
+            wandb.init(
+                project=self.project, name=name, mode=self.mode, dir=str(folder), config=dict(settings), resume="allow",
+                id=_remembered(folder / "wandb.id", lambda: secrets.token_hex(4)),
+                settings=wandb.Settings(silent=True, console="off"),
+            )
+        )  # fmt: skip
+
+
+class _WandbRun:
+    def __init__(self, run: Any):
+        self._run = run
+
+    def write(self, step: int, values: Mapping[str, float]) -> None:
+        self._run.log(dict(values), step=step)  # a step that it has already is ignored
+
+    def close(self, finished: bool) -> None:
+        self._run.finish()
+
+
+SINKS: dict[str, type[Sink]] = {"tensorboard": TensorBoard, "mlflow": MLflow, "wandb": Wandb}
+
+
+class Sinks:
+    """The open sinks of a run. One that fails is given up with a complaint: the run and its tables go on without it."""
+
+    def __init__(self, wanted: tuple[Sink, ...], folder: Path, name: str, settings: Mapping[str, Any], start: int):
+        self._open: dict[str, Writer] = {}
+        self._complaints: list[str] = []
+        for sink in wanted:
+            kind = type(sink).__name__
+            writer = self._try(kind, partial(sink.open, folder, name, settings, start))
+            if writer is not None:
+                self._open[kind] = writer
+
+    def write(self, t: int, values: Mapping[str, float | None]) -> None:
+        """The values of round `t`, from 0; those that are None are left out."""
+        known = {name: float(value) for name, value in values.items() if value is not None}
+        for kind, writer in list(self._open.items()):
+            self._try(kind, partial(writer.write, t + 1, known))
+
+    def close(self, finished: bool) -> None:
+        for kind, writer in list(self._open.items()):
+            self._try(kind, partial(writer.close, finished))
+        self._open.clear()
+
+    def complaints(self) -> list[str]:
+        """What has failed since the last call."""
+        told, self._complaints = self._complaints, []
+        return told
+
+    def _try(self, kind: str, act: Callable[[], Any]) -> Any:
+        try:
+            return act()
+        except Exception as error:
+            self._open.pop(kind, None)
+            self._complaints.append(f"{kind} has failed and gets no more of this run: {error}")
+            return None
+
+
+def _remembered(path: Path, make: Callable[[], str]) -> str:
+    """The sink's name of this run: made once, and written down for when it is resumed."""
+    if not path.is_file():
+        made = make()
+        with replacing(path) as temporary:
+            temporary.write_text(made, encoding="utf-8")
+    return path.read_text(encoding="utf-8")
+
+
+def _flat(value: Any, path: str = "") -> dict[str, Any]:
+    """Settings by their paths."""
+    if not isinstance(value, Mapping):
+        return {path: value}
+    inside = f"{path}." if path else ""
+    return {key: leaf for name, one in value.items() for key, leaf in _flat(one, f"{inside}{name}").items()}

@@ -1,0 +1,132 @@
+"""What goes to TensorBoard, MLflow and Weights & Biases is what the tables hold, once, also after a resume."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pytest
+from conftest import play, table, tiny
+
+from raysim.config import Config, ConfigError, to_dict
+from raysim.federation import Federation
+from raysim.sinks import Sink, Sinks, Wandb
+
+ROUNDS = {"total": 5, "participation": 0.4, "evaluate_every": 2, "checkpoint_every": 2}
+
+
+def with_sinks(*sinks: Any, **changes: Any) -> Config:
+    return tiny(rounds=ROUNDS, server=["fedlws"], record={"sinks": list(sinks)}, **changes)
+
+
+def wanted(folder: Path) -> dict[str, dict[int, float]]:
+    """Name -> round, from 1 -> value, as the tables have it."""
+    columns, notes = table(folder, "rounds"), table(folder, "notes")
+    found = {
+        name: {t + 1: v for t, v in enumerate(column) if not math.isnan(v)}
+        for name, column in columns.items()
+        if name != "round"
+    }
+    for name in {*notes["name"][notes["layer"] == None]}:  # noqa: E711 an array of names and None
+        here = (notes["name"] == name) & (notes["layer"] == None)  # noqa: E711
+        found[f"fedlws.{name}"] = {t + 1: v for t, v in zip(notes["round"][here], notes["value"][here], strict=True)}
+    return {name: values for name, values in found.items() if values}
+
+
+def test_tensorboard_has_every_round_once_after_a_crash(tmp_path: Path) -> None:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    config = with_sinks("tensorboard")
+    crashed = Federation(config, tmp_path / "run")
+    for _ in range(3):
+        crashed.step()
+    crashed.write_down()  # round 2, which is after the last checkpoint
+    crashed.sinks._open["TensorBoard"]._writer.flush()  # type: ignore[attr-defined]
+    crashed.engine.close()
+    play(config, tmp_path / "run", resume=True)
+    events = EventAccumulator(str(tmp_path / "run" / "tensorboard"))
+    events.Reload()
+    found = {tag: [(e.step, e.value) for e in events.Scalars(tag)] for tag in events.Tags()["scalars"]}
+    expected = wanted(tmp_path / "run")
+    assert found.keys() == expected.keys() >= {"accuracy", "train_loss", "bytes_up", "fedlws.model_gamma"}
+    assert [step for step, _ in found["accuracy"]] == [2, 4, 5]
+    for tag, values in expected.items():
+        assert [step for step, _ in found[tag]] == list(values)
+        assert [value for _, value in found[tag]] == pytest.approx(list(values.values()), rel=1e-6)
+
+
+def test_mlflow_has_every_round_and_setting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    mlflow = pytest.importorskip("mlflow", reason="needs raysim[mlflow]")
+    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
+    uri = (tmp_path / "store").as_uri()
+    config = with_sinks({"mlflow": {"uri": uri, "experiment": "tests"}})
+    stopped = Federation(config, tmp_path / "run")
+    for _ in range(2):
+        stopped.step()
+    stopped.checkpoint()
+    stopped.close()
+    client = mlflow.MlflowClient(tracking_uri=uri)
+    experiment = client.get_experiment_by_name("tests").experiment_id
+    assert [run.info.status for run in client.search_runs([experiment])] == ["KILLED"]
+    play(config, tmp_path / "run", resume=True)
+    (run,) = client.search_runs([experiment])
+    assert (run.info.status, run.info.run_name) == ("FINISHED", "tiny")
+    assert run.data.params["local.lr"] == str(to_dict(config)["local"]["lr"])
+    for name, values in wanted(tmp_path / "run").items():
+        found = {metric.step: metric.value for metric in client.get_metric_history(run.info.run_id, name)}
+        assert found == pytest.approx(values)
+
+
+def test_wandb_gets_every_round_offline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    wandb = pytest.importorskip("wandb", reason="needs raysim[wandb]")
+    logged: list[tuple[int, dict[str, float]]] = []
+    real = wandb.Run.log
+    monkeypatch.setattr(
+        wandb.Run, "log", lambda run, data, step: (logged.append((step, data)), real(run, data, step=step))
+    )
+    play(with_sinks({"wandb": {"mode": "offline", "project": "tests"}}), tmp_path / "run")
+    (events,) = (tmp_path / "run" / "wandb").glob("offline-run-*/*.wandb")
+    identity = (tmp_path / "run" / "wandb.id").read_text()
+    assert events.name == f"run-{identity}.wandb"
+    assert b"model_gamma" in events.read_bytes()
+    for name, values in wanted(tmp_path / "run").items():
+        assert {step: data[name] for step, data in logged if name in data} == pytest.approx(values)
+
+
+def test_a_sink_changes_no_bit_and_its_failure_ends_no_run(tmp_path: Path) -> None:
+    @dataclass(frozen=True)
+    class Broken(Sink):
+        package: ClassVar[str] = "torch"
+
+        def open(self, *_: Any) -> Any:
+            class Full:
+                def write(self, step: int, values: object) -> None:
+                    if step == 2:
+                        raise OSError("the disk is full")
+
+                def close(self, finished: bool) -> None:
+                    raise AssertionError("it was given up")
+
+            return Full()
+
+    federation = Federation(tiny(rounds=ROUNDS, server=["fedlws"]), tmp_path / "run")
+    federation.sinks = Sinks((Broken(),), tmp_path, "run", {}, 0)
+    failures = []
+    while (shown := federation.step()) is not None:
+        failures += shown["failures"]
+    digest = federation.finish()["sha256"]
+    federation.close()
+    assert failures == ["Broken has failed and gets no more of this run: the disk is full"]
+    assert len(table(tmp_path / "run", "rounds")["round"]) == 5
+    assert digest == play(with_sinks("tensorboard"), tmp_path / "with").sha256()
+
+
+def test_what_is_missing_is_told_before_anything_starts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Wandb, "package", "wandb_that_nobody_has")
+    with pytest.raises(ConfigError, match=r"record\.sinks: wandb needs the package .*pip install 'raysim\[wandb\]'"):
+        Federation(with_sinks("wandb"), tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+    with pytest.raises(ConfigError, match="tensorboard"):
+        with_sinks("tensorbord")
