@@ -1,5 +1,7 @@
 """FedLDF."""
 
+import pickle
+
 import numpy as np
 import pytest
 import torch
@@ -7,6 +9,7 @@ from conftest import play, table, tiny
 from toy import TWO_LAYERS, UPDATES, ToyCohort, noted, planned, toy_server
 
 from raysim.config import ConfigError
+from raysim.federation import Federation
 from raysim.methods.fedldf import FedLDF
 
 
@@ -68,6 +71,43 @@ def test_every_layer_is_sent_n_times_and_its_bytes_are_counted(tmp_path):
     assert (asked == n * layers.P * 4 + K * L * 4 + K * -(-L // 8)).all()
     assert (traffic["up_buffers"] == n * layers.B * 4).all()
     assert (traffic["down_params"] == K * layers.P * 4).all()
+
+
+def test_what_actors_hand_over_is_what_clients_send(tmp_path, warm_ray, monkeypatch):
+    """With an actor for each client, the objects that they put into Ray's store for the sum have the ledger's bytes, up
+    to their names and headers; the first client's actor adds the others' to its own, which stays."""
+    import ray
+
+    n, model = 2, {"name": "mlp", "options": {"hidden": [300, 300]}}  # in which names are nothing
+    config = tiny(weighting=[{"fedldf": n}], model=model, engine={"ray": {"clients_per_actor": 1, "fan_in": 8}})
+    federation = Federation(config, tmp_path, make_engine=warm_ray)
+    handed, real = [], federation.engine.call
+
+    def call(asked):
+        results = real(asked)
+        if asked.method == "partial":
+            [client] = asked.args[0]
+            handed.append((federation.t, client, results[0]))
+        return results
+
+    monkeypatch.setattr(federation.engine, "call", call)
+    rounds = []
+    while federation.step() is not None:
+        rounds.append({client: len(pickle.dumps(ray.get(ref))) for _, client, ref in handed})
+        handed.clear()
+    federation.close()
+    traffic, layers, K = table(tmp_path, "traffic"), federation.server.layers, federation.cohort_size
+    for t, sizes in enumerate(rounds):
+        of_round = {name: column[traffic["round"] == t] for name, column in traffic.items()}
+        sent = dict(zip(of_round["client"].tolist(), of_round["up_params"].tolist(), strict=True))
+        assert sizes.keys() == sent.keys()
+        assert sum(sent.values()) == n * layers.P * 4
+        scalars = of_round["up_scalars"].sum() + of_round["down_masks"].sum()
+        assert scalars == K * layers.L * 4 + K * -(-layers.L // 8)
+        for client in sorted(sizes)[1:]:
+            assert 0 <= sizes[client] - sent[client] < 1000
+        assert sizes[min(sizes)] < 1000
+    assert len({tuple(sizes.values()) for sizes in rounds}) > 1  # not the same layers every time
 
 
 def test_l2_rms_is_per_parameter(tmp_path):
