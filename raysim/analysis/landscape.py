@@ -37,8 +37,8 @@ class Histogram(Measure):
             shares = np.histogram(params, edges)[0] / len(params)
             near = float((np.abs(params) < self.near).mean())
             bins = zip(edges[:-1].tolist(), edges[1:].tolist(), shares.tolist(), strict=True)
-            rows += [(t, *one, near) for one in bins]
-        columns = _columns(("round", "low", "high", "share", "near_zero"), rows)
+            rows += [(t, *one, near, self.near) for one in bins]
+        columns = _columns(("round", "low", "high", "share", "near_zero", "near"), rows)
         return Taken(columns, f"{100 * near:.1f} % of the parameters are smaller than {self.near:g}")
 
 
@@ -202,23 +202,21 @@ def eigenpairs(
 
 
 def top_eigenpairs(
-    model: torch.nn.Module, data: list[tuple[Tensor, Tensor]], count: int, tolerance: float,
-    loss: torch.nn.Module | None = None,
-) -> tuple[np.ndarray, Tensor]:  # fmt: skip
-    """The largest eigenvalues, descending, of the Hessian of `model`'s mean loss on batches of `data` (cross-entropy, or
-    another `loss` that is a mean), and unit eigenvectors [count, P] in the order of its parameters."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", FutureWarning)  # of packages that it imports
-        from curvlinops import HessianLinearOperator
+    model: torch.nn.Module, data: list[tuple[Tensor, Tensor]], count: int, tolerance: float
+) -> tuple[np.ndarray, Tensor]:
+    """The largest eigenvalues, descending, of the Hessian of `model`'s mean cross-entropy on batches of `data`, and unit
+    eigenvectors [count, P] in the order of its parameters."""
     from scipy.sparse.linalg import eigsh
 
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    hessian = HessianLinearOperator(
-        model, loss or torch.nn.CrossEntropyLoss(), parameters, data, check_deterministic=False
-    )
     size = sum(parameter.numel() for parameter in parameters)
     start = torch.randn(size, generator=torch.Generator().manual_seed(0)).numpy()  # SciPy's own differs every time
-    values, vectors = eigsh(hessian.to_scipy(), k=count, which="LA", tol=tolerance, v0=start)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "`torch.jit.script`", FutureWarning)  # which curvlinops and torch still use
+        from curvlinops import HessianLinearOperator
+
+        hessian = HessianLinearOperator(model, torch.nn.CrossEntropyLoss(), parameters, data, check_deterministic=False)
+        values, vectors = eigsh(hessian.to_scipy(), k=count, which="LA", tol=tolerance, v0=start)
     order = np.argsort(-values)
     return values[order], torch.from_numpy(np.ascontiguousarray(vectors.T[order])).float()
 

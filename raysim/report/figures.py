@@ -6,7 +6,7 @@ import difflib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-from raysim.report import NoData, ReportError, clients, costs, curves, quantities
+from raysim.report import NoData, ReportError, clients, costs, curves, measured, observed, quantities
 from raysim.report.canvas import Canvas, styled
 from raysim.report.runs import Run, compare
 
@@ -38,13 +38,32 @@ FIGURES: dict[str, Comparison | Portrait] = {
     "worst": Comparison(curves.worst, AGAINST),
     "clients": Comparison(clients.client_accuracy),
     "lambda-size": Comparison(clients.weights_by_size),
+    "norm": Comparison(observed.norm),
+    "coherence": Comparison(observed.coherence, tuple(observed.COHERENCES)),
+    "lambda-coherence": Comparison(observed.weights_by_coherence),
+    "heterogeneity": Comparison(observed.heterogeneity, tuple(observed.HETEROGENEITIES)),
+    "balance": Comparison(observed.balance, tuple(observed.BALANCES)),
+    "ratios": Comparison(observed.ratios, observed.RATIOS),
+    "tau-r": Comparison(observed.tau_r),
+    "similarity": Comparison(observed.similarity),
+    "correlation": Comparison(measured.correlation),
+    "histogram": Comparison(measured.histogram),
+    "rescaling": Comparison(measured.rescaling, ("loss", "accuracy")),
+    "hessian": Comparison(measured.hessian, ("spectrum", "first", "ratio")),
+    "slice": Comparison(measured.slice_),
     "traffic": Comparison(costs.traffic),
+    "parameters": Comparison(observed.parameters),
     "seconds": Comparison(costs.seconds),
     "partition": Portrait(clients.partition),
     "sizes": Portrait(clients.sizes),
     "lambda": Portrait(clients.weights),
     "layers": Portrait(quantities.layers, quantities.layer_names),
     "notes": Portrait(quantities.notes, quantities.note_names),
+    "shrinking": Portrait(observed.shrinking),
+    "coherence-groups": Portrait(observed.coherence_groups),
+    "simplex": Portrait(measured.simplex, lambda run: ("surface", "optima")),
+    "transport": Portrait(measured.transport),
+    "trajectory": Portrait(measured.trajectory),
     "timeline": Portrait(costs.timeline),
     "utilisation": Portrait(costs.utilisation),
 }

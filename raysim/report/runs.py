@@ -56,8 +56,9 @@ class Run:
     @property
     def tables(self) -> tuple[str, ...]:
         """Names of the tables."""
-        written = (self.folder / "partition").is_dir()
-        return (*records.TABLES, "partition") if written else tuple(records.TABLES)
+        measures = sorted(f"measures/{path.name}" for path in (self.folder / "measures").glob("[a-z]*"))
+        written = ["partition"] if (self.folder / "partition").is_dir() else []
+        return (*records.TABLES, *written, *measures)
 
     def columns(self, table: str) -> dict[str, np.ndarray]:
         """The columns of a table; what is null is NaN, or None in texts."""
