@@ -1,6 +1,7 @@
 """Scores of models on samples."""
 
 import math
+import statistics
 
 import pytest
 import torch
@@ -10,6 +11,7 @@ from sklearn.preprocessing import label_binarize
 
 from raysim import records
 from raysim.core.score import Score, micro_auc
+from raysim.federation import personal_scores
 
 
 def test_auc_counts_won_pairs():
@@ -51,3 +53,16 @@ def test_scores_of_clients_are_recorded(tmp_path):
     assert len(sampled) == 3
     by_client = {row["client"]: row for row in rows}
     assert all(row == by_client[row["client"]] for row in sampled)
+
+
+def test_accuracies_of_clients():
+    """Twenty clients with one sample more each, of which they get one wrong; a client without samples does not count."""
+    scores = {k: Score(k, k + 1, 0.0, k / 20) for k in range(20)} | {20: Score(0, 0, 0.0, float("nan"))}
+    found = personal_scores(scores)
+    shares = [k / (k + 1) for k in range(20)]
+    assert found["personal_accuracy_micro"] == pytest.approx(190 / 210)
+    assert found["personal_accuracy_macro"] == pytest.approx(statistics.mean(shares))
+    assert found["personal_accuracy_std"] == pytest.approx(statistics.pstdev(shares))
+    assert found["personal_accuracy_worst10"] == pytest.approx((0 + 1 / 2) / 2)
+    assert found["personal_auc"] == pytest.approx(sum(k / 20 * (k + 1) for k in range(20)) / 210)
+    assert personal_scores({20: scores[20]}) == {}

@@ -1,13 +1,43 @@
-"""A method counts when it stands everywhere."""
+"""A method counts when it stands everywhere. The benchmarks that run every method: tests/test_benchmarks.py."""
 
+import test_collapse
+import test_edges
+import test_engines
+import test_recompute
+import test_resumed
+import test_switches
 from case import cases
+from typer.testing import CliRunner
 
+from raysim.__main__ import app
 from raysim.methods import CLIENTS, STEPS, WEIGHTINGS
+
+CATALOGUE = {**CLIENTS, **WEIGHTINGS, **STEPS}
 
 
 def test_every_method_has_a_case():
-    assert cases().keys() == {*CLIENTS, *WEIGHTINGS, *STEPS}
+    assert cases().keys() == CATALOGUE.keys()
+    assert len(CATALOGUE) == len(CLIENTS) + len(WEIGHTINGS) + len(STEPS)
+
+
+def test_every_case_is_in_every_property():
+    for module in (test_collapse, test_recompute, test_engines, test_edges):
+        assert module.CASES.keys() == CATALOGUE.keys(), module.__name__
+    assert test_switches.SWITCHES.keys() == CATALOGUE.keys()
+    assert test_resumed.STATEFUL.keys() < CATALOGUE.keys()
 
 
 def test_every_case_is_recomputed():
     assert [name for name, case in cases().items() if case.recompute is None] == []
+
+
+def test_every_method_is_one_file_with_a_source():
+    for name, cls in CATALOGUE.items():
+        assert cls.__module__.rpartition(".")[0] == "raysim.methods", name
+        assert cls.__doc__ and len(cls.__doc__.splitlines()[0]) > 20, name
+
+
+def test_every_method_is_listed():
+    result = CliRunner().invoke(app, ["list", "methods"])
+    assert result.exit_code == 0
+    assert {line.split()[1] for line in result.output.splitlines()} == CATALOGUE.keys()
