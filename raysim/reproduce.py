@@ -12,8 +12,8 @@
 
 `rows` and `columns` are a mapping of names to settings, or a list of such mappings, of which every combination is a row
 or a column. Settings are those of the column, then of the row, of `cells` and of `small`; later ones win. `small` makes
-of it what takes minutes: only some choices (an axis of which none is named stays whole), with these settings and seeds;
-`minutes` is what it took on one core.
+of it what takes minutes: only some choices (an axis of which none is named stays whole), with these settings and seeds,
+and with `cells` and a `score` of its own where it has them; `minutes` is what it took on one core.
 """
 
 from __future__ import annotations
