@@ -1,33 +1,58 @@
 """Client methods, selections, weightings and server steps together (design: any × FedLDF × any × FedLWS)."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
-from case import UNITS, State, Traced, fedavg, minus, norm
-from conftest import play, tiny
+from case import UNITS, State, Traced, cases, fedavg, minus, norm
+from conftest import play, table, tiny
 
-SGDM = {"sgdm": {"reading": "mfl"}}
-CLIENTS: list[list] = [["fedprox"], ["fedbabu"], ["feddyn"], ["fedala"], ["ditto"], [{"fedadp": 0.5}], ["moon"]]
-WEIGHTINGS = [["feddisco"], [{"ldawa": {"warmup": 0}}], ["fednova"], ["ccn"], [{"hdfl": 2}], [{"random_layer": 2}]]
+from raysim.config import ConfigError
+from raysim.methods import CLIENTS
+
+WEIGHTINGS: list[dict[str, Any]] = [
+    {"ccn": {"temperature": 0.1}}, {"fednova": {}}, {"feddisco": {}}, {"ldawa": {"warmup": 0}}, {"hdfl": 2},
+    {"random_layer": 2}, {"fedavg": {"weights": "uniform"}},
+]  # fmt: skip
+PAIRS = [
+    *((client, WEIGHTINGS[i % len(WEIGHTINGS)]) for i, client in enumerate(CLIENTS)),
+    *(("fedprox", weighting) for weighting in WEIGHTINGS),
+]
+
+
+@pytest.mark.parametrize(("client", "weighting"), PAIRS, ids=str)
+def test_all_go_together(client, weighting, tmp_path):
+    """Every client method and every weighting with FedLDF and FedLWS: two clients send each layer, which is shrunk."""
+    config = tiny(**cases()[client].changes, weighting=[{"fedldf": 2}, weighting], server=[{"fedlws": 0.05}])
+    federation = play(config, tmp_path)
+    server, notes = federation.server, table(tmp_path, "notes")
+    assert server.value.isfinite().all()
+    sent = notes["value"][(notes["method"] == "fedldf") & (notes["name"] == "uploads")].reshape(3, -1, server.layers.L)
+    heads = 0 if client in ("fedbabu", "fedrep") else 2  # where it stays with the clients nobody sends it
+    assert (sent.sum(1) == [2, 2, heads]).all()
+    gamma = notes["value"][notes["name"] == "gamma"]
+    assert ((gamma > 0) & (gamma <= 1)).all()
+    assert (gamma < 1).any()
 
 
 @pytest.mark.parametrize(
-    ("client", "weighting"),
+    ("changes", "reason"),
     [
-        *((client, ["ccn", "fednova"]) for client in CLIENTS),
-        *(([], weighting) for weighting in WEIGHTINGS),
-        ([SGDM], ["ccn"]),  # whose averaged momentum does not start anew, which FedNova refuses
+        ({"client": ["finetune", "fedala"]}, "start"),
+        ({"client": ["perfedavg", "pfedme"]}, "step"),
+        ({"client": ["ditto", "fedrep"]}, "train"),
+        ({"client": ["fedbabu", "fedrep"]}, "train"),
+        ({"client": [{"sgdm": {"reading": "mfl"}}], "weighting": ["fednova"], "local": {"momentum": 0.0}}, "anew each"),
+        ({"weighting": ["feddisco", "ldawa"]}, "Set base: size"),
+        ({"client": ["scaffold", "fedala"], "local": {"momentum": 0.0, "weight_decay": 0.0}}, "mean_grad"),
+        ({"client": ["fedamp", "fedala"], "rounds": {"participation": 1.0}}, "init: cloud"),
     ],
     ids=str,
 )
-def test_all_go_together(client, weighting, tmp_path):
-    local = {"momentum": 0.0} if client == [SGDM] else {}  # it brings its own
-    rounds = {"total": 2, "evaluate_every": 2}
-    setting = {"client": client, "rounds": rounds, "local": local, "server": [{"fedlws": 0.01}]}
-    value = play(tiny(weighting=[{"fedldf": 2}, *weighting], **setting), tmp_path / "all").server.value
-    plain = play(tiny(**setting), tmp_path / "plain").server.value
-    assert value.isfinite().all()
-    assert not torch.equal(value, plain)
+def test_what_cannot_compose_is_refused_with_the_reason(changes, reason):
+    with pytest.raises(ConfigError, match=reason):
+        tiny(**changes)
 
 
 def test_scaffold_with_ccn_and_fedldf(tmp_path):

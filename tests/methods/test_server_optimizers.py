@@ -2,11 +2,10 @@
 
 import pytest
 import torch
-from conftest import play, tiny
+from conftest import tiny
 from toy import ToyCohort, applied, toy_server
 
 from raysim.config import ConfigError
-from raysim.federation import Federation
 from raysim.methods.fedavgm import FedAvgM
 from raysim.methods.fedopt import FedAdagrad, FedAdam, FedYogi
 
@@ -70,19 +69,6 @@ def test_fedopt_by_hand():
 def test_without_an_update_nothing_moves():
     for method in (FedAvgM(), FedAdagrad(), FedAdam(), FedYogi(), FedAdam(initial=0.0)):
         same(steps(method, updates=[[0.0, 0.0]] * 3)[1], torch.zeros(2).double())
-
-
-@pytest.mark.parametrize("method", ["fedavgm", "fedyogi", "awd", "feddisco"])
-def test_what_the_server_remembers_survives(method, tmp_path):
-    stack = "weighting" if method == "feddisco" else "server"
-    config = tiny(**{stack: [method]}, rounds={"checkpoint_every": 2})
-    whole = play(config, tmp_path / "whole")
-    federation = Federation(config, tmp_path / "cut")
-    federation.step(), federation.step()
-    federation.close()
-    resumed = play(config, tmp_path / "cut", resume=True)
-    assert resumed.sha256() == whole.sha256()
-    assert resumed.server.memory.keys() == whole.server.memory.keys() == {method}
 
 
 @pytest.mark.parametrize(
