@@ -120,7 +120,7 @@ class Federation:
         if self.trace.wants(self.t):
             self._trace_server()
         done = run_round(self, self.t)
-        shown = summary(self, done)
+        shown = summary(self, done) | personal_scores(done.personal)
         statuses = [outcome.status for outcome in done.cohort.outcomes.values()]
         if statuses and all("Traceback" in status for status in statuses):
             raise RoundFailed(f"every client of round {self.t} failed:\n{shown['failures'][0]}")

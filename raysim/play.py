@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -101,18 +102,52 @@ def _rounds(federation: Any, folder: Path, interrupts: Interrupts) -> int:
     """Rounds until the run is complete or interrupted."""
     interrupts.patient = True
     shown: set[str] = set()
-    while (summary := federation.step()) is not None:
-        print(round_line(summary), flush=True)
-        for failure in summary["failures"]:
-            if failure not in shown:
-                shown.add(failure)
-                print(failure, file=sys.stderr, flush=True)
-        if interrupts.received is not None:
-            federation.checkpoint()
-            print(f"Stopped. {way_on(folder)}", file=sys.stderr)
-            return interrupts.status
+    live = sys.stdout.isatty() and os.environ.get("TERM") != "dumb"
+    with Bar() if live else nullcontext() as bar:
+        while (summary := federation.step()) is not None:
+            if bar:
+                bar.show(summary)
+            else:
+                print(round_line(summary), flush=True)
+            for failure in summary["failures"]:
+                if failure not in shown:
+                    shown.add(failure)
+                    print(failure, file=sys.stderr, flush=True)
+            if interrupts.received is not None:
+                break
+    if interrupts.received is not None:
+        federation.checkpoint()
+        print(f"Stopped. {way_on(folder)}", file=sys.stderr)
+        return interrupts.status
     print(ending(federation.finish()), flush=True)
     return 0
+
+
+class Bar:
+    """The last round and the time left, in the bottom line of a terminal; what is printed meanwhile stands above it."""
+
+    def __enter__(self) -> Bar:
+        from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
+        self._progress = Progress(
+            TextColumn("{task.description}"), BarColumn(bar_width=24), TimeRemainingColumn(), TextColumn("left"),
+            refresh_per_second=2,
+            redirect_stderr=sys.stderr.isatty(),
+            speed_estimate_period=math.inf,  # rounds may take minutes, of which the usual window holds none
+        )  # fmt: skip
+        self._progress.start()
+        self._task: Any = None
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._progress.stop()
+
+    def show(self, summary: Mapping[str, Any]) -> None:
+        done, total = summary["round"] + 1, summary["rounds"]
+        if self._task is None:  # a resumed run does not begin at 0
+            self._task = self._progress.add_task("", total=total, completed=done - 1)
+        line = "   ".join((f"round {done:>{len(str(total))}}/{total}", *scores(summary)))
+        self._progress.update(self._task, completed=done, description=line)
 
 
 def way_on(folder: Path) -> str:
@@ -154,16 +189,25 @@ def header(config: Config) -> str:
 
 def round_line(summary: Mapping[str, Any]) -> str:
     total = str(summary["rounds"])
-    tested = summary["loss"] is not None
-    loss = summary["loss"] if tested else summary["train_loss"]
     return "   ".join(
         (
             f"round {summary['round'] + 1:>{len(total)}}/{total}",
-            f"accuracy {percent(summary['accuracy']):>7}",
-            f"{'test' if tested else 'train'} loss {'-' if loss is None else format(loss, '.4f'):>7}".rjust(18),
+            *scores(summary),
             f"clients {summary['clients_ok']} ok, {summary['clients_failed']} failed",
             f"{summary['seconds']:.2f} s",
         )
+    )
+
+
+def scores(summary: Mapping[str, Any]) -> tuple[str, str]:
+    """Accuracy, of the global model if it was tested, and loss."""
+    accuracy, tested = summary["accuracy"], summary["loss"] is not None
+    personal = summary.get("personal_accuracy_micro")
+    own = accuracy is None and personal is not None
+    loss = summary["loss"] if tested else summary["train_loss"]
+    return (
+        f"{'personal' if own else 'accuracy'} {percent(personal if own else accuracy):>7}",
+        f"{'test' if tested else 'train'} loss {'-' if loss is None else format(loss, '.4f'):>7}".rjust(18),
     )
 
 

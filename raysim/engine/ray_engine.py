@@ -1,4 +1,4 @@
-"""Hosts and the driver as Ray actors. The only file that imports Ray."""
+"""Hosts and the driver as Ray actors. But for the search in `raysim.tune`, the only file that imports Ray."""
 
 from __future__ import annotations
 

@@ -1,0 +1,62 @@
+"""Search with Ray Tune: a configuration as a trainable.
+
+from ray import tune
+from raysim.tune import trainable
+
+space = {"local.lr": tune.loguniform(0.001, 0.1), "server.0.fedlws.beta": tune.choice([0.01, 0.1])}
+tuner = tune.Tuner(
+    trainable("configs/quickstart.yaml", ["server=[fedlws]"]),
+    param_space=space,
+    tune_config=tune.TuneConfig(metric="accuracy", mode="max", num_samples=20),
+)
+print(tuner.fit().get_best_result().config)
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from raysim.config import load
+from raysim.federation import Federation
+
+REPORTED = ("accuracy", "loss", "train_loss", "personal_accuracy_micro", "personal_accuracy_macro")
+
+
+def trainable(base: str | Path, overrides: Sequence[str] = ()) -> Callable[[Mapping[str, Any]], None]:
+    """What `ray.tune.Tuner` takes: it plays `base` with `overrides` (`path=value`) and a trial's settings, a mapping of
+    paths to values.
+
+    After each round that is evaluated it reports `round` (from 1) and what there is of `REPORTED`, fractions and nats. A
+    trial trains its clients one after another in its own process, on a GPU where Tune has reserved one for it
+    (`tune.with_resources`), and its run lies in `run` in the trial's folder, from which a trial that died goes on. Raises
+    `ConfigError` for what is wrong before any trial, and `ImportError` without Ray Tune.
+    """
+    try:
+        from ray.tune import get_context, report
+    except ImportError:
+        raise ImportError("a search needs Ray Tune: pip install 'raysim[tune]'") from None
+    load(base, overrides)
+    path, here = Path(base).resolve(), Path.cwd()
+
+    def train(settings: Mapping[str, Any]) -> None:
+        with suppress(FileNotFoundError):  # on a machine of a cluster that has no such folder
+            os.chdir(here)  # where relative paths of the configuration begin
+        changes = [f"{name}={json.dumps(value)}" for name, value in settings.items()]
+        folder = Path(get_context().get_trial_dir(), "run")
+        saved = any((folder / "checkpoints").glob("*.json"))
+        federation = Federation(load(path, [*overrides, *changes, "engine=local"]), folder, resume=saved)
+        try:
+            while (shown := federation.step()) is not None:
+                if federation.evaluates(shown["round"]):
+                    known = {name: shown[name] for name in REPORTED if shown.get(name) is not None}
+                    report({"round": shown["round"] + 1, **known})
+            federation.finish()
+        finally:
+            federation.close()
+
+    return train

@@ -1,0 +1,65 @@
+"""What a run shows of itself: a bar in a terminal, a line a round elsewhere."""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+import termios
+from pathlib import Path
+from typing import IO
+
+import pytest
+from conftest import tiny
+
+from raysim.play import play, round_line
+
+
+def shown(write: IO[str], read: int, folder: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """All that a run of three rounds, of which the third is evaluated, prints."""
+    monkeypatch.setattr(sys, "stdout", write)
+    monkeypatch.setenv("COLUMNS", "100")
+    monkeypatch.setenv("TERM", "xterm")
+    assert play(tiny(), folder, resume=False) == 0
+    write.flush()
+    return os.read(read, 1 << 16).decode()
+
+
+def test_a_terminal_has_a_bar_and_the_time_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    master, slave = os.openpty()
+    attributes = termios.tcgetattr(slave)
+    attributes[1] &= ~termios.OPOST  # bytes as they are written
+    termios.tcsetattr(slave, termios.TCSANOW, attributes)
+    with open(slave, "w") as terminal:
+        text = shown(terminal, master, tmp_path / "run", monkeypatch)
+    os.close(master)
+    plain = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", text)
+    bars = re.findall(r"round (\d)/3   accuracy +([\d.]+ %|-)   +(train|test) loss +[\d.]+ [━╸╺ ]+ (\S+) left", plain)
+    assert bars[-1][0] == "3"
+    assert bars[-1][3] == "0:00:00"
+    assert "\x1b[2K" in text, "the line is not written over"
+    assert "clients 3 ok" not in plain, "there is a line a round besides"
+    assert re.search(r"^sha256 +[0-9a-f]{64}$", plain, re.MULTILINE)
+
+
+def test_a_pipe_has_a_plain_line_a_round(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    read, write = os.pipe()
+    with open(write, "w") as pipe:
+        text = shown(pipe, read, tmp_path / "run", monkeypatch)
+    os.close(read)
+    assert "\x1b" not in text
+    assert "\r" not in text
+    lines = [line for line in text.splitlines() if line.startswith("round ")]
+    assert [line.split("   ")[0] for line in lines] == ["round 1/3", "round 2/3", "round 3/3"]
+    assert [re.findall("train loss|test loss", line) for line in lines] == [["train loss"]] * 2 + [["test loss"]]
+
+
+def test_a_round_shows_the_clients_own_models_where_the_global_one_is_not_tested() -> None:
+    summary = {
+        "round": 4, "rounds": 20, "accuracy": None, "loss": None, "train_loss": 0.5, "clients_ok": 3, "clients_failed": 1,
+        "seconds": 1.234, "personal_accuracy_micro": 0.875,
+    }  # fmt: skip
+    line = "round  5/20   personal 87.50 %   train loss  0.5000   clients 3 ok, 1 failed   1.23 s"
+    assert re.sub(" {4,}", "   ", round_line(summary)) == line
+    assert "accuracy       -" in round_line(summary | {"personal_accuracy_micro": None})
+    assert "accuracy 12.50 %" in round_line(summary | {"accuracy": 0.125})

@@ -1,0 +1,57 @@
+"""Ray Tune plays a configuration with each trial's settings and sees the accuracy of every evaluated round."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+from conftest import play, table
+
+import raysim.tune
+from raysim.config import ConfigError, load
+
+BASE = """
+data: {name: {synthetic: {samples: 60, test_samples: 20}}, partition: {iid_equal: {clients: 4}}}
+model: {name: mlp, options: {hidden: [8]}}
+rounds: {total: 4, participation: 0.5, evaluate_every: 2}
+local: {batch_size: 5, lr: 0.1}
+"""
+
+
+@pytest.fixture
+def base(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    Path("base.yaml").write_text(BASE)
+    return Path("base.yaml")
+
+
+def test_trials_are_runs_that_report_every_evaluation(cluster: object, base: Path, tmp_path: Path) -> None:
+    tune = pytest.importorskip("ray.tune", reason="needs raysim[tune]")
+    tuner = tune.Tuner(
+        raysim.tune.trainable(base, ["server=[fedlws]"]),
+        param_space={"local.lr": tune.grid_search([0.05, 0.2])},
+        tune_config=tune.TuneConfig(metric="loss", mode="min", reuse_actors=True, max_concurrent_trials=1),
+        run_config=tune.RunConfig(storage_path=str(tmp_path / "trials"), verbose=0),
+    )
+    results = tuner.fit()
+    assert results.num_errors == 0
+    assert len(results) == 2
+    for result in results:
+        lr = result.config["local.lr"]
+        straight = tmp_path / str(lr)
+        play(load(base, ["server=[fedlws]", f"local.lr={lr}", "engine=local"]), straight)
+        rounds, seen = table(straight, "rounds"), result.metrics_dataframe
+        assert seen["round"].tolist() == [2, 4]
+        for name in ("accuracy", "loss", "train_loss"):
+            assert seen[name].tolist() == rounds[name][[1, 3]].tolist()  # the very bits
+    best = results.get_best_result()
+    assert best.metrics["loss"] == min(result.metrics["loss"] for result in results)
+
+
+def test_what_is_wrong_shows_before_any_trial(base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ConfigError, match="Did you mean 'lr'"):
+        raysim.tune.trainable(base, ["local.lrr=1"])
+    monkeypatch.setitem(sys.modules, "ray.tune", None)
+    with pytest.raises(ImportError, match=r"pip install 'raysim\[tune\]'"):
+        raysim.tune.trainable(base)
