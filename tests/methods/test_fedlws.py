@@ -1,5 +1,7 @@
 """FedLWS."""
 
+from collections import Counter
+
 import numpy as np
 import pytest
 import torch
@@ -11,6 +13,7 @@ from toy import ONE_LAYER, TWO_LAYERS, ToyCohort, W, applied, noted, toy_server
 from raysim.config import ConfigError
 from raysim.core.layers import LayerMap
 from raysim.engine.engine import HostedCohort
+from raysim.federation import Federation
 from raysim.methods.fedldf import FedLDF
 from raysim.methods.fedlws import FedLWS
 
@@ -199,7 +202,7 @@ def test_refusals():
 def test_it_costs_one_reduction_and_a_visit_that_returns_scalars(tau_stat, visits, scalars, monkeypatch, tmp_path):
     """Or, as a root mean square, a scalar a layer that comes back with training. Nothing else moves."""
     asked = []
-    for collective in ("reduce", "spread", "distances", "each", "gather", "predict", "compute"):
+    for collective in ("reduce", "spread", "distances", "dots", "each", "gram", "gather", "predict", "compute"):
         real = getattr(HostedCohort, collective)
         counted = lambda *args, real=real, name=collective, **kwargs: (asked.append(name), real(*args, **kwargs))[1]  # noqa: E731
         monkeypatch.setattr(HostedCohort, collective, counted)
@@ -208,3 +211,26 @@ def test_it_costs_one_reduction_and_a_visit_that_returns_scalars(tau_stat, visit
     play(tiny(rounds={"total": 1}), tmp_path / "fedavg")
     bytes_with, bytes_without = (table(tmp_path / f, "traffic")["bytes"] for f in ("fedlws", "fedavg"))
     assert (bytes_with - bytes_without == 4 * scalars).all()
+
+
+def test_hosts_are_called_for_one_sum_and_one_visit_more(tmp_path, warm_ray):
+    """Beside FedNova, which like it plans when clients are back: what its two hosts are asked for in a round."""
+
+    def calls(**changes) -> Counter[str]:
+        config = tiny(weighting=["fednova"], **changes, engine={"ray": {"clients_per_actor": 2}})
+        federation = Federation(config, tmp_path / str(len(changes)), make_engine=warm_ray)
+        asked, real = Counter(), federation.engine.call
+
+        def call(one):
+            asked[one.method] += 1
+            return real(one)
+
+        federation.engine.call = call
+        federation.step()
+        federation.close()
+        return asked
+
+    plain, fedlws = calls(), calls(server=["fedlws"])
+    assert fedlws - plain == {"partial": 2, "merge": 1, "squared_distances": 2}
+    assert plain - fedlws == {}
+    assert (plain["partial"], plain["merge"]) == (2, 1)
