@@ -94,3 +94,31 @@ def shared_data() -> Path:
     if not root or not Path(root).is_dir():
         pytest.skip("RAYSIM_DATA names no folder of real data")
     return Path(root)
+
+
+OPTIONS: dict[str, dict[str, Any]] = {  # of every measure, so that it is soon taken
+    "correlation": {},
+    "histogram": {"bins": 11},
+    "rescaling": {"points": 5},
+    "hessian": {"rounds": (1, 3), "top": 2, "samples": 32, "tolerance": 0.1},
+    "slice": {"points": 5, "samples": 32, "tolerance": 0.1},
+    "simplex": {"rounds": (0, 3), "step": 0.25, "samples": 32},
+    "transport": {"samples": 20, "components": 4},
+    "trajectory": {"client": 2, "grid": 4},
+}
+
+
+@pytest.fixture(scope="session")
+def measured(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of four rounds with all instruments, of which every measure was taken."""
+    from raysim.analysis import MEASURES
+    from raysim.analysis.measure import write
+    from raysim.analysis.saved import SavedRun
+
+    folder = tmp_path_factory.mktemp("measured")
+    watched = [{"coherence": {"groups": {"low": [0, 1, 2, 3]}}}, "heterogeneity", "balance", "similarity"]
+    rounds = {"total": 4, "participation": 1.0, "evaluate_every": 2}
+    play(tiny(name="measured", rounds=rounds, server=["fedlws"], record={"instruments": watched, "trace": "rounds"}), folder)
+    for name, options in OPTIONS.items():
+        write(name, MEASURES[name](**options), SavedRun(folder))
+    return folder

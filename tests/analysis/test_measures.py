@@ -1,0 +1,251 @@
+"""Measures of saved runs, each where the answer is known."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from conftest import OPTIONS, play, tiny
+from safetensors.torch import load_file
+from torch import nn
+from typer.testing import CliRunner
+
+import raysim
+from raysim import records
+from raysim.__main__ import app
+from raysim.analysis import MEASURES
+from raysim.analysis.landscape import Histogram, Rescaling, Simplex, Slice, eigenpairs, top_eigenpairs, triangle
+from raysim.analysis.measure import MeasureError
+from raysim.analysis.saved import SavedRun
+from raysim.analysis.trajectory import Trajectory, plane
+from raysim.analysis.transport import Transport, dataset_distance, squared_wasserstein
+from raysim.analysis.weights import Correlation, degrees, pearson
+
+
+def flat(folder: Path, t: int, name: str) -> torch.Tensor:
+    """The parameters of a traced model, in the order of the state_dict."""
+    state = load_file(folder / "trace" / f"round-{t:04d}" / f"{name}.safetensors")
+    return torch.cat([v.flatten() for k, v in state.items() if "running" not in k and "num_batches" not in k]).double()
+
+
+# ---- algebra
+
+
+def test_eigenvalues_of_a_quadratic() -> None:
+    """Cross-entropy of two classes at the weights zero has the Hessian ½ [[1, −1], [−1, 1]] / 2 ⊗ XᵀX / n."""
+    spectrum = np.array([5.0, 3.0, 2.0, 0.5])
+    rotation, _ = np.linalg.qr(np.random.default_rng(0).standard_normal((4, 4)))
+    x = torch.tensor(np.sqrt(4 * 2 * spectrum)[:, None] * rotation.T, dtype=torch.float32)  # ½ XᵀX / n has the spectrum
+    model = nn.Linear(4, 2, bias=False)
+    nn.init.zeros_(model.weight)
+    data = [(x[:3], torch.tensor([0, 1, 0])), (x[3:], torch.tensor([1]))]
+    values, vectors = top_eigenpairs(model, data, 3, 1e-6)
+    np.testing.assert_allclose(values, spectrum[:3], rtol=1e-4)
+    first = np.concatenate([rotation[:, 0], -rotation[:, 0]]) / np.sqrt(2)
+    assert abs(vectors[0].numpy() @ first) == pytest.approx(1, abs=1e-4)
+
+
+def test_the_plane_of_points_that_lie_in_one() -> None:
+    rng = np.random.default_rng(0)
+    axes, _ = np.linalg.qr(rng.standard_normal((50, 2)))  # two directions at right angles
+    places = np.array([[4, 0], [-4, 0], [0, 1], [0, -1.0]])  # centred, and longest along the first
+    models = torch.tensor(places @ axes.T + rng.standard_normal(50))
+    found, origin, directions, share = plane(models)
+    np.testing.assert_allclose(np.abs(found), np.abs(places), atol=1e-9)
+    assert (found.max(0) == np.abs(found).max(0)).all()  # the farthest is on the right
+    np.testing.assert_allclose(np.abs(directions.numpy() @ axes), np.eye(2), atol=1e-9)
+    np.testing.assert_allclose(origin + torch.tensor(found) @ directions, models, atol=1e-9)
+    np.testing.assert_allclose(share, [32 / 34, 2 / 34])
+
+
+def test_transport_between_clouds_of_known_cost() -> None:
+    rng = np.random.default_rng(0)
+    x, y = rng.standard_normal((30, 3)), np.arange(30) % 3
+    shift = np.array([1.0, 2.0, 2.0])
+    assert dataset_distance(x, y, x[::-1], y[::-1]) == pytest.approx(0, abs=1e-6)
+    # Samples and the Gaussians of their classes move alike: the cost is twice ‖shift‖² = 9.
+    assert dataset_distance(x, y, x + shift, y) == pytest.approx(np.sqrt(18))
+    # Names of classes do not matter, what they hold does.
+    assert dataset_distance(x, y, x, (y + 1) % 3) == pytest.approx(0, abs=1e-6)
+
+
+def test_distance_of_gaussians() -> None:
+    means, covariances = np.zeros((1, 2)), np.diag([4.0, 9.0])[None]
+    others = np.array([[3.0, 4.0], [0.0, 0.0]]), np.stack([np.diag([1.0, 1.0]), np.zeros((2, 2))])
+    # (2 − 1)² + (3 − 1)² where both are diagonal; a point is as far as the trace
+    np.testing.assert_allclose(squared_wasserstein(means, covariances, *others), [[25 + 1 + 4, 13]])
+
+
+def test_degrees_and_correlations() -> None:
+    counts = np.array([[10, 0], [3, 3], [3, 1]])
+    np.testing.assert_allclose(degrees(counts, 100), [4, 100, 16])  # 1 / ¼, no variance at all, 1 / ¼²
+    a = np.array([1.0, 2.0, 3.0, 4.0])
+    assert pearson(a, 5 - 2 * a) == pytest.approx(-1)
+    assert pearson(a, np.array([1.0, 3.0, 2.0, 4.0])) == pytest.approx(0.8)
+    assert np.isnan(pearson(a, np.ones(4)))
+
+
+def test_the_triangle_has_every_mixture_once() -> None:
+    points = np.array(list(triangle(50)))
+    assert len(points) == 51 * 52 / 2 == len(np.unique(points, axis=0))
+    assert points.min() == 0 and points.sum(1).max() == pytest.approx(1)
+
+
+# ---- runs
+
+
+def test_rescaling_and_histogram_of_the_final_model(measured: Path) -> None:
+    """Against the model's own file and plain PyTorch."""
+    run = SavedRun(measured)
+    state = load_file(measured / "model.safetensors")
+    trainable = {name for name, _ in run.flat.model.named_parameters()}
+    rows = run.partition.server_test
+    x, y = run.data.transform(torch.from_numpy(run.data.x[rows])), torch.from_numpy(run.data.y[rows])
+    taken = Rescaling(points=3, low=0.5, high=1.5).take(run).columns
+    model = run.flat.model.eval()
+    for factor, loss, accuracy in zip(taken["factor"], taken["loss"], taken["accuracy"], strict=True):
+        scaled = {name: factor * v if name in trainable else v for name, v in state.items()}
+        with torch.no_grad():
+            logits = torch.func.functional_call(model, scaled, (x,))
+        assert loss == pytest.approx(float(F.cross_entropy(logits, y)), rel=1e-5)
+        assert accuracy == pytest.approx(float((logits.argmax(1) == y).float().mean()))
+    params = np.concatenate([state[name].flatten().numpy() for name in trainable])
+    taken = Histogram(bins=4, limit=0.1, near=0.05).take(run).columns
+    np.testing.assert_allclose(taken["low"], [-0.1, -0.05, 0, 0.05], atol=1e-12)
+    inside = [((params >= a) & (params < a + 0.05)).mean() for a in taken["low"]]
+    np.testing.assert_allclose(taken["share"], inside, atol=1e-3)
+    assert taken["near_zero"][0] == pytest.approx((np.abs(params) < 0.05).mean())
+
+
+def test_an_eigenvector_in_the_order_of_the_flat_model(measured: Path) -> None:
+    """H v = λ v, with the product by torch's double differentiation; and the slice steps along v. (Second differences of
+    the loss would be no check: its many kinks, ReLU's, bend it where the Hessian sees nothing.)"""
+    run = SavedRun(measured)
+    rows, value = run.rows("test", 100), run.model()
+    (top,), directions = eigenpairs(run, value, rows, 1, 1e-5)
+    padded = torch.cat([directions[0], torch.zeros(run.layers.B)])
+    v = run.layers.unflatten(padded)
+    run.load(value)
+    x, y = run.samples(rows)
+    named = dict(run.flat.model.named_parameters())
+    slopes = torch.autograd.grad(F.cross_entropy(run.flat.model(x), y), list(named.values()), create_graph=True)
+    along = torch.stack([(slope * v[name]).sum() for name, slope in zip(named, slopes, strict=True)]).sum()
+    product = torch.autograd.grad(along, list(named.values()))
+    for name, part in zip(named, product, strict=True):
+        torch.testing.assert_close(part, float(top) * v[name], atol=1e-3 * float(top), rtol=1e-3)
+    assert padded.norm() == pytest.approx(1, abs=1e-5)
+    taken = Slice(points=3, reach=0.5, samples=100, tolerance=1e-5).take(run).columns
+    score = run.score(rows)
+    steps = sorted(score(value + step * padded)[0] for step in (-0.5, 0, 0.5))  # v and −v are both right
+    np.testing.assert_allclose(sorted(taken["loss"]), steps, rtol=1e-4)
+    assert taken["loss"][1] == pytest.approx(score(value)[0])
+
+
+def test_corners_of_the_simplex_are_the_clients(measured: Path) -> None:
+    run = SavedRun(measured)
+    taken = Simplex(rounds=(2,), clients=(1, 4, 6), step=0.5, samples=500).take(run)
+    losses = {
+        point: loss
+        for *point_, loss in zip(*list(taken.columns.values())[1:], strict=True)
+        for point in [tuple(point_)]
+    }
+    score = run.score(run.rows("test", 500))
+    corners = {1: (1, 0, 0), 4: (0, 1, 0), 6: (0, 0, 1)}
+    for client, corner in corners.items():
+        assert losses[corner] == pytest.approx(score(run.read(2, f"client-{client:04d}"))[0], rel=1e-4)
+    between = (run.read(2, "client-0001") + run.read(2, "client-0004")) / 2
+    assert losses[0.5, 0.5, 0] == pytest.approx(score(between)[0], rel=1e-4)
+    sizes = np.array([len(run.partition.train[c]) for c in corners])
+    np.testing.assert_allclose(taken.facts["p"], sizes / sizes.sum())
+
+
+def test_updates_are_compared_by_their_angle(measured: Path) -> None:
+    taken = Transport(round=1, clients=(0, 3, 5), samples=10).take(SavedRun(measured)).columns
+    updates = {c: flat(measured, 1, f"client-{c:04d}") - flat(measured, 1, "before") for c in (0, 3, 5)}
+    for one, other, found in zip(taken["client"], taken["other"], taken["update_distance"], strict=True):
+        assert found == pytest.approx(1 - float(F.cosine_similarity(updates[one], updates[other], dim=0)), abs=1e-6)
+
+
+def test_the_way_of_a_client(measured: Path) -> None:
+    taken = Trajectory(client=2, grid=2, samples=1000).take(SavedRun(measured))
+    kinds, x, y = (np.array(taken.columns[name]) for name in ("kind", "x", "y"))
+    ends = [flat(measured, t, f"client-0002{end}") for t in range(4) for end in (".init", "")]
+    found = np.stack([x, y], 1)[kinds != "grid"]
+    # Distances in the plane are never longer than those between the models, and for the most distant nearly as long.
+    apart = torch.cdist(torch.stack(ends), torch.stack(ends)).numpy()
+    shown = np.linalg.norm(found[:, None] - found, axis=-1)
+    assert (shown <= apart + 1e-5).all()
+    assert shown.max() > 0.9 * apart.max()
+    assert sum(taken.facts["explained"]) == pytest.approx(
+        np.var(found, axis=0).sum() / np.var(ends, axis=0).sum(), rel=1e-4
+    )
+    run = SavedRun(measured)
+    score = run.score(run.partition.train[2], 2)
+    assert taken.columns["loss"][1] == pytest.approx(score(run.read(0, "client-0002"))[0], rel=1e-5)
+
+
+def test_weights_are_summed_over_the_rounds(measured: Path) -> None:
+    taken = Correlation().take(SavedRun(measured)).columns
+    rows = records.read(measured, "clients").to_pylist()
+    wanted = [sum(row["weight"] for row in rows if row["client"] == client) for client in taken["client"]]
+    np.testing.assert_allclose(taken["weight"], wanted)
+    assert list(taken["client"]) == list(range(8))
+
+
+def test_every_measure_is_a_table_of_the_run(measured: Path) -> None:
+    run = raysim.load(measured)
+    assert set(OPTIONS) == set(MEASURES)
+    for name, options in OPTIONS.items():
+        assert f"measures/{name}" in run.tables
+        table = run[f"measures/{name}"]
+        assert table.num_rows
+        about = json.loads(table.schema.metadata[b"raysim.measure"])
+        assert {k: list(v) if isinstance(v, tuple) else v for k, v in options.items()}.items() <= about[
+            "options"
+        ].items()
+
+
+# ---- on the command line
+
+
+def test_measure_on_the_command_line(tmp_path: Path) -> None:
+    play(tiny(), tmp_path / "run")
+
+    def measure(*words: Any) -> Any:
+        return CliRunner().invoke(app, ["measure", *map(str, words)])
+
+    done = measure("rescaling", tmp_path / "run", "--set", "points=3")
+    assert done.exit_code == 0 and "the loss is lowest at" in done.output
+    assert raysim.load(tmp_path / "run")["measures/rescaling"].num_rows == 3
+    for words, message in (
+        (("rescalling", tmp_path), "there is no measure 'rescalling'. Did you mean 'rescaling'?"),
+        (("rescaling", tmp_path, "--set", "point=3"), "measure.rescaling.point: unknown field"),
+        (("rescaling", tmp_path, "--set", "points=many"), "measure.rescaling.points: must be a whole number"),
+        (("trajectory", tmp_path), "no round's models were kept. record.trace"),
+        (("histogram", tmp_path, "--set", "rounds=[1]"), "the models of round 1 were not kept (none were kept)"),
+    ):
+        failed = measure(*words)
+        assert failed.exit_code and message in failed.output
+    (tmp_path / "run" / "model.safetensors").unlink()
+    assert "holds no final model" in measure("histogram", tmp_path).output
+
+
+def test_a_package_that_is_missing_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    from raysim.analysis import measure
+
+    monkeypatch.setattr(measure, "find_spec", lambda name: None)
+    done = CliRunner().invoke(app, ["measure", "hessian", str(tmp_path)])
+    assert "the measure hessian needs curvlinops: pip install 'raysim[analysis]'" in done.output
+
+
+def test_data_that_have_changed_are_refused(tmp_path: Path) -> None:
+    play(tiny(rounds={"total": 1, "evaluate_every": 1}), tmp_path)
+    path = tmp_path / "config.yaml"
+    path.write_text(path.read_text().replace("samples: 260", "samples: 280"))
+    with pytest.raises(MeasureError, match="dealt otherwise today"):
+        SavedRun(tmp_path)
