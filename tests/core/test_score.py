@@ -11,7 +11,7 @@ from sklearn.preprocessing import label_binarize
 
 from raysim import records
 from raysim.core.score import Score, micro_auc
-from raysim.federation import personal_scores
+from raysim.federation import Federation, personal_scores
 
 
 def test_auc_counts_won_pairs():
@@ -66,3 +66,25 @@ def test_accuracies_of_clients():
     assert found["personal_accuracy_worst10"] == pytest.approx((0 + 1 / 2) / 2)
     assert found["personal_auc"] == pytest.approx(sum(k / 20 * (k + 1) for k in range(20)) / 210)
     assert personal_scores({20: scores[20]}) == {}
+
+
+def test_evaluations_are_shared_by_the_hosts(tmp_path, warm_ray):
+    """Of the global model by samples, of the clients' own by clients; the driver adds up numbers."""
+    config = tiny(
+        data={"client_test_frac": 0.25}, client=["fedala"], evaluate={"personal": "after_init", "batch_size": 16},
+        engine={"ray": {"clients_per_actor": 1}},
+    )  # fmt: skip
+    federation = Federation(config, tmp_path, make_engine=warm_ray)
+    asked, real = [], federation.engine.call
+
+    def call(one):
+        asked.append((one.method, one.host))
+        return real(one)
+
+    federation.engine.call = call
+    federation.step()
+    federation.evaluate_personal(1)
+    federation.engine.evaluate(federation.partition.server_test)
+    federation.close()
+    for method in ("personal", "evaluate"):
+        assert sorted(host for name, host in asked if name == method) == [0, 1, 2]
