@@ -20,6 +20,8 @@ from typing import Any
 
 import torch
 
+os.environ.setdefault("RAY_worker_niceness", "0")  # actors are to compete as the loops do; Ray would make them yield
+
 from raysim.config import from_dict
 from raysim.core.client import ClientMethod, LocalRun, Moment
 from raysim.core.server import Downlink

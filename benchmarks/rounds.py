@@ -28,6 +28,8 @@ import torch.multiprocessing as mp
 import torch.nn.functional as F
 from torch import nn
 
+os.environ.setdefault("RAY_worker_niceness", "0")  # actors are to compete as the loops do; Ray would make them yield
+
 from raysim.config import Config, from_dict
 from raysim.engine.host import keep_freed_memory
 from raysim.federation import Federation
