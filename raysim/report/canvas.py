@@ -14,7 +14,7 @@ import numpy as np
 from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.colors import Normalize, TwoSlopeNorm
+from matplotlib.colors import Normalize
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
@@ -146,7 +146,9 @@ def heat_map(
     """
     low, high = limits or (np.nanmin(values), np.nanmax(values))
     signed = low < 0 < high
-    norm: Normalize = TwoSlopeNorm(0, low, high) if signed else Normalize(low, high)
+    if signed:
+        low, high = min(low, -high), max(high, -low)  # as dark is as far from zero on both sides
+    norm = Normalize(low, high)
     shades = matplotlib.colormaps[DIVERGING if signed else SEQUENTIAL].with_extremes(bad=BLANK)
     rows, columns = values.shape
     edges = (left - 0.5, left + columns - 0.5, rows - 0.5, -0.5)

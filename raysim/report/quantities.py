@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import lru_cache
+from textwrap import fill
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -110,7 +111,7 @@ def layers(run: Run, name: str) -> Canvas:
     height = float(np.clip(0.75 + 0.17 * rows, 1.5, 8))
     if "client" not in quantity.axes:
         figure = Canvas(COLUMN, height)
-        _map(figure.add_subplot(), quantity, "layer", "round", height, _words(name))
+        _map(figure.add_subplot(), quantity, "layer", "round", height, words(name))
         return figure
     figure = Canvas(PAGE, height)
     left, right = figure.subplots(1, 2, sharey=True)
@@ -119,8 +120,8 @@ def layers(run: Run, name: str) -> Canvas:
         _map(left, share, "layer", "round", height, "clients that sent the layer (%)", (0, 100))
         _map(right, share, "layer", "client", height, "of its rounds, those with the layer (%)", (0, 100))
     else:
-        _map(left, quantity, "layer", "round", height, f"{_words(name)}, mean over clients")
-        _map(right, quantity, "layer", "client", height, f"{_words(name)}, mean over rounds")
+        _map(left, quantity, "layer", "round", height, f"{words(name)}, mean over clients")
+        _map(right, quantity, "layer", "client", height, f"{words(name)}, mean over rounds")
     return figure
 
 
@@ -132,14 +133,14 @@ def notes(run: Run, name: str) -> Canvas:
         axes = figure.add_subplot()
         there = np.flatnonzero(~np.isnan(quantity.values))
         axes.plot(there + 1, quantity.values[there], color=colour(0), marker="o" if len(there) <= 25 else None)
-        axes.set(xlabel="round", ylabel=_words(name))
+        axes.set(xlabel="round", ylabel=fill(words(name), 30))
         whole_rounds(axes)
         return figure
     rows, columns = (quantity.axes[0], "round") if len(quantity.axes) == 1 else quantity.axes
     height = float(np.clip(0.75 + 0.12 * len(quantity.labels[rows]), 1.8, 3.4))
     figure = Canvas(COLUMN, height)
     over = "" if columns == "round" else ", mean over rounds"
-    _map(figure.add_subplot(), quantity, rows, columns, height, _words(name) + over)
+    _map(figure.add_subplot(), quantity, rows, columns, height, words(name) + over)
     return figure
 
 
@@ -149,7 +150,8 @@ def _map(
 ) -> None:  # fmt: skip
     values = quantity.mean(rows, columns)
     heat_map(axes, values, title, left=1 if columns == "round" else 0, limits=limits)
-    axes.set(xlabel=columns, ylabel="" if rows == "layer" else rows)
+    place = PLACES.get(quantity.name.rpartition(".")[2], "index")
+    axes.set(xlabel=place if columns == "index" else columns, ylabel={"layer": "", "index": place}.get(rows, rows))
     name_rows(axes, quantity.labels[rows], height - 0.75)
     if columns == "round":
         whole_rounds(axes)
@@ -158,14 +160,9 @@ def _map(
         axes.set_xticks(range(0, values.shape[1], every), quantity.labels[columns][::every])
 
 
-def _words(name: str) -> str:
-    greek = {"gamma": "γ", "lambda": "λ", "tau": "τ"}
+def words(name: str) -> str:
+    """What a quantity is called on an axis, with its unit where it has one."""
     method, _, what = name.rpartition(".")
-    for word, letter in greek.items():
-        what = letter if what == word else what.replace(f"_{word}", f" {letter}")
-    plain = what.replace("_", " ")
-    return (
-        f"{plain} ({method})"
-        if method
-        else {"norm": "norm of the layer", "update norm": "norm of the update"}.get(plain, plain)
-    )
+    of = what.removeprefix("model_")
+    said = WORDS.get(name) or WORDS.get(f"{method}.{of}") or WORDS.get(of, of.replace("_", " "))
+    return said + " of the model" * (what != of) + (f" ({method})" if method else "")

@@ -29,7 +29,7 @@ from raysim.config import to_yaml
 from raysim.data import Dataset, Partition
 from raysim.federation import Federation
 from raysim.records import Recorder, write_json
-from raysim.report import MissingExtra, NoData, ReportError, clients
+from raysim.report import MissingExtra, NoData, ReportError, canvas, clients, quantities
 from raysim.report.canvas import COLUMN, PAGE
 from raysim.report.figures import FIGURES, available, draw
 from raysim.report.page import write
@@ -252,12 +252,38 @@ def test_layers_are_maps_of_what_was_recorded(stored: dict[str, Run]) -> None:
     np.testing.assert_allclose(image, wanted)
     assert tuple(axes.get_images()[0].get_extent()) == (0.5, 4.5, len(wanted) - 0.5, -0.5)  # rounds count from 1
     assert [label.get_text() for label in axes.get_yticklabels()] == table["name"][: len(wanted)].tolist()
-    assert (axes.get_title(loc="left"), axes.get_xlabel()) == ("γ (fedlws)", "round")
+    assert (axes.get_title(loc="left"), axes.get_xlabel()) == ("shrink factor γ (fedlws)", "round")
     assert bar.get_ylim() == pytest.approx((wanted.min(), wanted.max()))
     (line,) = draw("notes:fedlws.model_gamma", [run]).axes[0].lines
     notes = run.columns("notes")
     np.testing.assert_array_equal(line.get_ydata(), notes["value"][notes["name"] == "model_gamma"])
     assert next(name for name in available([run]) if name.startswith("layers:")).startswith("layers:fedlws.")
+
+
+def test_all_that_is_reported_has_words_and_places() -> None:
+    """Of every note in the source, so that no figure has a bare name on its axis."""
+    root = Path(raysim.__file__).parent
+    sources = "".join(path.read_text() for part in ("methods", "analysis") for path in (root / part).glob("*.py"))
+    found = re.findall(r'\.note\((?:server, )?(?:(?:self|FedADP\(\)), )?"(\w+)", [^\n]*', sources)
+    assert len(found) > 25
+    known = {name.rpartition(".")[2] for name in quantities.WORDS}
+    assert {*found} <= known
+    further = re.findall(r'"(\w+)", [^"\n]*(?:"client", )?"(?:peer|epoch|position|class)"', sources)
+    assert len(further) >= 7
+    assert {*further} <= {*quantities.PLACES}
+    assert quantities.words("fedlws.model_gamma") == "shrink factor γ of the model (fedlws)"
+    assert quantities.words("fedlws.norm") != quantities.words("norm")
+    assert quantities.words("mine.some_thing") == "some thing (mine)"
+
+
+def test_maps_of_both_signs_are_as_dark_as_far_from_zero() -> None:
+    figure = canvas.Canvas(COLUMN, 2)
+    canvas.heat_map(figure.add_subplot(), np.array([[-1.0, 3.0], [np.nan, 0.0]]), "x")
+    (image,) = figure.axes[0].get_images()
+    assert (image.norm.vmin, image.norm.vmax) == (-3, 3)
+    figure = canvas.Canvas(COLUMN, 2)
+    canvas.heat_map(figure.add_subplot(), np.array([[1.0, 3.0]]), "x")
+    assert figure.axes[0].get_images()[0].norm.vmin == 1
 
 
 def test_uploads_by_round_and_by_client(stored: dict[str, Run]) -> None:
