@@ -61,6 +61,7 @@ FIGURES: dict[str, Comparison | Portrait] = {
     "notes": Portrait(quantities.notes, quantities.note_names),
     "shrinking": Portrait(observed.shrinking),
     "coherence-groups": Portrait(observed.coherence_groups),
+    "classes": Portrait(observed.classes),
     "simplex": Portrait(measured.simplex, lambda run: ("surface", "optima")),
     "transport": Portrait(measured.transport),
     "trajectory": Portrait(measured.trajectory),

@@ -83,8 +83,9 @@ def _mean_curves(
 
 
 def correlation(groups: Sequence[Group]) -> Canvas:
-    """Sum of each client's weights λ over the rounds against its samples, its heterogeneity degree and their product
-    (FedLAW, table 11), and Pearson's r over all clients shown."""
+    """Sum of each client's weights λ over the rounds against what the client has (FedLAW, table 11).
+
+    Its samples, its heterogeneity degree and their product, and Pearson's r over all clients shown."""
     held = [(i, label, {k: np.concatenate([t[k] for t in tables]) for k in tables[0]}) for i, label, tables in
             _measured(groups, "correlation")]  # fmt: skip
     figure = Canvas(PAGE, 2.3)
@@ -143,8 +144,9 @@ def slice_(groups: Sequence[Group]) -> Canvas:
 
 
 def hessian(groups: Sequence[Group], variant: str) -> Canvas:
-    """Largest eigenvalues of the loss's Hessian: at the last measured round, the first over the measured rounds, and the
-    first over the last of them."""
+    """Largest eigenvalues of the loss's Hessian at the last measured round.
+
+    `first` and `ratio` are the first, and the first over the last of them, over the measured rounds."""
     if variant == "spectrum":
         figure, axes, drawn = _mean_curves(groups, "hessian", "index", "eigenvalue")
         for *_, line in drawn:
@@ -214,8 +216,9 @@ def simplex(run: Run, variant: str) -> Canvas:
 
 
 def transport(run: Run) -> Canvas:
-    """Optimal-transport distance between clients' data, cosine distance between their updates, and one against the other
-    with Spearman's rank correlation (FedLWS, figure 5)."""
+    """Distance between clients' data, by optimal transport, and between their updates (FedLWS, figure 5).
+
+    On the right one against the other, with Spearman's rank correlation."""
     table, _ = measured(run, "transport")
     clients = np.unique(np.concatenate([table["client"], table["other"]]))
     places = np.searchsorted(clients, table["client"]), np.searchsorted(clients, table["other"])
@@ -238,8 +241,9 @@ def transport(run: Run) -> Canvas:
 
 
 def trajectory(run: Run) -> Canvas:
-    """A client's models at the start (circles) and end (dots) of its training in each round, in their principal plane
-    over the loss of its training samples."""
+    """A client's models in their principal plane over the loss of its training samples (FedALA, figure 4).
+
+    Circles are the starts of its training in each round, dots the ends."""
     table, about = measured(run, "trajectory")
     kind, x, y = table["kind"], table["x"], table["y"]
     grid = kind == "grid"

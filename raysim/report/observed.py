@@ -10,16 +10,7 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
 from raysim.report import NoData
-from raysim.report.canvas import (
-    COLUMN,
-    INK,
-    PAGE,
-    Canvas,
-    colour,
-    dash,
-    legend,
-    whole_rounds,
-)
+from raysim.report.canvas import COLUMN, INK, PAGE, Canvas, colour, dash, heat_map, legend, name_rows, whole_rounds
 from raysim.report.quantities import quantities
 from raysim.report.runs import Group, Run
 
@@ -91,9 +82,26 @@ def coherence_groups(run: Run) -> Canvas:
 
 
 def heterogeneity(groups: Sequence[Group], variant: str) -> Canvas:
-    """Heterogeneity coherence of each round (FedLAW, definition 5.2): how like the classes that the round weighed are to
-    those of all clients."""
+    """Heterogeneity coherence of each round (FedLAW, definition 5.2).
+
+    How like the classes that the round weighed are to those of all clients."""
     return _over_rounds(groups, lambda run: noted(run, f"heterogeneity.{variant}"), HETEROGENEITIES[variant])[0]
+
+
+def classes(run: Run) -> Canvas:
+    """Classes that each round weighed: the mean of its clients' class shares by their weights λ."""
+    values = noted(run, "heterogeneity.classes")  # [rounds, C]
+    if not len(values):
+        raise NoData("The run has no instrument heterogeneity.")
+    names = run.shares.classes or [str(c) for c in range(values.shape[1])]
+    height = float(np.clip(0.75 + 0.14 * len(names), 1.8, 3.4))
+    figure = Canvas(COLUMN, height)
+    axes = figure.add_subplot()
+    heat_map(axes, 100 * values.T, "share of the class in the round (%)", left=1)
+    axes.set(xlabel="round", ylabel="class")
+    name_rows(axes, names, height - 0.75)
+    whole_rounds(axes)
+    return figure
 
 
 def balance(groups: Sequence[Group], variant: str) -> Canvas:
@@ -197,8 +205,10 @@ def _shrunk(run: Run) -> np.ndarray:
 
 
 def shrinking(run: Run) -> Canvas:
-    """FedLWS's shrink factor γ over the rounds: of the first and last layer, the mean and standard deviation over the
-    layers, and what one factor for the whole model would be."""
+    """FedLWS's shrink factor γ of the layers over the rounds.
+
+    Of the first and last layer, the mean and standard deviation over all, and what one factor for the whole model would
+    be."""
     gamma = noted(run, "fedlws.gamma")
     if not len(gamma):
         raise NoData("The run has no FedLWS.")
@@ -280,7 +290,7 @@ def similarity(groups: Sequence[Group]) -> Canvas:
         axes.set_xlabel("round")
         axes.set_title(group.label if len(held) > 1 else "", loc="left")
         whole_rounds(axes)
-    panels[0].set_ylabel("cosine with the new global model")
+    panels[0].set_ylabel("cosine with the global model")
     legend(figure, list(handles.values()), list(handles))
     return figure
 
@@ -303,7 +313,7 @@ def parameters(groups: Sequence[Group]) -> Canvas:
         for row, value in zip(rows, values, strict=True):
             axes.annotate(f"{value:.3g}", (value, row), (3, 0), textcoords="offset points", va="center", fontsize=7)
     axes.set_yticks(range(len(labels)), labels)
-    axes.set(ylim=(len(labels) - 0.5, -0.5), xlim=(0, 1.15 * np.max(sent)), xlabel="sent a client and round, in models")
+    axes.set(ylim=(len(labels) - 0.5, -0.5), xlim=(0, 1.15 * np.max(sent)), xlabel="models a client and round")
     axes.tick_params(axis="y", length=0)
     axes.grid(visible=False, axis="y")
     legend(figure, [Patch(color=colour(i), alpha=0.85) for i in range(2)], ways)

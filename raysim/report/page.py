@@ -22,9 +22,15 @@ SECTIONS = {
     "Scores": ("scores", "accuracy", "loss", "train-loss:rounds"),
     "The clients' own models": ("personal", "worst:rounds", "clients"),
     "Bytes and time": ("traffic", "seconds"),
-    "Aggregation weights": ("lambda-size",),
+    "Aggregation weights": ("lambda-size", "lambda-coherence", "correlation"),
+    "The clients' updates": ("coherence", "heterogeneity", "similarity"),
+    "Shrinking": ("balance:fedlaw_ratio", "balance:fedlws_ratio", "tau-r"),
+    "The loss around the model": ("rescaling:loss", "slice", "hessian", "histogram"),
 }
-PORTRAIT = ("lambda", "layers", "notes", "timeline", "utilisation")
+PORTRAIT = (
+    *("lambda", "layers", "notes", "shrinking", "coherence-groups", "classes", "simplex", "transport", "trajectory"),
+    *("timeline", "utilisation"),
+)
 
 
 @dataclass(frozen=True)

@@ -124,6 +124,14 @@ def test_similarity_of_few_and_of_many_clients(tmp_path: Path) -> None:
     assert curve(both.axes[1].lines[0]) == [[1, pytest.approx(0.4)]]
 
 
+def test_classes_are_a_map_over_the_rounds(measured: Path) -> None:
+    run = raysim.load(measured)
+    noted = [row["value"] for row in run["notes"].to_pylist() if row["name"] == "classes"]
+    axes = draw("classes", [run]).axes[0]
+    np.testing.assert_allclose(axes.get_images()[0].get_array(), 100 * np.reshape(noted, (4, 4)).T)
+    assert [label.get_text() for label in axes.get_yticklabels()] == ["0", "1", "2", "3"]
+
+
 def test_norms_and_floats(tmp_path: Path) -> None:
     run = by_hand(tmp_path / "a", {"coherence.mean": [0.1, 0.2]})
     assert curve(draw("norm", [run]).axes[0].lines[0]) == [[1, 5], [2, 5]]
@@ -231,6 +239,7 @@ def test_what_was_not_measured_says_how_to(tmp_path: Path) -> None:
         "ratios",
         "lambda-coherence",
         "shrinking",
+        "classes",
         *(f"balance:{v}" for v in BALANCES),
     ):
         with pytest.raises(NoData):

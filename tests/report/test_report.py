@@ -359,9 +359,10 @@ def tick_labels(axis: Axis) -> list[Text]:
     return [t for t in axis.get_majorticklabels() if t.get_text() and low <= t.get_position()[place] <= high]
 
 
-@pytest.mark.parametrize("names", [["avg-3"], ["lws"], ["ldf"], ["fomo"], list(STORED)])
-def test_every_figure_has_labels_that_fit(stored: dict[str, Run], names: list[str]) -> None:
-    runs = [stored[name] for name in names]
+@pytest.mark.parametrize("names", [["avg-3"], ["lws"], ["ldf"], ["fomo"], ["measured"], [*STORED, "measured"]])
+def test_every_figure_has_labels_that_fit(stored: dict[str, Run], measured: Path, names: list[str]) -> None:
+    every = stored | {"measured": raysim.load(measured)}
+    runs = [every[name] for name in names]
     for name in available(runs):
         figure = draw(name, runs)
         figure.draw_without_rendering()
@@ -386,8 +387,9 @@ def test_every_figure_has_labels_that_fit(stored: dict[str, Run], names: list[st
             assert fits or not text.get_text(), f"{name}: {text.get_text()!r} does not fit"
 
 
-def test_every_figure_is_drawn_by_some_test(stored: dict[str, Run]) -> None:
-    shown = {name.partition(":")[0] for run in stored.values() for name in available([run])}
+def test_every_figure_is_drawn_by_some_test(stored: dict[str, Run], measured: Path) -> None:
+    runs = [*stored.values(), raysim.load(measured)]
+    shown = {name.partition(":")[0] for run in runs for name in available([run])}
     assert shown == set(FIGURES)
 
 
@@ -457,13 +459,18 @@ def test_a_page_needs_nothing_else(page: Path) -> None:
     assert "test accuracy (%)" in parsed.text, "texts of figures are not texts"
 
 
-def test_a_page_has_the_sections_for_which_there_are_data(page: Path, stored: dict[str, Run], tmp_path: Path) -> None:
-    shared = ["Scores", "Bytes and time", "Aggregation weights"]
+def test_a_page_has_the_sections_for_which_there_are_data(
+    page: Path, stored: dict[str, Run], measured: Path, tmp_path: Path
+) -> None:
+    shared = ["Scores", "Bytes and time", "Aggregation weights", "Shrinking"]
     each = ["Who holds what, seed 3", "fedavg, seed 3", "fedldf", "fedavg + fedlws"]  # one partition, shown once
     assert headings(page) == [*shared, *each, "To do it again"]
     write([stored["ala"]], tmp_path / "ala.html")
     its = ["The clients&#39; own models", "Who holds what", "fedala", "To do it again"]
     assert [heading for heading in headings(tmp_path / "ala.html") if heading not in shared] == its
+    write([raysim.load(measured)], tmp_path / "measured.html")
+    seen = ["The clients&#39; updates", "Shrinking", "The loss around the model"]
+    assert [heading for heading in headings(tmp_path / "measured.html") if heading in seen] == seen
     write([by_hand(tmp_path / "a", [None])], tmp_path / "a.html")
     assert headings(tmp_path / "a.html") == ["Bytes and time", "To do it again"]
 
