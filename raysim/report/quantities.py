@@ -13,6 +13,57 @@ from raysim.report.canvas import COLUMN, PAGE, Canvas, colour, every_nth, heat_m
 from raysim.report.runs import Run
 
 AXES = ("client", "layer", "index")  # in this order
+INSTRUMENTS = ("balance", "coherence", "heterogeneity", "similarity")  # they have figures of their own
+
+WORDS = {  # with the method where several mean different things by one word
+    "norm": "norm of the layer ‖w‖",
+    "fedlws.norm": "norm before ‖w‖",
+    "update_norm": "norm of the update ‖Δw‖",
+    "relative_update": "relative update ‖Δw‖ / ‖w‖",
+    "gamma": "shrink factor γ",
+    "lambda": "aggregation weight λ",
+    "tau": "spread of the clients τ",
+    "moved": "step of the mean ‖d‖",
+    "r": "r = ‖(1 − γ)w‖ / ‖γd‖",
+    "decay": "decay of the weights",
+    "uploads": "sent (1) or not (0)",
+    "divergence": "divergence from the global model",
+    "discrepancy": "distance from the target's classes",
+    "fell_back": "fell back to sizes (1: yes)",
+    "normaliser": "local steps counted, ‖a‖₁",
+    "tau_eff": "effective local steps τ",
+    "kept": "share of the neurons sent",
+    "loss": "loss of learning (nats)",
+    "proxy_loss_before": "proxy loss before (nats)",
+    "proxy_loss_after": "proxy loss after (nats)",
+    "preference": "preference for the peer's model",
+    "weights": "weight of the peer's model",
+    "relation": "weight of the peer's model",
+    "cosine": "cosine with the global model",
+    "similarity": "similarity to the others, summed",
+    "factor": "factor on the weight",
+    "coherence.client": "mean cosine with the others' updates",
+    "coherence.mean": "mean cosine of updates",
+    "coherence.paper": "local gradient coherence",
+    "heterogeneity.cosine": "classes like all clients' (cosine)",
+    "heterogeneity.overlap": "classes like all clients' (overlap)",
+    "heterogeneity.classes": "share of the class",
+    "balance.gradient": "global gradient ‖γd‖",
+    "balance.decay": "pull of shrinking ‖(1 − γ)w‖",
+    "balance.fedlaw_ratio": "FedLAW's r ‖γd‖ / ‖(1 − γ)w‖",
+    "balance.fedlws_ratio": "FedLWS's r ‖(1 − γ)w‖ / ‖γd‖",
+    "similarity.client": "cosine with the new global model",
+}
+PLACES = {  # what the further index of a quantity counts
+    "loss": "epoch of learning",
+    "gamma": "epoch of learning",
+    "lambda": "epoch of learning",
+    "preference": "peer",
+    "weights": "peer",
+    "relation": "peer",
+    "cosine": "layer, from the input",
+    "classes": "class",
+}
 
 
 @dataclass(frozen=True, eq=False)
@@ -99,7 +150,8 @@ def layer_names(run: Run) -> list[str]:
 
 
 def note_names(run: Run) -> list[str]:
-    return [name for name, q in quantities(run).items() if "layer" not in q.axes]
+    found = quantities(run).items()
+    return [name for name, q in found if "layer" not in q.axes and name.partition(".")[0] not in INSTRUMENTS]
 
 
 def layers(run: Run, name: str) -> Canvas:
