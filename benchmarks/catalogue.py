@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 PROXY = {"data": {"proxy": {"samples": 100}}}  # of the test set, on which these methods are then not tested
@@ -19,7 +19,15 @@ class Setting:
     everyone: bool = False  # all clients take part in every round
     personal: bool = False  # judged by the clients' own models, each on its client's test samples
     note: str = ""  # why it ends below FedAvg on the quickstart data, should it do so
-    cure: dict[str, Any] = field(default_factory=dict)  # fields with which it then learns
+    cure: dict[str, Any] = field(default_factory=dict)  # fields with which it then learns ...
+    cure_changes: dict[str, dict[str, Any]] = field(default_factory=dict)  # ... or other sections
+
+    @property
+    def cured(self) -> Setting | None:
+        """The setting in which it learns, where the plain one may not."""
+        if not self.cure and not self.cure_changes:
+            return None
+        return replace(self, fields=self.fields | self.cure, changes=self.changes | self.cure_changes, note="")
 
     def sections(self, name: str) -> dict[str, Any]:
         """The parts of a configuration that make a run use the method."""
@@ -48,7 +56,11 @@ SETTINGS: dict[str, Setting] = {
     # Objectives: one global model.
     "fedprox": client("one vector operation a step"),
     "feddyn": client("two vector operations a step, one a round on the server"),
-    "scaffold": client("one vector operation a step; a second vector comes and goes"),
+    "scaffold": client(
+        "one vector operation a step; a second vector comes and goes", cure_changes={"local": {"lr": 0.05}},
+        note="a client meets its control again after some ten rounds; at this learning rate the model has moved on so far "
+        "that it misleads",
+    ),
     "sgdm": client("the momentum: one vector operation a step", fields={"rho": 0.5}),
     "fedbabu": client(
         "less: the head has no gradient",
@@ -73,12 +85,18 @@ SETTINGS: dict[str, Setting] = {
     "fedfomo": client(
         "a forward pass of every model received over the validation samples",
         fields={"models": 5}, changes={"data": {"client_val_frac": 0.2}}, personal=True,
+        note="no model gathers what all learn: a client, drawn five times in 50 rounds, mixes a few models that it judges on "
+        "two or three validation samples; its accuracy still grows, to 0.62 after 200 rounds",
     ),
     "apple": client(
         "all clients' models mixed, and as many inner products, in every step", everyone=True, personal=True,
         note="each core moves by its own share of the mix, at first one in N, of a step",
     ),
-    "partialfed": client("two models mixed in every step, and their inner products with the gradient", personal=True),
+    "partialfed": client(
+        "two models mixed in every step, and their inner products with the gradient", personal=True,
+        cure={"logits": [5.0, 0.0]},
+        note="at first a layer is as often the client's own, which is some ten rounds old, as the global one",
+    ),
     # Weights.
     "fedavg": weighting("nothing: uniform weights", fields={"weights": "uniform"}),
     "feddisco": weighting("nothing: numbers on the server"),

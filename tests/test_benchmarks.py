@@ -2,7 +2,6 @@
 
 import importlib.util
 from argparse import Namespace
-from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 
@@ -90,9 +89,11 @@ def test_a_method_that_can_be_cured_has_a_row_more(benchmark, tmp_path, monkeypa
 def test_cures_are_configured(benchmark):
     learns = benchmark("learns")
     for name, case in learns.CASES.items():
-        if case.cure:
+        if case.cured:
             assert case.note
-            from_dict(learns.sections(replace(case, fields=case.fields | case.cure), name, 50, 8))
+            ill, cured = (from_dict(learns.sections(setting, name, 50, 8)) for setting in (case, case.cured))
+            assert ill != cured
+            assert (ill.data, ill.rounds) == (cured.data, cured.rounds)
 
 
 def test_table3_has_the_papers_models_and_methods(benchmark):
