@@ -14,6 +14,7 @@ import numpy as np
 from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.collections import PathCollection
 from matplotlib.colors import Normalize
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
@@ -109,13 +110,19 @@ def dash(i: int) -> str:
     return DASHES[i % len(DASHES)]
 
 
+def mark(i: int) -> str:
+    """Clouds of points are told apart by more than their colours."""
+    return "os^Dv*P"[i % 7]
+
+
 def legend(figure: Figure, handles: Sequence[Artist], labels: Sequence[str]) -> None:
     """A legend above the axes, in as many columns as the figure has room for; the figure grows by its lines."""
     if not labels:
         return
     room = int(figure.get_figwidth() * 15)  # letters of the legend's size in a line
     columns = max(1, min(len(labels), room // (max(map(len, labels)) + 5)))
-    figure.legend(handles, labels, loc="outside upper left", ncols=columns)
+    dots = any(isinstance(handle, PathCollection) for handle in handles)  # small in a cloud, too small alone
+    figure.legend(handles, labels, loc="outside upper left", ncols=columns, markerscale=1.8 if dots else 1)
     figure.set_figheight(figure.get_figheight() + 0.15 * -(-len(labels) // columns))
 
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from raysim.report import NoData
-from raysim.report.canvas import COLOURS, COLUMN, INK, Canvas, colour, dash, heat_map, legend, name_rows, whole_rounds
+from raysim.report.canvas import COLUMN, INK, Canvas, colour, dash, heat_map, legend, mark, name_rows, whole_rounds
 from raysim.report.partition import bubble_chart
 from raysim.report.runs import Group, Run
 
@@ -114,7 +114,7 @@ def weights_by_size(groups: Sequence[Group]) -> Canvas:
     line = axes.plot([0, top], [0, top], color=INK, linewidth=0.8, linestyle=(0, (4, 3)), zorder=0)
     dots = [
         axes.scatter(
-            points[:, 0], points[:, 1], s=9, color=colour(i), marker="osD^vPX"[i // len(COLOURS) % 7], alpha=0.55, linewidths=0,
+            points[:, 0], points[:, 1], s=9, color=colour(i), marker=mark(i), alpha=0.55, linewidths=0,
             rasterized=len(points) > 2000,
         )
         for i, _, points in held

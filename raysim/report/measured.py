@@ -23,9 +23,10 @@ from raysim.report.canvas import (
     every_nth,
     heat_map,
     legend,
+    mark,
     whole_rounds,
 )
-from raysim.report.observed import mark, pearson
+from raysim.report.observed import pearson
 from raysim.report.runs import Group, Run
 
 BEST = "#d55e00"

@@ -10,7 +10,19 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
 from raysim.report import NoData
-from raysim.report.canvas import COLUMN, INK, PAGE, Canvas, colour, dash, heat_map, legend, name_rows, whole_rounds
+from raysim.report.canvas import (
+    COLUMN,
+    INK,
+    PAGE,
+    Canvas,
+    colour,
+    dash,
+    heat_map,
+    legend,
+    mark,
+    name_rows,
+    whole_rounds,
+)
 from raysim.report.quantities import quantities
 from raysim.report.runs import Group, Run
 
@@ -331,8 +343,3 @@ def pearson(a: np.ndarray, b: np.ndarray) -> float:
     """NaN where one of them is constant."""
     with np.errstate(invalid="ignore", divide="ignore"):
         return float(np.corrcoef(a, b)[0, 1])
-
-
-def mark(i: int) -> str:
-    """Clouds of points are told apart by more than their colours."""
-    return "os^Dv*P"[i % 7]

@@ -27,7 +27,7 @@ WORDS = {  # with the method where several mean different things by one word
     "r": "r = ‖(1 − γ)w‖ / ‖γd‖",
     "decay": "decay of the weights",
     "uploads": "sent (1) or not (0)",
-    "divergence": "divergence from the global model",
+    "divergence": "divergence",
     "discrepancy": "distance from the target's classes",
     "fell_back": "fell back to sizes (1: yes)",
     "normaliser": "local steps counted, ‖a‖₁",
@@ -36,7 +36,7 @@ WORDS = {  # with the method where several mean different things by one word
     "loss": "loss of learning (nats)",
     "proxy_loss_before": "proxy loss before (nats)",
     "proxy_loss_after": "proxy loss after (nats)",
-    "preference": "preference for the peer's model",
+    "preference": "preference for the peer",
     "weights": "weight of the peer's model",
     "relation": "weight of the peer's model",
     "cosine": "cosine with the global model",
@@ -185,7 +185,7 @@ def notes(run: Run, name: str) -> Canvas:
         axes = figure.add_subplot()
         there = np.flatnonzero(~np.isnan(quantity.values))
         axes.plot(there + 1, quantity.values[there], color=colour(0), marker="o" if len(there) <= 25 else None)
-        axes.set(xlabel="round", ylabel=fill(words(name), 30))
+        axes.set(xlabel="round", ylabel=fill(words(name), 24))
         whole_rounds(axes)
         return figure
     rows, columns = (quantity.axes[0], "round") if len(quantity.axes) == 1 else quantity.axes
@@ -201,7 +201,7 @@ def _map(
     limits: tuple[float, float] | None = None,
 ) -> None:  # fmt: skip
     values = quantity.mean(rows, columns)
-    heat_map(axes, values, title, left=1 if columns == "round" else 0, limits=limits)
+    heat_map(axes, values, fill(title, 42), left=1 if columns == "round" else 0, limits=limits)
     place = PLACES.get(quantity.name.rpartition(".")[2], "index")
     axes.set(xlabel=place if columns == "index" else columns, ylabel={"layer": "", "index": place}.get(rows, rows))
     name_rows(axes, quantity.labels[rows], height - 0.75)
@@ -217,4 +217,4 @@ def words(name: str) -> str:
     method, _, what = name.rpartition(".")
     of = what.removeprefix("model_")
     said = WORDS.get(name) or WORDS.get(f"{method}.{of}") or WORDS.get(of, of.replace("_", " "))
-    return said + " of the model" * (what != of) + (f" ({method})" if method else "")
+    return (f"{method}: " if method else "") + said + " of the model" * (what != of)

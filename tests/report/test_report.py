@@ -252,7 +252,7 @@ def test_layers_are_maps_of_what_was_recorded(stored: dict[str, Run]) -> None:
     np.testing.assert_allclose(image, wanted)
     assert tuple(axes.get_images()[0].get_extent()) == (0.5, 4.5, len(wanted) - 0.5, -0.5)  # rounds count from 1
     assert [label.get_text() for label in axes.get_yticklabels()] == table["name"][: len(wanted)].tolist()
-    assert (axes.get_title(loc="left"), axes.get_xlabel()) == ("shrink factor γ (fedlws)", "round")
+    assert (axes.get_title(loc="left"), axes.get_xlabel()) == ("fedlws: shrink factor γ", "round")
     assert bar.get_ylim() == pytest.approx((wanted.min(), wanted.max()))
     (line,) = draw("notes:fedlws.model_gamma", [run]).axes[0].lines
     notes = run.columns("notes")
@@ -271,9 +271,9 @@ def test_all_that_is_reported_has_words_and_places() -> None:
     further = re.findall(r'"(\w+)", [^"\n]*(?:"client", )?"(?:peer|epoch|position|class)"', sources)
     assert len(further) >= 7
     assert {*further} <= {*quantities.PLACES}
-    assert quantities.words("fedlws.model_gamma") == "shrink factor γ of the model (fedlws)"
+    assert quantities.words("fedlws.model_gamma") == "fedlws: shrink factor γ of the model"
     assert quantities.words("fedlws.norm") != quantities.words("norm")
-    assert quantities.words("mine.some_thing") == "some thing (mine)"
+    assert quantities.words("mine.some_thing") == "mine: some thing"
 
 
 def test_maps_of_both_signs_are_as_dark_as_far_from_zero() -> None:
