@@ -7,19 +7,21 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from conftest import play
 from typer.testing import CliRunner
 
 from raysim.__main__ import app
 from raysim.config import ConfigError, load
 from raysim.parallel import carried, start
 from raysim.report.runs import Run
-from raysim.sweep import grid
+from raysim.sweep import grid, play_all
 
 ROOT = Path(__file__).parent.parent
 
@@ -156,30 +158,38 @@ KINDS = f"""
 methods:
   short: {{}}
   cannot: {{data.partition: {CANNOT}}}
-  long: {{rounds.total: 300}}
+  long: {{rounds.total: 150, rounds.checkpoint_every: 150}}
 """
 
 
-def wait_for(text: str, path: Path, process: subprocess.Popen[str]) -> None:
+def wait_for(text: str, path: Path, seconds: float = 120) -> None:
+    deadline = time.monotonic() + seconds
     while not (path.is_file() and text in path.read_text()):
-        assert process.poll() is None, "it ended too early"
+        assert time.monotonic() < deadline, f"{path} has no {text!r}"
         time.sleep(0.05)
 
 
-def test_several_at_a_time_stop_together_and_give_the_same_bits(base: Path) -> None:
+def test_several_at_a_time_stop_together_and_give_the_same_bits(
+    base: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
     base.write_text(BASE + KINDS)
-    command = [sys.executable, "-m", "raysim", "sweep", str(base), "--out", "out", "--parallel", "2"]
-    env = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1"}
-    with subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=env, start_new_session=True
-    ) as process:
-        wait_for("round   3/300", Path("out/long/log.txt"), process)  # it began when one of the others had ended
-        os.killpg(process.pid, signal.SIGINT)  # as a terminal does, to all in the foreground
-        out, err = process.communicate(timeout=60)
-    assert process.returncode == 130, err
+    points = grid(base, [], [], Path("out"))
+
+    def interrupt() -> None:
+        try:
+            wait_for("round   3/150", Path("out/long/log.txt"))  # it began when one of the others had ended
+        finally:
+            os.kill(os.getpid(), signal.SIGINT)
+
+    thread = threading.Thread(target=interrupt)
+    thread.start()
+    status = play_all(points, at_once=2)
+    thread.join()
+    out, err = capfd.readouterr()
+    assert status == 130, err
     assert "once more stops at once" in err
     assert err.endswith("The same command continues the sweep.\n")
-    assert "Traceback" not in err
     lines = sorted(line.split("   ")[1:3] for line in out.splitlines() if " of 3   " in line)
     (cannot, failed), (short, accuracy) = lines
     assert (cannot, short) == ("cannot", "short")
@@ -187,23 +197,21 @@ def test_several_at_a_time_stop_together_and_give_the_same_bits(base: Path) -> N
     assert failed.endswith("(see out/cannot/log.txt)")
     assert accuracy.startswith("accuracy ")
     assert "Stopped. `raysim resume out/long` continues." in Path("out/long/log.txt").read_text()
-    assert not Path("out/long/result.json").exists()
+    assert [point.finished for point in points] == [True, False, False]
 
-    again = sweep(base, "--out", "out")
-    assert again.exit_code == 1
-    assert again.output.startswith("3 runs, of which 1 are finished")
-    for name in ("short", "long"):
-        straight = CliRunner().invoke(app, ["run", f"out/{name}/config.yaml", "--out", f"straight/{name}"])
-        assert straight.exit_code == 0, straight.output
-        sha = [json.loads(Path(where, name, "result.json").read_text())["sha256"] for where in ("out", "straight")]
-        assert sha[0] == sha[1]
+    assert play_all(points) == 1  # one at a time
+    assert "3 runs, of which 1 are finished" in capfd.readouterr().out
+    for point in (points[0], points[2]):
+        straight = play(point.config, Path("straight", point.name)).sha256()
+        assert json.loads((point.folder / "result.json").read_text())["sha256"] == straight
 
 
 def test_a_run_ends_with_the_process_that_started_it(base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     process, log = start(grid(base, ["rounds.total=100000"], [], Path("out"))[0], None, None)
     with process, log:
-        wait_for("round      1/100000", Path("out/base/log.txt"), process)
+        wait_for("round      1/100000", Path("out/base/log.txt"))
+        assert os.getpgid(process.pid) != os.getpgid(0)  # a terminal's Ctrl-C does not reach it twice
         assert process.stdin is not None
         process.stdin.close()  # as the system does when that process is killed
         assert process.wait(30) == 1
