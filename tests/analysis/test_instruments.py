@@ -170,6 +170,21 @@ def test_coherence_and_similarity_of_traced_models(tmp_path: Path) -> None:
     np.testing.assert_allclose(round_.note("similarity", "client"), cosines, rtol=1e-6)
 
 
+def test_balance_of_a_learned_factor(tmp_path: Path) -> None:
+    """Against the note of what adaptive GWS learned, and the traced models."""
+    changes = {"weighting": [{"adaptive_gws": {"epochs": 3}}], "data": {"proxy": {"samples": 20}}}
+    federation = play(tiny(**changes, record={"instruments": ["balance"], "trace": [1]}), tmp_path)
+    round_ = Traced(tmp_path, 1, federation)
+    gamma = round_.note("adaptivegws", "gamma")[-1]
+    names = [s.name for s in federation.server.layers.tensors if s.kind == "parameter"]
+    before, after = (np.concatenate([round_.load(n)[name].ravel() for name in names]) for n in ("before", "after"))
+    assert round_.note("balance", "gamma") == pytest.approx(gamma)
+    gradient, decay = np.linalg.norm(after - gamma * before), abs(1 - gamma) * np.linalg.norm(before)
+    assert round_.note("balance", "gradient") == pytest.approx(gradient, rel=1e-4)
+    assert round_.note("balance", "decay") == pytest.approx(decay, rel=1e-4)
+    assert round_.note("balance", "fedlaw_ratio") == pytest.approx(gradient / decay, rel=1e-4)
+
+
 def test_a_round_of_one_client(tmp_path: Path) -> None:
     """Coherence needs a pair, the others do not."""
     alone = tiny(rounds={"total": 1, "participation": 0.1}, record={"instruments": ["coherence", "similarity"]})
