@@ -32,6 +32,7 @@ from raysim.engine import tree
 from raysim.models import Inputs, build
 
 Arrays = dict[str, np.ndarray]
+SAMPLE_BYTES = 256 << 20  # model inputs that a host keeps on its device from round to round
 
 
 @dataclass(frozen=True)
@@ -128,6 +129,8 @@ class ClientHost:
         self.row: dict[int, int] = {}  # client -> its row
         self.vectors: dict[str, dict[int, Tensor]] = {}  # further uploads by name and client
         self.t = -1
+        self._samples: dict[tuple[int, str], Samples] = {}  # what clients trained on, as long as there is room
+        self._room = SAMPLE_BYTES
         self._counters = [spec for spec in layers.tensors if spec.kind == "counter"]
         self._pending: dict[int, tree.Partials] = {}  # partial sums that wait here to be merged
         self._foreseen: tree.Partials = {}  # sums made while training
@@ -332,7 +335,16 @@ class ClientHost:
 
     def client_data(self, client: int) -> ClientData:
         rows = {"train": self.partition.train, "test": self.partition.test, "val": self.partition.val}
-        return ClientData(lambda part: self.samples(rows[part][client], client))
+
+        def load(part: str) -> Samples:
+            samples = self._samples.get((client, part)) or self.samples(rows[part][client], client)
+            size = samples.x.nbytes + samples.y.nbytes
+            if (client, part) not in self._samples and size <= self._room:
+                self._samples[client, part] = samples
+                self._room -= size
+            return samples
+
+        return ClientData(load)
 
     def samples(self, rows: np.ndarray, client: int | None = None) -> Samples:
         """Model inputs and labels of `rows` of the data set, on the device; labels as `client` sees them."""

@@ -140,8 +140,9 @@ class RayEngine(Engine):
 
     def call(self, call: Call) -> list[Handle]:
         method = getattr(self._actors[call.host], call.method)
-        results = method.options(num_returns=call.returns).remote(*call.args)
-        return results if call.returns > 1 else [results]
+        if call.returns == 1:
+            return [method.remote(*call.args)]
+        return method.options(num_returns=call.returns).remote(*call.args)
 
     def fetch(self, calls: Sequence[tuple[int, Handle]]) -> list[Any]:
         values = []
