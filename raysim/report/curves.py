@@ -94,12 +94,12 @@ def _time(longest: float) -> tuple[str, float]:
 
 
 def _decades(axes: Axes) -> None:
-    """Labels of a logarithmic axis that spans little: at 1, 2 and 5, or evenly spaced where even those are few."""
+    """Labels of a logarithmic axis: where it spans little at 1, 2 and 5 too, or evenly spaced where even those are few."""
     low, high = axes.get_xlim()
-    if high / low < 100:
+    if high / low < 300:
         axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)) if high / low > 5 else MaxNLocator(4))
-        axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
-        axes.xaxis.set_minor_formatter(NullFormatter())
+    axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
+    axes.xaxis.set_minor_formatter(NullFormatter())
 
 
 def final_scores(groups: Sequence[Group]) -> Canvas:
