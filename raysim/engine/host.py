@@ -11,7 +11,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
@@ -156,8 +156,8 @@ class ClientHost:
         outcomes: dict[int, Outcome] = {}
         outputs: dict[int, list[Arrays]] = {}
 
-        def train(client: int, update: Tensor) -> bool:
-            """Leave the client's update in `update` [S]; whether there is one."""
+        def train(client: int, update: Tensor, check: bool = True) -> bool:
+            """Leave the client's update in `update` [S]; whether there is one. `check` refuses what is not finite."""
             kept: Arrays = objects[visit.kept[client]] if client in visit.kept else {}
             trace: Arrays = {f"state.before.{name}": array for name, array in kept.items()} if visit.trace else {}
             begun = time.perf_counter()
@@ -165,7 +165,7 @@ class ClientHost:
                 run = self._run(visit, client, server, shared_tensors, kept, objects)
                 outcome, upload = self._train(run, trace)
                 torch.sub(upload.value, server, out=update)
-                if not finite(update):
+                if check and not finite(update):
                     outcome = Outcome("its model is not finite (NaN or Inf): refused")
             except Exception:
                 outcome = Outcome(traceback.format_exc())
@@ -199,20 +199,24 @@ class ClientHost:
         sums = self._leave(self._foreseen, visit.sums, stopped) if visit.sums else {}
         return [Report(outcomes, started, stopped), sums, *results]
 
-    def _sum_while_training(self, visit: Visit, request: SumRequest, train: Callable[[int, Tensor], bool]) -> None:
+    def _sum_while_training(self, visit: Visit, request: SumRequest, train: Callable[[int, Tensor, bool], bool]) -> None:
         """Train in the order of the tree and add each model as it comes: no more than its depth are held at once."""
         positions = {request.position[c]: c for c in visit.clients}
 
-        def leaf(position: int) -> dict[int, Tensor | None]:
+        def leaf(position: int, check: bool) -> dict[int, Tensor | None]:
             update = torch.empty(self.layers.S, device=self.device)
-            if not train(positions[position], update):
+            weights = [float(w[position]) for *_, w in request.pieces.values()]
+            if not train(positions[position], update, check or not all(weights)):
                 return dict.fromkeys(request.pieces)
-            parts = {i: (update[start:stop], float(w[position])) for i, (start, stop, w) in request.pieces.items()}
-            return {i: scaled(part, weight) for i, (part, weight) in parts.items()}
+            parts = zip(request.pieces.items(), weights, strict=True)
+            return {i: scaled(update[start:stop], weight) for (i, (start, stop, _)), weight in parts}
 
         earlier = bool(self._foreseen)  # visits of the same round
         for node in tree.cover(set(positions), len(request.position)):
-            self._foreseen |= {(node, piece): part for piece, part in tree.accumulate(node, leaf).items()}
+            sums = tree.accumulate(node, partial(leaf, check=False))
+            if not all(part is None or finite(part) for part in sums.values()):
+                sums = tree.accumulate(node, partial(leaf, check=True))  # again, to see whose model it is
+            self._foreseen |= {(node, piece): part for piece, part in sums.items()}
         if earlier:
             self._foreseen = tree.merge(self._foreseen, len(request.position), list(request.pieces))
 

@@ -63,7 +63,7 @@ def test_hard_times(case: Case, dead_layer, monkeypatch, tmp_path):
     assert table(tmp_path, "rounds")["clients_ok"].tolist() == [7, 7, 6]
     server = federation.server
     dead = [tensor for name, tensor in server.layers.state_dict(server.params).items() if name.startswith(DEAD)]
-    assert len(dead) == 4
+    assert len(dead) >= 3  # the convolution (with or without a bias) and its norm
     assert not any(tensor.any() for tensor in dead)
     assert server.value.isfinite().all()
     assert all(tensor.isfinite().all() for tensor in server.shared.values())
