@@ -126,7 +126,7 @@ def main() -> None:
     ray.shutdown()
     folder = Path(__file__).parent / "results"
     folder.mkdir(exist_ok=True)
-    out = folder / f"aggregation-{time.strftime('%Y-%m-%d')}.json"
+    out = folder / f"aggregation-{time.strftime('%Y-%m-%dT%H%M')}.json"
     out.write_text(json.dumps({**manifest("", 0, {}), "results": results}, indent=1) + "\n")
     print(f"written to {out.relative_to(Path.cwd()) if out.is_relative_to(Path.cwd()) else out}")
 

@@ -118,7 +118,7 @@ def main() -> None:
             print(line(result), flush=True)
     folder = Path(__file__).parent / "results"
     folder.mkdir(exist_ok=True)
-    out = folder / f"learns-{time.strftime('%Y-%m-%d')}"
+    out = folder / f"learns-{time.strftime('%Y-%m-%dT%H%M')}"
     out.with_suffix(".json").write_text(
         json.dumps({**manifest("", args.seed, {}), "rounds": args.rounds, "results": results}, indent=1) + "\n"
     )

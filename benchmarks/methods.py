@@ -108,7 +108,7 @@ def main() -> None:
         print(f"{r['method']:14}{r['seconds']:9.4f}{r['ratio']:7.2f}{r['work']:7.2f}  {r['explanation']}")
     folder = Path(__file__).parent / "results"
     folder.mkdir(exist_ok=True)
-    out = folder / f"methods-{time.strftime('%Y-%m-%d')}.json"
+    out = folder / f"methods-{time.strftime('%Y-%m-%dT%H%M')}.json"
     out.write_text(json.dumps({**manifest("", SEED, {}), "settings": vars(args), "results": results}, indent=1) + "\n")
     print(f"written to {out}")
 

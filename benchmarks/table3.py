@@ -261,7 +261,7 @@ def main() -> None:
         results += through_ray(args.ray, args.repeats)
     folder = Path(__file__).parent / "results"
     folder.mkdir(exist_ok=True)
-    out = folder / f"table3-{time.strftime('%Y-%m-%d')}.json"
+    out = folder / f"table3-{time.strftime('%Y-%m-%dT%H%M')}.json"
     out.write_text(json.dumps({**manifest("", 0, {}), "results": results}, indent=1) + "\n")
     print(f"written to {out}")
 
