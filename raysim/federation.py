@@ -89,7 +89,7 @@ class Federation:
         self._wall = 0.0  # seconds played before this process took over
         if resume:
             self._restore()
-        else:
+        if not resume or not (self.folder / "manifest.json").exists():  # stopped while it was being described
             self._describe()
         self.recorder = records.Recorder(self.folder, self.t)
         self.sinks = Sinks(config.record.sinks, self.folder, config.name, to_dict(config), self.t)
@@ -275,11 +275,11 @@ class Federation:
         self.folder.mkdir(parents=True, exist_ok=True)
         with records.replacing(self.folder / "config.yaml") as path:
             path.write_text(to_yaml(self.config), encoding="utf-8")
+        records.write_table(self.folder, "partition", self.partition.to_table(self.data))
         extra = {"partition_sha256": self.partition.sha256(), "parameters": self.server.layers.P}
         records.write_json(
             self.folder / "manifest.json", records.manifest(fingerprint(self.config), self.config.seed, extra)
         )
-        records.write_table(self.folder, "partition", self.partition.to_table(self.data))
 
     def _record(
         self, done: Round, shown: dict[str, Any], traffic: dict[str, np.ndarray], wall: float,

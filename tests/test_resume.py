@@ -53,6 +53,18 @@ def test_resumed_run_is_the_undisturbed_one(name, engine, tmp_path, request):
     assert json.loads((federation.folder / "result.json").read_text())["sha256"] == undisturbed.sha256()
 
 
+def test_stopped_before_anything_but_the_configuration_was_written(tmp_path):
+    config = tiny(rounds={"total": 1})
+    Federation(config, tmp_path / "undisturbed").close()
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "config.yaml").write_text(to_yaml(config))
+    Federation(config, tmp_path / "run", resume=True).close()
+    ours, theirs = (records.read(tmp_path / name, "partition") for name in ("run", "undisturbed"))
+    assert ours.equals(theirs)
+    ours, theirs = (json.loads((tmp_path / name / "manifest.json").read_text()) for name in ("run", "undisturbed"))
+    assert ours["partition_sha256"] == theirs["partition_sha256"]
+
+
 @pytest.mark.parametrize("checkpoint_every", [2, 100])
 def test_lost_client_states(checkpoint_every, tmp_path, monkeypatch):
     """As with a node that dies: what was played since the last checkpoint, or the start, is played again."""
