@@ -150,6 +150,17 @@ def long(tmp_path_factory) -> dict[str, Any]:
     return {"file": folder / "long.yaml", "sha256": undisturbed.sha256()}
 
 
+def played_on(folder: Path, long: dict[str, Any], first: int = 1) -> None:
+    """What is left can be played by another engine as well."""
+    federation = Federation(tiny(**{**LONG, "engine": "local"}), folder, resume=True)
+    assert first <= federation.step()["round"] < 15
+    while federation.step():
+        pass
+    assert federation.finish()["sha256"] == long["sha256"]
+    federation.close()
+    assert records.read(folder, "rounds")["round"].to_pylist() == list(range(16))
+
+
 def test_ctrl_c(tmp_path, long):
     """As the terminal sends it, to every process of the group."""
     run = Command("run", long["file"], "--out", tmp_path / "run")
@@ -161,11 +172,7 @@ def test_ctrl_c(tmp_path, long):
     assert "Traceback" not in run.output
     assert not run.left_behind()
 
-    again = Command("resume", tmp_path / "run")
-    assert again.end() == 0, again.output
-    assert long["sha256"] in again.output
-    assert not again.left_behind()
-    assert records.read(tmp_path / "run", "rounds")["round"].to_pylist() == list(range(16))
+    played_on(tmp_path / "run", long)
 
 
 def test_sigkill(tmp_path, long):
@@ -176,11 +183,4 @@ def test_sigkill(tmp_path, long):
     # Ray's two small agents may look for their dead cluster for a minute before they give up.
     assert not run.left_behind(tolerated=("ray::DashboardAgent", "ray::RuntimeEnvAgent"))
 
-    # What is left can be played by another engine as well.
-    federation = Federation(tiny(**{**LONG, "engine": "local"}), tmp_path / "run", resume=True)
-    assert 4 <= federation.step()["round"] < 15
-    while federation.step():
-        pass
-    assert federation.finish()["sha256"] == long["sha256"]
-    federation.close()
-    assert records.read(tmp_path / "run", "rounds")["round"].to_pylist() == list(range(16))
+    played_on(tmp_path / "run", long, first=4)
