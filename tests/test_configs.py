@@ -5,8 +5,10 @@ from pathlib import Path
 
 import pytest
 
+from raysim.analysis import MEASURES
 from raysim.config import ConfigError, load
 from raysim.data import SOURCES
+from raysim.report.figures import FIGURES
 from raysim.reproduce import PAPERS, Item
 from raysim.sweep import runs
 
@@ -59,6 +61,17 @@ def test_the_header_says_what_it_is(path):
     assert f"raysim reproduce {item.name}" in re.sub(r"\s+#?\s*", " ", header)
     assert "\n# Data" in header  # where the data are to be had
     assert f"\nname: {path.parent.name}_{path.stem}\n" in text  # so that folders of runs tell tables apart
+
+
+def test_commands_that_the_items_name_exist():
+    text = " ".join(words for path in OF_PAPERS for words in Item(label(path), path).table.items.values())
+    plotted, measured = (
+        {name for names in re.findall(rf"raysim {verb} ((?:[\w:.-]+, )*[\w:.-]+)", text) for name in names.split(", ")}
+        for verb in ("plot", "measure")
+    )
+    assert {"accuracy", "balance:gamma", "similarity"} <= plotted
+    assert {name.partition(":")[0] for name in plotted} <= set(FIGURES)
+    assert {"hessian", "slice"} <= measured <= set(MEASURES)
 
 
 def test_there_are_files_of_every_paper():
