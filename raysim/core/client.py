@@ -323,7 +323,7 @@ class LocalRun:
         self, fraction: float = 1.0, purpose: str = "batches", batch_size: int | None = None
     ) -> Iterator[tuple[Tensor, Tensor]]:
         """One shuffled pass over a random `fraction` of the training samples, in the order of the stream `purpose`."""
-        order = torch.randperm(len(self.data.train.y), generator=self.generator(purpose))
+        order = torch.randperm(self.data.train.y.shape[0], generator=self.generator(purpose))
         if fraction < 1:
             order = order[: max(1, int(fraction * len(order)))]
         return self.slices(order, purpose, batch_size)
@@ -333,7 +333,7 @@ class LocalRun:
         x, y = self.data.train
         on_device = order.to(y.device)
         x, y = take(x, on_device), y.index_select(0, on_device)
-        for part in batch_slices(len(order), batch_size or self.settings.batch_size, self.settings.drop_last):
+        for part in batch_slices(order.shape[0], batch_size or self.settings.batch_size, self.settings.drop_last):
             if self.orders is not None:
                 self.orders.append((purpose, order[part]))
             yield x[part], y[part]
@@ -381,7 +381,7 @@ class LocalRun:
             grad.mul_((self.settings.grad_clip / grad.norm().clamp_min(1e-12)).clamp_max(1.0))
         loss = loss.detach()
         if self.losses:
-            self.losses[-1].append((loss, len(y)))
+            self.losses[-1].append((loss, y.shape[0]))
         return loss
 
     def features(self, value: Tensor, x: Tensor) -> Tensor:
