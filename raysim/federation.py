@@ -19,10 +19,11 @@ from raysim.checkpoint import Checkpoints
 from raysim.config import Config, ConfigError, LocalEngineConfig, fingerprint, to_dict, to_yaml
 from raysim.core.client import LocalSettings, Moment
 from raysim.core.layers import LayerMap
+from raysim.core.note import Note
 from raysim.core.optim import OptimizerSpec
 from raysim.core.rng import SERVER, generator, stream_seed
 from raysim.core.score import Score
-from raysim.core.server import Aggregator, DownlinkRule, Note, Population, ProxyData, Server
+from raysim.core.server import Aggregator, DownlinkRule, Population, ProxyData, Server
 from raysim.core.state import pack, unpack
 from raysim.data import Dataset, Partition, make_partition
 from raysim.engine.engine import Engine, StateLost
@@ -141,9 +142,9 @@ class Federation:
 
     def write_down(self) -> None:
         """Record the last round, if that has not been done: while the hosts train the next one there is time for it."""
-        if self._unwritten is not None:
-            self._unwritten()
-            self._unwritten = None
+        write, self._unwritten = self._unwritten, None  # first: what fails is not to be written again as the run closes
+        if write is not None:
+            write()
             self.recorder.maybe_flush()
 
     def evaluates(self, t: int) -> bool:
@@ -289,12 +290,9 @@ class Federation:
         nodes = self.engine.nodes
         up = sum(int(column.sum()) for name, column in traffic.items() if name.startswith("up_"))
         down = sum(int(column.sum()) for name, column in traffic.items() if name.startswith("down_"))
-        row = {
-            "accuracy": done.accuracy, "loss": done.loss, "train_loss": shown["train_loss"],
-            "clients_ok": shown["clients_ok"], "clients_failed": shown["clients_failed"], "bytes_up": up, "bytes_down": down,
-            "seconds": shown["seconds"], "wall": wall, **personal_scores(done.personal),
-            **{f"seconds_{phase}": value for phase, value in done.seconds.items()},
-        }  # fmt: skip
+        row = {name: value for name, value in shown.items() if name not in ("round", "rounds", "failures")}
+        row |= {"bytes_up": up, "bytes_down": down, "wall": wall}
+        row |= {f"seconds_{phase}": value for phase, value in done.seconds.items()}
         add("rounds", round=t, **row)
         self.sinks.write(t, row | {f"{n.method}.{n.name}": n.value.item() for n in done.notes if not n.axes})
         weights = done.mixture.lam / done.mixture.lam.sum() if done.mixture is not None else torch.empty(0)

@@ -11,9 +11,9 @@ from torch import Tensor
 
 from raysim.core.client import Moment
 from raysim.core.mixture import Mixture
+from raysim.core.note import Note
 from raysim.core.rng import SERVER, generator
 from raysim.core.score import Score
-from raysim.core.server import Note
 
 if TYPE_CHECKING:
     from raysim.core.server import Downlink

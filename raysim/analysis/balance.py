@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, ClassVar
 import torch
 
 from raysim.analysis.instrument import Instrument
-from raysim.core.server import Note, Population
+from raysim.core.note import Note
+from raysim.core.server import Population
 
 if TYPE_CHECKING:
     from raysim.config import Config

@@ -11,7 +11,8 @@ from torch import Tensor
 
 from raysim.analysis.instrument import Instrument
 from raysim.core.mixture import Mixture
-from raysim.core.server import Note, Population
+from raysim.core.note import Note
+from raysim.core.server import Population
 
 if TYPE_CHECKING:
     from raysim.config import Config

@@ -10,7 +10,8 @@ import torch
 import torch.nn.functional as F
 
 from raysim.analysis.instrument import Instrument
-from raysim.core.server import Note, Population
+from raysim.core.note import Note
+from raysim.core.server import Population
 
 if TYPE_CHECKING:
     from raysim.round import Round

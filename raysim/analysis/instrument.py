@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, ClassVar
 
 from torch import Tensor
 
-from raysim.core.server import Note, Population
+from raysim.core.note import Note
+from raysim.core.server import Population
 
 if TYPE_CHECKING:
     from raysim.config import Config

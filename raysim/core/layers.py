@@ -249,9 +249,8 @@ class LayerMap:
         """A value for each tensor, given to all its elements: [..., T] -> [..., P], or [..., T + Tb] -> [..., S]."""
         size = self.P if per_tensor.shape[-1] == self.T else self.S
         whole = per_tensor.new_empty(*per_tensor.shape[:-1], size)
-        for spec, value in zip(
-            self.tensors, per_tensor.unbind(-1), strict=False
-        ):  # fifty times a repeat_interleave's speed
+        # Fifty times a repeat_interleave's speed.
+        for spec, value in zip(self.tensors, per_tensor.unbind(-1), strict=False):
             whole[..., spec.start : spec.stop] = value[..., None]
         return whole
 

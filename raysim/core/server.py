@@ -13,7 +13,7 @@ from torch import Tensor
 from raysim.core.cohort import Cohort
 from raysim.core.layers import LayerMap
 from raysim.core.mixture import Mixture
-from raysim.core.note import Note as Note
+from raysim.core.note import Note
 from raysim.core.probe import Probe
 from raysim.core.rng import SERVER, generator
 from raysim.core.workbench import Workbench

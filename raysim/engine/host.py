@@ -136,9 +136,8 @@ class ClientHost:
         self._foreseen: tree.Partials = {}  # sums made while training
         self._log: list[tuple[str, float, float, int]] = []
         self._server: Tensor = torch.empty(0)
-        self.park: Callable[[Arrays], Any] = lambda arrays: (
-            arrays
-        )  # what becomes of a client's state as soon as it is made
+        # What becomes of a client's state as soon as it is made.
+        self.park: Callable[[Arrays], Any] = lambda arrays: arrays
 
     def ping(self) -> int:
         """The round whose trained models this host holds."""
