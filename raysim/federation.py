@@ -423,8 +423,8 @@ def host_spec(config: Config, data: Dataset) -> HostSpec:
     # On CPUs channels-last convolutions are a third faster; the layout is part of the bits, so it is never measured.
     channels_last = config.model.memory_format != "contiguous" and len(data.sample_shape) == 3
     companions = [step for method in config.client for step in method.server_steps()]
-    methods = (*config.weighting, *config.client, *config.server, *companions)
-    probes = [probe for method in methods for probe in method.probes]
+    watchers = (*config.weighting, *config.client, *config.server, *companions, *config.record.instruments)
+    probes = [probe for watcher in watchers for probe in watcher.probes]
     return HostSpec(
         config.model.name, Inputs(data.sample_shape, data.num_classes, data.vocab), config.model.options,
         config.model.layer_by, config.model.blocks, channels_last, settings, tuple(config.client),

@@ -88,7 +88,7 @@ def _seconds(run: Run) -> float:
 def _aggregation(run: Run) -> float:
     """Seconds from the clients' models to the server's: median over the rounds."""
     rounds = run.columns("rounds")
-    return float(np.median(rounds["seconds_reduce"] + rounds["seconds_server"]))
+    return float(np.median(rounds["seconds_plan"] + rounds["seconds_reduce"] + rounds["seconds_server"]))
 
 
 def _note(run: Run, name: str) -> float | None:

@@ -77,6 +77,7 @@ def run_round(fed: Federation, t: int) -> Round:
         if mixture is None:
             del server.notes[told_by_plan]  # of clients that did not all come back
             mixture = aggregator.plan(cohort, server)
+        clock.lap("plan")
         target = aggregator.reduce(mixture, cohort)
         clock.lap("reduce")
         server.value = aggregator.transform(target, mixture, cohort, server)

@@ -116,9 +116,12 @@ def measured(tmp_path_factory: pytest.TempPathFactory) -> Path:
     from raysim.analysis.saved import SavedRun
 
     folder = tmp_path_factory.mktemp("measured")
-    watched = [{"coherence": {"groups": {"low": [0, 1, 2, 3]}}}, "heterogeneity", "balance", "similarity"]
+    watched = [{"coherence": {"groups": {"low": [0, 1, 2, 3]}}}, "heterogeneity", "balance", "similarity", "objective"]
     rounds = {"total": 4, "participation": 1.0, "evaluate_every": 2}
-    play(tiny(name="measured", rounds=rounds, server=["fedlws"], record={"instruments": watched, "trace": "rounds"}), folder)
+    play(
+        tiny(name="measured", rounds=rounds, server=["fedlws"], record={"instruments": watched, "trace": "rounds"}),
+        folder,
+    )
     for name, options in OPTIONS.items():
         write(name, MEASURES[name](**options), SavedRun(folder))
     return folder

@@ -10,6 +10,7 @@ from raysim.analysis.heterogeneity import Heterogeneity
 from raysim.analysis.instrument import Instrument
 from raysim.analysis.landscape import Hessian, Histogram, Rescaling, Simplex, Slice
 from raysim.analysis.measure import Measure
+from raysim.analysis.objective import Objective
 from raysim.analysis.similarity import Similarity
 from raysim.analysis.trajectory import Trajectory
 from raysim.analysis.transport import Transport
@@ -20,6 +21,7 @@ INSTRUMENTS: dict[str, type[Instrument]] = {
     "heterogeneity": Heterogeneity,
     "balance": Balance,
     "similarity": Similarity,
+    "objective": Objective,
 }
 
 MEASURES: dict[str, type[Measure]] = {

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, ClassVar
 from torch import Tensor
 
 from raysim.core.note import Note
+from raysim.core.probe import Probe
 from raysim.core.server import Population
 
 if TYPE_CHECKING:
@@ -24,6 +25,7 @@ class Instrument:
     shown to it.
     """
 
+    probes: ClassVar[tuple[Probe, ...]] = ()  # what clients are to measure for it as they train
     reads_models: ClassVar[bool] = False  # then the clients' models are kept until the round is over
 
     def check(self, config: Config) -> str | None:

@@ -198,7 +198,9 @@ class ClientHost:
         sums = self._leave(self._foreseen, visit.sums, stopped) if visit.sums else {}
         return [Report(outcomes, started, stopped), sums, *results]
 
-    def _sum_while_training(self, visit: Visit, request: SumRequest, train: Callable[[int, Tensor, bool], bool]) -> None:
+    def _sum_while_training(
+        self, visit: Visit, request: SumRequest, train: Callable[[int, Tensor, bool], bool]
+    ) -> None:
         """Train in the order of the tree and add each model as it comes: no more than its depth are held at once."""
         positions = {request.position[c]: c for c in visit.clients}
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
@@ -113,6 +113,16 @@ def dash(i: int) -> str:
 def mark(i: int) -> str:
     """Clouds of points are told apart by more than their colours."""
     return "os^Dv*P"[i % 7]
+
+
+def scatter(axes: Axes, clouds: Iterable[tuple[int, str, np.ndarray]]) -> list[PathCollection]:
+    """Points [n, 2] of the group with each number, in its colour and with its mark; see `runs.clouds`."""
+    return [
+        axes.scatter(
+            *points.T, s=9, color=colour(i), marker=mark(i), alpha=0.6, linewidths=0, rasterized=len(points) > 2000
+        )
+        for i, _, points in clouds
+    ]
 
 
 def legend(figure: Figure, handles: Sequence[Artist], labels: Sequence[str]) -> None:

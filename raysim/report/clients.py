@@ -7,9 +7,9 @@ from collections.abc import Sequence
 import numpy as np
 
 from raysim.report import NoData
-from raysim.report.canvas import COLUMN, INK, Canvas, colour, dash, heat_map, legend, mark, name_rows, whole_rounds
+from raysim.report.canvas import COLUMN, INK, Canvas, colour, dash, heat_map, legend, name_rows, scatter, whole_rounds
 from raysim.report.partition import bubble_chart
-from raysim.report.runs import Group, Run
+from raysim.report.runs import Group, Run, clouds
 
 SPLITS = {"train": "training", "test": "test", "val": "held out"}
 
@@ -101,33 +101,21 @@ def weights_by_size(groups: Sequence[Group]) -> Canvas:
     """Aggregation weight λ of each client in each round against its share of the round's training samples.
 
     On the line, clients weigh as they do in FedAvg."""
-    held = []
-    for i, group in enumerate(groups):
-        points = [_weighed(run) for run in group.runs]
-        if any(len(one) for one in points):
-            held.append((i, group.label, 100 * np.concatenate(points)))
-    if not held:
-        raise NoData("No client's model has been aggregated.")
+    held = clouds(groups, _weighed, "No client's model has been aggregated.")
     figure = Canvas(COLUMN, 2.6)
     axes = figure.add_subplot()
     top = max(points.max() for _, _, points in held)
     line = axes.plot([0, top], [0, top], color=INK, linewidth=0.8, linestyle=(0, (4, 3)), zorder=0)
-    dots = [
-        axes.scatter(
-            points[:, 0], points[:, 1], s=9, color=colour(i), marker=mark(i), alpha=0.55, linewidths=0,
-            rasterized=len(points) > 2000,
-        )
-        for i, _, points in held
-    ]  # fmt: skip
+    dots = scatter(axes, held)
     axes.set(xlabel="share of the round's samples (%)", ylabel="aggregation weight λ (%)")
     legend(figure, [*dots, *line], [*(label for _, label, _ in held), "by samples"])
     return figure
 
 
 def _weighed(run: Run) -> np.ndarray:
-    """[n, 2]: share of the samples that were aggregated in the round, and weight, of every client and round."""
+    """[n, 2]: share of the samples that were aggregated in the round, and weight (%), of every client and round."""
     table = run.columns("clients")
     there = ~np.isnan(table["weight"])
     rounds, samples, weight = table["round"][there], table["samples"][there].astype(float), table["weight"][there]
     totals = np.bincount(rounds, samples)
-    return np.stack([samples / totals[rounds], weight], 1) if len(rounds) else np.empty((0, 2))
+    return 100 * np.stack([samples / totals[rounds], weight], 1) if len(rounds) else np.empty((0, 2))

@@ -12,7 +12,7 @@ from raysim.report import NoData
 from raysim.report.canvas import COLUMN, IDLE, PAGE, Canvas, colour, every_nth, legend, whole_rounds
 from raysim.report.runs import Group, Run
 
-PHASES = ("train", "reduce", "server", "evaluate")  # these first, and always in their colours
+PHASES = ("train", "plan", "reduce", "server", "evaluate")  # these first, and always in their colours
 KINDS = {"params": "parameters", "buffers": "buffers", "vectors": "vectors", "scalars": "scalars", "masks": "masks"}
 SPANS = 40  # a timeline shows about so many phases of each actor
 
@@ -49,7 +49,7 @@ def _at(row: int) -> float:
 
 
 def seconds(groups: Sequence[Group]) -> Canvas:
-    """Mean time of a round by phase: clients train, models are reduced, the server's steps, evaluation, and the rest."""
+    """Mean time of a round by phase: training, weights, the reduction, the server's steps, evaluation, the rest."""
     names = [*PHASES, "other"]
     played = [(group.label, [run for run in group.runs if run.played]) for group in groups]
     spent = np.array([np.mean([_phases(run) for run in runs], axis=0) for _, runs in played if runs])  # [G, phases]

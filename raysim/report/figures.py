@@ -62,6 +62,7 @@ FIGURES: dict[str, Comparison | Portrait] = {
     "shrinking": Portrait(observed.shrinking),
     "coherence-groups": Portrait(observed.coherence_groups),
     "classes": Portrait(observed.classes),
+    "objective": Portrait(observed.objective),
     "simplex": Portrait(measured.simplex, lambda run: ("surface", "optima")),
     "transport": Portrait(measured.transport),
     "trajectory": Portrait(measured.trajectory),

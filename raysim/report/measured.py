@@ -23,7 +23,7 @@ from raysim.report.canvas import (
     every_nth,
     heat_map,
     legend,
-    mark,
+    scatter,
     whole_rounds,
 )
 from raysim.report.observed import pearson
@@ -93,10 +93,7 @@ def correlation(groups: Sequence[Group]) -> Canvas:
     panels = figure.subplots(1, 3, sharey=True)
     words = {"samples": "samples", "degree": "heterogeneity degree", "product": "samples × degree"}
     for axes, (column, label) in zip(panels, words.items(), strict=True):
-        dots = [
-            axes.scatter(t[column], t["weight"], s=14, color=colour(i), marker=mark(i), alpha=0.75, linewidths=0)
-            for i, _, t in held
-        ]
+        dots = scatter(axes, [(i, label, np.stack([t[column], t["weight"]], 1)) for i, label, t in held])
         every = np.concatenate([t[column] for _, _, t in held]), np.concatenate([t["weight"] for _, _, t in held])
         axes.set_title(f"r = {pearson(*every):.3f}", loc="left")
         axes.set_xlabel(label)

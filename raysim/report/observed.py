@@ -19,12 +19,12 @@ from raysim.report.canvas import (
     dash,
     heat_map,
     legend,
-    mark,
     name_rows,
+    scatter,
     whole_rounds,
 )
 from raysim.report.quantities import quantities
-from raysim.report.runs import Group, Run
+from raysim.report.runs import Group, Run, clouds
 
 FEW = 25  # so many points are marked one by one
 CLIENTS = 7  # so many clients have a line each
@@ -116,6 +116,23 @@ def classes(run: Run) -> Canvas:
     return figure
 
 
+def objective(run: Run) -> Canvas:
+    """Training loss of each round's clients before and after their local training, weighted by size (FedALA, figure 5)."""
+    figure = Canvas(COLUMN, 2.3)
+    axes = figure.add_subplot()
+    for i, moment in enumerate(("before", "after")):
+        values = noted(run, f"objective.{moment}")
+        if not len(values):
+            raise NoData("The run has no instrument objective.")
+        there = np.flatnonzero(~np.isnan(values))
+        marker = "o" if len(there) <= FEW else None
+        axes.plot(there + 1, values[there], color=colour(i), linestyle=dash(i), marker=marker)
+    axes.set(xlabel="round", ylabel="training loss (nats)", yscale="log")
+    whole_rounds(axes)
+    legend(figure, axes.get_lines(), ["before local training", "after"])
+    return figure
+
+
 def balance(groups: Sequence[Group], variant: str) -> Canvas:
     """What shrinking does in each round: the clients' pull against the decay of the old model.
 
@@ -185,20 +202,10 @@ def tau_r(groups: Sequence[Group]) -> Canvas:
     """Spread τ of the clients and FedLWS's ratio r in every round, and Pearson's correlation of the two.
 
     The ratio is what shrinking took from the model over what the clients gave it; in FedLWS it is β τ."""
-    held = []
-    for i, group in enumerate(groups):
-        points = [np.stack([_spread(run), _shrunk(run)], 1) for run in group.runs if len(_shrunk(run))]
-        found = np.concatenate([one[~np.isnan(one).any(1)] for one in points] or [np.empty((0, 2))])
-        if len(found):
-            held.append((i, group.label, found))
-    if not held:
-        raise NoData("No run has recorded τ and r, with FedLWS or the instrument balance.")
+    held = clouds(groups, _spread_and_ratio, "No run has recorded τ and r, with FedLWS or the instrument balance.")
     figure = Canvas(COLUMN, 2.4)
     axes = figure.add_subplot()
-    dots = [
-        axes.scatter(points[:, 0], points[:, 1], s=10, color=colour(i), marker=mark(i), alpha=0.7, linewidths=0)
-        for i, _, points in held
-    ]
+    dots = scatter(axes, held)
     axes.set(xlabel=BALANCES["tau"], ylabel=BALANCES["fedlws_ratio"])
     alike = [f"correlation {pearson(*points.T):.2f}" for _, _, points in held]
     named = [f"{label}: {words}" for (_, label, _), words in zip(held, alike, strict=True)]
@@ -206,14 +213,14 @@ def tau_r(groups: Sequence[Group]) -> Canvas:
     return figure
 
 
-def _spread(run: Run) -> np.ndarray:
-    tau = noted(run, "balance.tau")
-    return tau if len(tau) else noted(run, "fedlws.model_tau")
-
-
-def _shrunk(run: Run) -> np.ndarray:
-    ratio = noted(run, "balance.fedlws_ratio")
-    return ratio if len(ratio) else noted(run, "fedlws.model_r")
+def _spread_and_ratio(run: Run) -> np.ndarray:
+    """[n, 2] of the rounds that have both: as the instrument saw them, else as FedLWS did."""
+    columns = [
+        seen if len(seen := noted(run, f"balance.{ours}")) else noted(run, f"fedlws.{its}")
+        for ours, its in (("tau", "model_tau"), ("fedlws_ratio", "model_r"))
+    ]
+    points = np.stack(columns, 1) if len(columns[1]) else np.empty((0, 2))
+    return points[~np.isnan(points).any(1)]
 
 
 def shrinking(run: Run) -> Canvas:
@@ -239,28 +246,10 @@ def shrinking(run: Run) -> Canvas:
 
 def weights_by_coherence(groups: Sequence[Group]) -> Canvas:
     """Aggregation weight λ of each client in each round against the mean cosine of its update with the others'."""
-    held = []
-    for i, group in enumerate(groups):
-        points = [_weighed(run) for run in group.runs if "coherence.client" in quantities(run)]
-        if points and len(found := np.concatenate(points)):
-            held.append((i, group.label, found))
-    if not held:
-        raise NoData("No run has the instrument coherence.")
+    held = clouds(groups, _weighed, "No run has the instrument coherence.")
     figure = Canvas(COLUMN, 2.5)
     axes = figure.add_subplot()
-    dots = [
-        axes.scatter(
-            points[:, 0],
-            points[:, 1],
-            s=9,
-            color=colour(i),
-            marker=mark(i),
-            alpha=0.55,
-            linewidths=0,
-            rasterized=len(points) > 2000,
-        )
-        for i, _, points in held
-    ]
+    dots = scatter(axes, held)
     axes.set(xlabel="mean cosine with the others' updates", ylabel="aggregation weight λ (%)", ylim=(0, None))
     legend(figure, dots, [label for _, label, _ in held] if len(groups) > 1 else [])
     return figure
@@ -273,7 +262,7 @@ def _weighed(run: Run) -> np.ndarray:
     keys = zip(clients["round"].tolist(), clients["client"].tolist(), strict=True)
     weight = dict(zip(keys, clients["weight"].tolist(), strict=True))
     met = zip(notes["round"][mine].tolist(), notes["client"][mine].astype(int).tolist(), strict=True)
-    points = np.stack([notes["value"][mine], [100 * weight[key] for key in met]], 1)
+    points = np.array([notes["value"][mine], [100 * weight[key] for key in met]]).T
     return points[~np.isnan(points).any(1)]
 
 

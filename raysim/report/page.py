@@ -28,8 +28,8 @@ SECTIONS = {
     "The loss around the model": ("rescaling:loss", "slice", "hessian", "histogram"),
 }
 PORTRAIT = (
-    *("lambda", "layers", "notes", "shrinking", "coherence-groups", "classes", "simplex", "transport", "trajectory"),
-    *("timeline", "utilisation"),
+    *("lambda", "layers", "notes", "shrinking", "coherence-groups", "classes", "objective"),
+    *("simplex", "transport", "trajectory", "timeline", "utilisation"),
 )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -251,3 +251,14 @@ def _short(paths: Sequence[str]) -> list[tuple[str, str]]:
 
 def _shown(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value)
+
+
+def clouds(
+    groups: Sequence[Group], points: Callable[[Run], np.ndarray], missing: str
+) -> list[tuple[int, str, np.ndarray]]:
+    """Number, label and points [n, 2] of every group that has any; raises `NoData(missing)` where none has."""
+    found = [(i, g.label, np.concatenate([points(run) for run in g.runs])) for i, g in enumerate(groups)]
+    held = [cloud for cloud in found if len(cloud[2])]
+    if not held:
+        raise NoData(missing)
+    return held

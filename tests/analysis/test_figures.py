@@ -124,6 +124,13 @@ def test_similarity_of_few_and_of_many_clients(tmp_path: Path) -> None:
     assert curve(both.axes[1].lines[0]) == [[1, pytest.approx(0.4)]]
 
 
+def test_objective_before_and_after(tmp_path: Path) -> None:
+    seen = {"objective.before": [2.0, 1.5, 1.2], "objective.after": [1.0, 0.9, 0.8]}
+    axes = draw("objective", [by_hand(tmp_path / "a", seen)]).axes[0]
+    assert [curve(line) for line in axes.lines] == [[[t, v] for t, v in enumerate(s, 1)] for s in seen.values()]
+    assert axes.get_yscale() == "log"
+
+
 def test_classes_are_a_map_over_the_rounds(measured: Path) -> None:
     run = raysim.load(measured)
     noted = [row["value"] for row in run["notes"].to_pylist() if row["name"] == "classes"]
@@ -240,6 +247,7 @@ def test_what_was_not_measured_says_how_to(tmp_path: Path) -> None:
         "lambda-coherence",
         "shrinking",
         "classes",
+        "objective",
         *(f"balance:{v}" for v in BALANCES),
     ):
         with pytest.raises(NoData):

@@ -127,7 +127,7 @@ def test_similarity_to_the_new_model() -> None:
 
 # ----------------------------------------------------------------------------------------------------------- whole runs
 
-ALL = [{"coherence": {"groups": {"low": [0, 1, 2, 3]}}}, "heterogeneity", "balance", "similarity"]
+ALL = [{"coherence": {"groups": {"low": [0, 1, 2, 3]}}}, "heterogeneity", "balance", "similarity", "objective"]
 
 
 def notes(folder: Path) -> list[tuple[Any, ...]]:
@@ -168,6 +168,26 @@ def test_coherence_and_similarity_of_traced_models(tmp_path: Path) -> None:
     np.testing.assert_allclose(round_.note("coherence", "client"), pairs.sum(1) / lam / (1 - lam), rtol=1e-4)
     cosines = models @ after / np.linalg.norm(models, axis=1) / np.linalg.norm(after)
     np.testing.assert_allclose(round_.note("similarity", "client"), cosines, rtol=1e-6)
+
+
+def test_objective_before_and_after_local_training(tmp_path: Path) -> None:
+    """Of traced models, with the loss computed sample by sample."""
+    federation = play(tiny(client=["fedala"], record={"instruments": ["objective"], "trace": [2]}), tmp_path)
+    round_ = Traced(tmp_path, 2, federation)
+    model, layers = federation.spec.network()
+    model.eval()
+
+    def loss(state: dict[str, np.ndarray], client: int) -> float:
+        model.load_state_dict({s.name: torch.from_numpy(np.asarray(state[s.name])).float() for s in layers.tensors})
+        rows = federation.partition.train[client]
+        with torch.no_grad():
+            p = model(federation.data.transform(torch.from_numpy(federation.data.x[rows]))).double().softmax(1).numpy()
+        return float(-np.log(p[np.arange(len(rows)), federation.data.y[rows]]).mean())
+
+    for name in ("before", "after"):
+        states = [c.init if name == "before" else c.model for c in round_.clients]
+        losses = [loss(state, c.id) for state, c in zip(states, round_.clients, strict=True)]
+        assert round_.note("objective", name) == pytest.approx(round_.p @ losses, rel=1e-5)
 
 
 def test_balance_of_a_learned_factor(tmp_path: Path) -> None:
