@@ -155,7 +155,7 @@ class LayerMap:
 
     def dots(self, a: Tensor, b: Tensor) -> Tensor:
         """Inner products per layer, float64: [..., P] (or whole values [..., S]) -> [..., L]."""
-        shape = torch.broadcast_shapes(a.shape[:-1], b.shape[:-1])
+        shape = np.broadcast_shapes(a.shape[:-1], b.shape[:-1])  # torch.broadcast_shapes imports sympy: seconds
         out = torch.zeros(*shape, self.L, dtype=torch.float64, device=a.device)
         for start, stop, layer in self._segments:
             if start < a.shape[-1]:

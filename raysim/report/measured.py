@@ -155,6 +155,8 @@ def hessian(groups: Sequence[Group], variant: str) -> Canvas:
     figure = Canvas(COLUMN, 2.2)
     axes = figure.add_subplot()
     held, lines = _measured(groups, "hessian"), []
+    if all(len(np.unique(tables[0]["round"])) == 1 for *_, tables in held):
+        raise NoData("The Hessian was measured in a single round.")
     last = max(int(t["index"].max()) for _, _, tables in held for t in tables)
     for i, _, tables in held:
         rounds = np.unique(tables[0]["round"])

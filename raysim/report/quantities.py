@@ -13,7 +13,7 @@ from raysim.report.canvas import COLUMN, PAGE, Canvas, colour, every_nth, heat_m
 from raysim.report.runs import Run
 
 AXES = ("client", "layer", "index")  # in this order
-INSTRUMENTS = ("balance", "coherence", "heterogeneity", "similarity")  # they have figures of their own
+INSTRUMENTS = ("balance", "coherence", "heterogeneity", "objective", "similarity")  # they have figures of their own
 
 WORDS = {  # with the method where several mean different things by one word
     "norm": "norm of the layer ‖w‖",
