@@ -198,11 +198,11 @@ class LayerMap:
             for a, b, n in shapes:
                 runs = array[..., a:b].reshape(*part.shape[:-1], *n)
                 sums.append(np.matmul(runs[..., None, :], runs[..., :, None])[..., 0, 0])
-        total = torch.from_numpy(np.concatenate(sums, -1, dtype=np.float64))
-        if part.dtype != torch.float64:
-            unsure = ~((total > SQUARES[0]) & (total < SQUARES[1]))
-            return torch.where(unsure, self.squares(part.double(), start), total) if unsure.any() else total
-        return total
+        total = np.concatenate(sums, -1, dtype=np.float64)
+        if part.dtype != torch.float64 and not (total.min() > SQUARES[0] and total.max() < SQUARES[1]):
+            sure = (total > SQUARES[0]) & (total < SQUARES[1])
+            return torch.from_numpy(np.where(sure, total, self.squares(part.double(), start).numpy()))
+        return torch.from_numpy(total)
 
     def _shapes(self, start: int, stop: int) -> list[tuple[int, int, tuple[int, int]]]:
         """(start, stop, (runs, elements of each)) of equal runs, counted from `start`."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -37,7 +38,8 @@ class Mixture:
     def reweighted(self, lam: Tensor) -> Mixture:
         """Other client weights [K]; where all are zero or any is not finite there is no average, and they stay."""
         lam = lam.double()
-        return replace(self, lam=lam) if bool(lam.isfinite().all()) and lam.sum() > 0 else self
+        total = float(lam.sum())  # not finite where one of them is not
+        return replace(self, lam=lam) if 0 < total < math.inf else self
 
     def select(self, mask: Tensor) -> Mixture:
         """Send only where `mask` [K, T + Tb] (or [K]) is true as well."""

@@ -440,7 +440,7 @@ class HostedCohort:
     # What came back with training.
 
     def _stack(self, array: Callable[[Outcome], Any]) -> Tensor:
-        return torch.from_numpy(np.stack([array(self.outcomes[c]) for c in self.clients]))
+        return torch.from_numpy(np.array([array(self.outcomes[c]) for c in self.clients]))
 
     def stat(self, probe: Probe) -> Tensor:
         index = self.engine.spec.probes.index(probe)

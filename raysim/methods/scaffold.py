@@ -58,7 +58,9 @@ class SCAFFOLD(ClientMethod):
             run.scratch.setdefault("scaffold", torch.zeros_like(run.grad)).add_(run.grad)
 
     def correct_grad(self, run: LocalRun) -> None:
-        run.grad.add_(run.shared["scaffold"]).sub_(run.state(self).c)
+        if "scaffold shift" not in run.scratch:  # c − c_k, the same in every step
+            run.scratch["scaffold shift"] = run.shared["scaffold"] - run.state(self).c
+        run.grad.add_(run.scratch["scaffold shift"])
 
     def finish(self, run: LocalRun, upload: Upload) -> None:
         state, steps = run.state(self), max(1, run.steps)
