@@ -27,10 +27,10 @@ class TrainingLoss(Probe):
     """Mean loss (nats) on all the client's training samples before and after its local training, in eval mode: [2]."""
 
     def begin(self, run: LocalRun) -> None:
-        run.scratch[self] = self._mean(run)
+        run.scratch["objective"] = self._mean(run)
 
     def end(self, run: LocalRun) -> Tensor:
-        return torch.stack([run.scratch[self], self._mean(run)])
+        return torch.stack([run.scratch["objective"], self._mean(run)])
 
     @torch.no_grad()
     def _mean(self, run: LocalRun) -> Tensor:

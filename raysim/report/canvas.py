@@ -119,10 +119,11 @@ def scatter(axes: Axes, clouds: Iterable[tuple[int, str, np.ndarray]]) -> list[P
     """Points [n, 2] of the group with each number, in its colour and with its mark; see `runs.clouds`."""
     return [
         axes.scatter(
-            *points.T, s=9, color=colour(i), marker=mark(i), alpha=0.6, linewidths=0, rasterized=len(points) > 2000
+            points[:, 0], points[:, 1], s=9, color=colour(i), marker=mark(i), alpha=0.6, linewidths=0,
+            rasterized=len(points) > 2000,
         )
         for i, _, points in clouds
-    ]
+    ]  # fmt: skip
 
 
 def legend(figure: Figure, handles: Sequence[Artist], labels: Sequence[str]) -> None:
