@@ -281,6 +281,8 @@ def reported() -> Iterator[None]:
     """An error of our own, or of files and networks, is a sentence; any other is a bug and keeps its traceback."""
     try:
         yield
+    except BrokenPipeError:  # who read our lines, such as `head`, has had enough: the command line ends quietly
+        raise
     except Exception as error:
         if (faults := faults_of(error)) is None:
             raise
