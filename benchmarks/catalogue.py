@@ -72,12 +72,21 @@ SETTINGS: dict[str, Setting] = {
     "fedala": client("once settled, a forward pass and the head's gradient over 80 % of the samples", personal=True),
     "finetune": client("its further local epochs", fields={"ft_epochs": 1}, personal=True),
     "perfedavg": client("two gradients a step, each over one of two batches: half the steps", personal=True),
-    "fedrep": client("its further epochs, in which only the head has a gradient", fields={"head_epochs": 1}, personal=True),
+    "fedrep": client(
+        "its further epochs, in which only the head has a gradient", fields={"head_epochs": 1}, personal=True,
+        note="a client's head learns from its own samples alone, some fourteen, and only in the five of 50 rounds in which the "
+        "client is drawn",
+    ),
     "pfedme": client(
         "its inner steps: so many gradients a batch", fields={"inner_steps": 3}, changes={"local": {"lr": 0.05}},
         personal=True, note="w follows θ by lr · lam, which must stay below 1: it is run at a quarter of the learning rate",
+        cure_changes={"local": {"lr": 0.05, "epochs": 20}},
     ),
-    "ditto": client("the epochs of the personal model", fields={"epochs": 1}, personal=True),
+    "ditto": client(
+        "the epochs of the personal model", fields={"epochs": 1}, personal=True, cure={"epochs": 10, "lam": 1.0},
+        note="a client's own model trains for an epoch on some fourteen samples, and only in the five of 50 rounds in which the "
+        "client is drawn",
+    ),
     "fedamp": client(
         "one vector operation a step; pairwise distances of all models, and their mixing", everyone=True, personal=True,
     ),
