@@ -5,10 +5,11 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 import numpy as np
 import torch
+from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt
 from torch import Tensor
 
 from raysim.analysis.measure import Measure, MeasureError, Taken
@@ -25,9 +26,9 @@ class Histogram(Measure):
     """
 
     rounds: tuple[int, ...] = ()
-    bins: int = 101
-    limit: float = 0.2
-    near: float = 0.01
+    bins: PositiveInt = 101
+    limit: PositiveFloat = 0.2
+    near: NonNegativeFloat = 0.01
 
     def take(self, run: SavedRun) -> Taken:
         edges = np.linspace(-self.limit, self.limit, self.bins + 1)
@@ -52,8 +53,8 @@ class Rescaling(Measure):
     rounds: tuple[int, ...] = ()
     low: float = 0.9
     high: float = 1.1
-    points: int = 21
-    samples: int = 10_000
+    points: PositiveInt = 21
+    samples: PositiveInt = 10_000
     part: Literal["test", "train"] = "test"
 
     def take(self, run: SavedRun) -> Taken:
@@ -81,10 +82,10 @@ class Hessian(Measure):
     """
 
     rounds: tuple[int, ...] = ()
-    top: int = 5
-    samples: int = 1000
+    top: PositiveInt = 5
+    samples: PositiveInt = 1000
     part: Literal["test", "train"] = "test"
-    tolerance: float = 1e-3
+    tolerance: NonNegativeFloat = 1e-3
 
     packages: ClassVar[tuple[str, ...]] = ("curvlinops", "scipy")
 
@@ -109,10 +110,10 @@ class Slice(Measure):
 
     rounds: tuple[int, ...] = ()
     reach: float = 1.0
-    points: int = 41
-    samples: int = 1000
+    points: PositiveInt = 41
+    samples: PositiveInt = 1000
     part: Literal["test", "train"] = "test"
-    tolerance: float = 1e-3
+    tolerance: NonNegativeFloat = 1e-3
 
     packages: ClassVar[tuple[str, ...]] = ("curvlinops", "scipy")
 
@@ -143,8 +144,8 @@ class Simplex(Measure):
 
     rounds: tuple[int, ...] = ()
     clients: tuple[int, int, int] | None = None
-    step: float = 0.02
-    samples: int = 1000
+    step: Annotated[float, Field(gt=0, le=1)] = 0.02
+    samples: PositiveInt = 1000
     part: Literal["test", "train"] = "test"
 
     def take(self, run: SavedRun) -> Taken:

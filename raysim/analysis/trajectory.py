@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
+from pydantic import NonNegativeFloat, NonNegativeInt, PositiveInt
 from torch import Tensor
 
 from raysim.analysis.measure import Measure, MeasureError, Taken
@@ -26,11 +27,11 @@ class Trajectory(Measure):
     samples with the running statistics of its last model. Points of the way have the loss of the model itself.
     """
 
-    client: int | None = None
+    client: NonNegativeInt | None = None
     rounds: tuple[int, ...] = ()
-    grid: int = 25
-    margin: float = 0.2
-    samples: int = 1000
+    grid: PositiveInt = 25
+    margin: NonNegativeFloat = 0.2
+    samples: PositiveInt = 1000
 
     def take(self, run: SavedRun) -> Taken:
         rounds = run.of_rounds(self.rounds)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 import torch
+from pydantic import NonNegativeInt, PositiveInt
 
 from raysim.analysis.measure import Measure, MeasureError, Taken
 
@@ -27,8 +28,8 @@ class Transport(Measure):
 
     round: int | None = None
     clients: tuple[int, ...] = ()
-    samples: int = 500
-    components: int = 32
+    samples: PositiveInt = 500
+    components: NonNegativeInt = 32
 
     packages: ClassVar[tuple[str, ...]] = ("ot", "scipy")
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
+from pydantic import PositiveFloat
 
 from raysim import records
 from raysim.analysis.measure import Measure, MeasureError, Taken
@@ -23,7 +24,7 @@ class Correlation(Measure):
     aggregated at least once.
     """
 
-    cap: float = 10_000.0
+    cap: PositiveFloat = 10_000.0
 
     def take(self, run: SavedRun) -> Taken:
         rows = records.read(run.folder, "clients")
