@@ -27,7 +27,8 @@ class Balance(Instrument):
     `gradient` is ‖γ d‖, `decay` is ‖(1 − γ) w‖, `norm` is ‖w‖, `moved` is ‖d‖, `gamma` is the γ of the whole model, the
     mean over its layers where they differ, and `tau` the mean distance of the clients from their unweighted mean. The
     two papers' ratios are each other's inverse: `fedlaw_ratio` = gradient / decay, `fedlws_ratio` = decay / gradient.
-    A round that did not shrink, or did not move, lacks the ratio that it would make infinite.
+    A round that did not shrink, or did not move, lacks the ratio that it would make infinite. A decay below a millionth
+    of the norm is rounding and counts as 0.
     """
 
     reads_models: ClassVar[bool] = True
@@ -52,12 +53,13 @@ class Balance(Instrument):
             return per_layer.square().sum().sqrt()
 
         gradient, decay = whole(gamma * moved), whole((1 - gamma) * before)
+        decay = decay * (decay > 1e-6 * whole(before))
         spread = cohort.spread(mixture.support())  # [K, L]
         yield self.note("gamma", gamma.mean())
         yield self.note("tau", spread.square().sum(1).sqrt().mean())
         for name, value in {"norm": whole(before), "moved": whole(moved), "gradient": gradient, "decay": decay}.items():
             yield self.note(name, value)
-        if decay > 1e-6 * whole(before):  # less is rounding
+        if decay > 0:
             yield self.note("fedlaw_ratio", gradient / decay)
         if gradient > 0:
             yield self.note("fedlws_ratio", decay / gradient)

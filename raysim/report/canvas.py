@@ -13,11 +13,12 @@ import matplotlib
 import numpy as np
 from matplotlib.artist import Artist
 from matplotlib.axes import Axes
+from matplotlib.axis import Axis
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.collections import PathCollection
 from matplotlib.colors import Normalize
 from matplotlib.figure import Figure
-from matplotlib.ticker import MaxNLocator
+from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter
 
 from raysim.records import replacing
 from raysim.report import ReportError
@@ -140,6 +141,15 @@ def legend(figure: Figure, handles: Sequence[Artist], labels: Sequence[str]) -> 
 def whole_rounds(axes: Axes) -> None:
     """Ticks of an axis that counts rounds."""
     axes.xaxis.set_major_locator(MaxNLocator(6, integer=True, steps=[1, 2, 5, 10]))
+
+
+def decades(axis: Axis) -> None:
+    """Labels of a logarithmic axis: where it spans little at 1, 2 and 5 too, or evenly spaced where even those are few."""
+    low, high = axis.get_view_interval()
+    if high / low < 300:
+        axis.set_major_locator(LogLocator(subs=(1, 2, 5)) if high / low > 5 else MaxNLocator(4))
+    axis.set_major_formatter(lambda value, _: f"{value:g}")
+    axis.set_minor_formatter(NullFormatter())
 
 
 def every_nth(count: int, most: int) -> int:

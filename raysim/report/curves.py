@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-from matplotlib.axes import Axes
-from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter
+from matplotlib.ticker import MaxNLocator
 
 from raysim.report import NoData
-from raysim.report.canvas import COLUMN, Canvas, colour, dash, legend, whole_rounds
+from raysim.report.canvas import COLUMN, Canvas, colour, dash, decades, legend, whole_rounds
 from raysim.report.runs import Group
 from raysim.report.summary import COSTS, GLOBAL, final, judged_by
 
@@ -80,7 +79,7 @@ def _curves(groups: Sequence[Group], column: str, label: str, against: str, scal
         whole_rounds(axes)
     elif cost != "s":
         axes.set_xscale("log")
-        _decades(axes)
+        decades(axes.xaxis)
     if len(groups) > 1:
         legend(figure, lines, [name for _, name, *_ in drawn])
     return figure
@@ -91,15 +90,6 @@ def _time(longest: float) -> tuple[str, float]:
     return next(
         (unit, size) for unit, size in (("h", 3600.0), ("min", 60.0), ("s", 1.0)) if longest >= 3 * size or unit == "s"
     )
-
-
-def _decades(axes: Axes) -> None:
-    """Labels of a logarithmic axis: where it spans little at 1, 2 and 5 too, or evenly spaced where even those are few."""
-    low, high = axes.get_xlim()
-    if high / low < 300:
-        axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)) if high / low > 5 else MaxNLocator(4))
-    axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
-    axes.xaxis.set_minor_formatter(NullFormatter())
 
 
 def final_scores(groups: Sequence[Group]) -> Canvas:

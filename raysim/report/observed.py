@@ -17,6 +17,7 @@ from raysim.report.canvas import (
     Canvas,
     colour,
     dash,
+    decades,
     heat_map,
     legend,
     name_rows,
@@ -128,6 +129,7 @@ def objective(run: Run) -> Canvas:
         marker = "o" if len(there) <= FEW else None
         axes.plot(there + 1, values[there], color=colour(i), linestyle=dash(i), marker=marker)
     axes.set(xlabel="round", ylabel="training loss (nats)", yscale="log")
+    decades(axes.yaxis)
     whole_rounds(axes)
     legend(figure, axes.get_lines(), ["before local training", "after"])
     return figure
@@ -207,7 +209,8 @@ def tau_r(groups: Sequence[Group]) -> Canvas:
     axes = figure.add_subplot()
     dots = scatter(axes, held)
     axes.set(xlabel=BALANCES["tau"], ylabel=BALANCES["fedlws_ratio"])
-    alike = [f"correlation {pearson(*points.T):.2f}" for _, _, points in held]
+    found = [pearson(*points.T) for _, _, points in held]
+    alike = ["no correlation" if np.isnan(r) else f"correlation {r:.2f}".replace("-", "−") for r in found]
     named = [f"{label}: {words}" for (_, label, _), words in zip(held, alike, strict=True)]
     legend(figure, dots, named if len(groups) > 1 else alike)
     return figure

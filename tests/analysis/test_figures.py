@@ -112,6 +112,8 @@ def test_spread_against_ratio_takes_what_was_recorded(tmp_path: Path) -> None:
     notes = {"balance.tau": [1.0, 2.0, 3.0], "balance.fedlws_ratio": [0.3, None, 0.1]}
     (dots,) = draw("tau-r", [by_hand(tmp_path / "b", notes)]).axes[0].collections
     np.testing.assert_allclose(np.asarray(dots.get_offsets()), [[1, 0.3], [3, 0.1]])
+    still = by_hand(tmp_path / "c", {"balance.tau": [1.0, 2.0, 3.0], "balance.fedlws_ratio": [0.0, 0.0, 0.0]})
+    assert draw("tau-r", [still]).legends[0].get_texts()[0].get_text() == "no correlation"
 
 
 def test_similarity_of_few_and_of_many_clients(tmp_path: Path) -> None:
@@ -129,6 +131,7 @@ def test_objective_before_and_after(tmp_path: Path) -> None:
     axes = draw("objective", [by_hand(tmp_path / "a", seen)]).axes[0]
     assert [curve(line) for line in axes.lines] == [[[t, v] for t, v in enumerate(s, 1)] for s in seen.values()]
     assert axes.get_yscale() == "log"
+    assert {1.2, 1.6, 2} <= {float(label.get_text()) for label in axes.get_yticklabels()}  # and no powers of ten
 
 
 def test_classes_are_a_map_over_the_rounds(measured: Path) -> None:
