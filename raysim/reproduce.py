@@ -373,7 +373,8 @@ def _cell(points: Sequence[Point], measure: Measure, theirs: float | None) -> st
         return text
     if not ours.values:
         return f"{text} (paper {theirs:g})"
-    return f"{text} (paper {theirs:g}, {Spread((ours.mean - theirs,)).show(decimals or 3)})".replace("-", "−")
+    difference = Spread((ours.mean - theirs,)).show(decimals or 3)
+    return f"{text} (paper {theirs:g}, {'' if difference.startswith('-') else '+'}{difference})".replace("-", "−")
 
 
 # ------------------------------------------------------------------------------------------------------ what there is
