@@ -322,7 +322,10 @@ def new_folder(out: Path | None, parent: Path, name: str) -> Path:
             is_run = (out / "config.yaml").exists()
             way_out = f", or continue with `raysim resume {out}`" if is_run else ""
             raise ConfigError(f"--out {out}: is not empty. Name a new or empty folder{way_out}.")
-        out.mkdir(parents=True, exist_ok=True)
+        try:
+            out.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise ConfigError(f"--out {out}: cannot be made: {error.strerror}.") from None
         return out
     stem, number = f"{name}-{time.strftime('%Y%m%d-%H%M%S')}", 1
     while True:
