@@ -391,6 +391,36 @@ def fingerprint(config: Config) -> str:
     return hashlib.sha256(json.dumps(to_dict(config), sort_keys=True).encode()).hexdigest()
 
 
+def decisive(config: Config) -> dict[str, Any]:
+    """The settings on which a run's bits depend, as JSON: not what it is called, where it is played, how long, and what
+    is looked at."""
+    plain: dict[str, Any] = json.loads(json.dumps(to_dict(config)))
+    for section in ("preset", "name", "engine", "evaluate", "record"):
+        del plain[section]
+    for section, keys in {"data": ["root"], "rounds": ["total", "evaluate_every", "checkpoint_every"]}.items():
+        plain[section] = {key: value for key, value in plain[section].items() if key not in keys}
+    return plain
+
+
+def check_unchanged(config: Config, folder: Path) -> None:
+    """Raises `ConfigError` where the run in `folder` was begun with settings that make other bits."""
+    try:
+        begun = json.loads((folder / "manifest.json").read_text(encoding="utf-8")).get("settings", {})
+    except FileNotFoundError:  # stopped before it was described, and so before its first round
+        return
+    faults = []
+    for section, now in decisive(config).items():
+        was = begun.get(section, now)
+        both = isinstance(was, dict) and isinstance(now, dict)
+        pairs = {f"{section}.{key}": (was.get(key), now[key]) for key in now} if both else {section: (was, now)}
+        faults += [f"{path} was {json.dumps(before)}" for path, (before, after) in pairs.items() if before != after]
+    if faults:
+        where = folder / "config.yaml"
+        raise ConfigError(
+            [f"{where}: {fault} when the run began. Put it back, or start another run." for fault in faults]
+        )
+
+
 class _Loader(yaml.SafeLoader):
     """Refuses a key that is written twice, of which YAML keeps the last; leaves dates as the text they are."""
 

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from raysim import records
 from raysim.checkpoint import Checkpoints
-from raysim.config import Config, ConfigError, LocalEngineConfig, fingerprint, to_dict, to_yaml
+from raysim.config import Config, ConfigError, LocalEngineConfig, decisive, fingerprint, to_dict, to_yaml
 from raysim.core.client import LocalSettings, Moment
 from raysim.core.layers import LayerMap
 from raysim.core.note import Note
@@ -277,7 +277,11 @@ class Federation:
         with records.replacing(self.folder / "config.yaml") as path:
             path.write_text(to_yaml(self.config), encoding="utf-8")
         records.write_table(self.folder, "partition", self.partition.to_table(self.data))
-        extra = {"partition_sha256": self.partition.sha256(), "parameters": self.server.layers.P}
+        extra = {
+            "partition_sha256": self.partition.sha256(),
+            "parameters": self.server.layers.P,
+            "settings": decisive(self.config),
+        }
         records.write_json(
             self.folder / "manifest.json", records.manifest(fingerprint(self.config), self.config.seed, extra)
         )

@@ -54,6 +54,10 @@ def play(
 
     `resources` are the run's part of a cluster that it shares; without, it takes what is free.
     """
+    from raysim.config import check_unchanged
+
+    if resume:
+        check_unchanged(config, folder)
     interrupts = Interrupts()
     try:
         with interrupts, engine(config, address, resources) as launch:

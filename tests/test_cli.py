@@ -152,6 +152,22 @@ def test_a_second_signal_stops_at_once(tiny: Path) -> None:
     assert "Traceback" not in err
 
 
+def test_resume_refuses_other_settings(tiny: Path) -> None:
+    assert raysim("run", tiny, "--out", "run").exit_code == 0
+    config = Path("run/config.yaml")
+    text = config.read_text()
+    config.write_text(
+        text.replace("total: 3", "total: 5").replace("lr: 0.1\n", "lr: 0.3\n").replace("beta: 0.1", "beta: 0.2")
+    )
+    refused = raysim("resume", "run")
+    assert refused.exit_code == 2
+    assert "local.lr was 0.1 when the run began" in refused.output
+    assert "server was [{" in refused.output
+    assert "rounds" not in refused.output
+    config.write_text(text.replace("total: 3", "total: 5"))
+    assert "round 5/5" in raysim("resume", "run").output
+
+
 def test_resume_wants_a_run(tmp_path: Path) -> None:
     result = raysim("resume", tmp_path)
     assert result.exit_code == 2
