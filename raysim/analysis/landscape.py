@@ -69,7 +69,8 @@ class Rescaling(Measure):
         best = min(rows[-self.points :], key=lambda row: row[2])
         return Taken(
             _columns(("round", "factor", "loss", "accuracy"), rows),
-            f"the loss is lowest at {best[1]:.3g} times the model: {best[2]:.4f}",
+            f"the loss is lowest at {best[1]:.3g} times the model: {best[2]:.4f}"
+            + (", at an end of the range; widen it with low and high" if best[1] in (factors[0], factors[-1]) else ""),
         )
 
 

@@ -141,8 +141,8 @@ def _idx_images(
         halves = [getattr(datasets, reader)(root, train=train, download=download, **split) for train in (True, False)]
     except Exception as error:  # broken files, a failed download and a full disk all arrive here
         raise DataError(
-            f"{name}: torchvision cannot read {root / reader} ({error}); delete that folder and set download: true, "
-            "or copy the files there"
+            f"{name}: torchvision cannot {'download or ' * download}read {root / reader} ({error}). Copy the files there; or, "
+            "where there is a network, delete that folder and set download: true."
         ) from error
     x = np.concatenate([half.data.numpy() for half in halves])[:, None]
     y = np.concatenate([half.targets.numpy() for half in halves]).astype(np.int64)

@@ -70,8 +70,9 @@ def _curves(groups: Sequence[Group], column: str, label: str, against: str, scal
         if sd.any():
             axes.fill_between(x / divisor, mean - sd, mean + sd, color=colour(i), alpha=0.18, linewidth=0)
     axes.set_ylabel(label)
-    if scale == 100 and axes.get_ylim()[1] > 100:
-        axes.set_ylim(top=101)
+    if scale == 100:  # of accuracies no axis goes where none can be
+        low, high = axes.get_ylim()
+        axes.set_ylim(-1 if low < 0 else low, 101 if high > 100 else max(high, 1))
     axes.set_xlabel(
         {"round": "round", "MB up": "sent by clients (MB)", "MB": "sent up and down (MB)", "s": f"time ({unit})"}[cost]
     )
