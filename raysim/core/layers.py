@@ -199,9 +199,9 @@ class LayerMap:
                 runs = array[..., a:b].reshape(*part.shape[:-1], *n)
                 sums.append(np.matmul(runs[..., None, :], runs[..., :, None])[..., 0, 0])
         total = np.concatenate(sums, -1, dtype=np.float64)
-        if part.dtype != torch.float64 and not (total.min() > SQUARES[0] and total.max() < SQUARES[1]):
-            sure = (total > SQUARES[0]) & (total < SQUARES[1])
-            return torch.from_numpy(np.where(sure, total, self.squares(part.double(), start).numpy()))
+        sure = (total > SQUARES[0]) & (total < SQUARES[1])
+        if part.dtype != torch.float64 and not sure.all():
+            total = np.where(sure, total, self.squares(part.double(), start).numpy())
         return torch.from_numpy(total)
 
     def _shapes(self, start: int, stop: int) -> list[tuple[int, int, tuple[int, int]]]:
