@@ -1,8 +1,9 @@
 """Seconds to aggregate K models: the tree of the Ray engine, a gather to the driver, and an in-place sum in one process.
 
-    python benchmarks/aggregation.py [--clients 20 100] [--repeats 7]
+    python benchmarks/aggregation.py [--clients 20 100] [--repeats 21]
 
 The models are trained by nobody (a client method that only scales what it received), so that only aggregation counts.
+Tree and in-place sum take turns, medians in steady state: Ray's object store is slower while its memory is new.
 A result is written to benchmarks/results/.
 """
 
@@ -14,7 +15,9 @@ import os
 import statistics
 import tempfile
 import time
+from collections.abc import Iterable
 from dataclasses import dataclass
+from itertools import cycle, islice
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +32,7 @@ from raysim.federation import Federation
 from raysim.methods import CLIENTS
 from raysim.records import manifest
 
+WARM_UP = 50  # turns until the object store gives out memory that processes have touched before
 MODELS = {"fedavg_cnn": (1, 28, 28), "resnet18": (3, 32, 32)}
 
 
@@ -63,13 +67,16 @@ def federation(model: str, clients: int, folder: Path) -> Federation:
     return Federation(config, folder, make_engine=ray_engine)
 
 
-def median(action: Any, repeats: int) -> float:
-    seconds = []
-    for _ in range(repeats + 1):
-        started = time.perf_counter()
-        action()
-        seconds.append(time.perf_counter() - started)
-    return statistics.median(seconds[1:])
+def in_turns(actions: dict[str, Any], repeats: int, before: int = 0) -> dict[str, float]:
+    """Median seconds of each action; the first `before` turns do not count."""
+    seconds: dict[str, list[float]] = {name: [] for name in actions}
+    for turn in range(before + repeats):
+        for name, action in actions.items():
+            started = time.perf_counter()
+            action()
+            if turn >= before:
+                seconds[name].append(time.perf_counter() - started)
+    return {name: statistics.median(s) for name, s in seconds.items()}
 
 
 def measure(model: str, clients: int, repeats: int) -> dict[str, Any]:
@@ -80,26 +87,19 @@ def measure(model: str, clients: int, repeats: int) -> dict[str, Any]:
         cohort.train()
         mix = cohort.by_size()
         weights = mix.per_client().tolist()
+        rows = torch.rand(min(clients, 20), fed.server.layers.S)  # more than fits into a cache
+        total = torch.zeros(rows.shape[1])
 
-        def gather() -> None:
-            rows = cohort.gather()
-            total = torch.zeros(rows.shape[1])
+        def add(rows: Iterable[torch.Tensor]) -> None:
+            total.zero_()
             for row, weight in zip(rows, weights, strict=True):
                 total.add_(row, alpha=weight)
 
         result: dict[str, Any] = {"model": model, "parameters": fed.server.layers.P, "clients": clients}
-        result["tree"] = median(lambda: cohort.reduce(mix), repeats)
-        result["gather"] = median(gather, max(1, repeats // 3))
-        rows = cohort.gather()
+        result |= in_turns({"gather": lambda: add(cohort.gather())}, max(1, repeats // 10), before=1)
+        sums = {"tree": lambda: cohort.reduce(mix), "in_place": lambda: add(islice(cycle(rows), clients))}
+        result |= in_turns(sums, repeats, WARM_UP)
         fed.close()
-    total = torch.zeros(rows.shape[1])
-
-    def in_place() -> None:
-        total.zero_()
-        for row, weight in zip(rows, weights, strict=True):
-            total.add_(row, alpha=weight)
-
-    result["in_place"] = median(in_place, repeats)
     return result
 
 
@@ -109,7 +109,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--clients", type=int, nargs="+", default=[20, 100])
     parser.add_argument("--models", nargs="+", choices=MODELS, default=list(MODELS))
-    parser.add_argument("--repeats", type=int, default=7)
+    parser.add_argument("--repeats", type=int, default=21)
     args = parser.parse_args()
     torch.set_num_threads(1)
     ray.init(address="local", include_dashboard=False, log_to_driver=False, logging_level="ERROR")

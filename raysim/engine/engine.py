@@ -37,7 +37,7 @@ from raysim.engine.host import (
 )
 
 Handle = Any  # a value, or a reference to one
-CHUNK = 1 << 22  # floats of one message of a reduction: larger models travel in pieces, so that levels overlap
+CHUNK = 1 << 23  # floats of one message of a reduction: larger models travel in pieces, so that levels overlap
 GATHER_BYTES = 2 << 30  # default of `Engine.gather_bytes`
 VISIT_BYTES = 1 << 30  # states and models that a host holds back until a visit ends; after it they may be spilled
 ATTEMPTS = 3  # hosts a client may bring down before it is left out of the round
@@ -533,26 +533,23 @@ class HostedCohort:
             return self._reduce_with_spread(mix, spread)
         of_model = of == "model"
         pieces = equal_columns(mix.coefficients if of_model else mix.weights, self.layers)
+        if not of_model or power != 1:
+            return self._sum(pieces, of, power)
         as_foreseen = self._foreseen is not None and mix is self._foreseen[0] and self.clients == self.asked
-        sums = self._sum(pieces, of, power, as_foreseen and of_model and power == 1)
-        return self._value(mix, pieces, sums) if of_model and power == 1 else joined(pieces, sums)
-
-    def _value(self, mix: Mixture, pieces: Sequence[tree.Piece], sums: Sequence[Tensor | None]) -> Tensor:
-        """The model [S] from the sums of every piece's updates. The leaves of the tree are updates, because that way the
-        small differences of the clients are kept."""
-        kept = mix.kept
-        result = self.layers.scaled(self.server_value, torch.where((kept - 1).abs() <= 1e-9, 1.0, kept))
-        for (start, stop, _), total in zip(pieces, sums, strict=True):
-            if total is not None:
-                result[start:stop] += total
+        result = self._sum(pieces, foreseen=as_foreseen, onto=self._kept(mix))
         self._counters(result, mix.sent[:, self.layers.T :])
         return result
+
+    def _kept(self, mix: Mixture) -> Tensor:
+        """What the server keeps of its model [S], to which updates are added (the leaves of the tree are updates, because
+        that way the small differences of the clients are kept). Not to be written to."""
+        factors = torch.where((mix.kept - 1).abs() <= 1e-9, 1.0, mix.kept)
+        return self.server_value if bool((factors == 1).all()) else self.layers.scaled(self.server_value, factors)
 
     def spread(self, mix: Mixture) -> Tensor:
         if self._spread is None or self._spread[0] is not mix:
             pieces = equal_columns(mix.weights, self.layers)
-            centre = joined(pieces, self._sum(pieces, "model", 1))
-            self._spread = mix, self._distances(centre, self.layers)
+            self._spread = mix, self._distances(self._sum(pieces), self.layers)
         return self._spread[1]
 
     def _reduce_with_spread(self, mix: Mixture, spread: Mixture) -> Tensor:
@@ -572,7 +569,11 @@ class HostedCohort:
 
         total, per_run = map(tensor_of, self.engine.recovering(ask, self._restore))
         self._spread = spread, self.layers.gathered(per_run).sqrt()
-        return self._value(mix, pieces, [total[a:b] if w.any() else None for a, b, w in pieces])
+        result, kept = torch.empty(self.layers.S), self._kept(mix)
+        for start, stop, weights in pieces:
+            place(total[start:stop] if weights.any() else None, 1.0, kept, start, stop, result)
+        self._counters(result, mix.sent[:, self.layers.T :])
+        return result
 
     def _counters(self, result: Tensor, sent: Tensor) -> None:
         """Integer buffers are not averaged: the largest of those that were sent counts."""
@@ -584,60 +585,61 @@ class HostedCohort:
             result[first:stop] = torch.where(sent.any(0), greatest, result[first:stop]).to(result.dtype)
 
     def _sum(
-        self, pieces: list[tuple[int, int, np.ndarray]], of: str, power: int, foreseen: bool = False
-    ) -> list[Tensor | None]:
-        """Σ_k weights[k] · rows_k for every piece (start, stop, weights [K]), or None where all weights are zero."""
-        engine, clients = self.engine, len(self.clients)
-        position = {c: i for i, c in enumerate(self.clients)}
-        root = (0, clients)
+        self, pieces: list[tree.Piece], of: str = "model", power: int = 1, foreseen: bool = False, onto: Tensor | None = None
+    ) -> Tensor:  # fmt: skip
+        """Σ_k weights[k] · rows_k of adjacent pieces (start, stop, weights [K]) as one vector, added
+        `onto` another if there is one."""
+        engine, position = self.engine, {c: i for i, c in enumerate(self.clients)}
         pieces, factors = tree.without_factors(pieces)
         if not foreseen and of == "model":
             self._need_models()
+        result = torch.empty(pieces[-1][1])
 
-        def total() -> list[Tensor | None]:
+        def total() -> None:
             if foreseen and self._root:
                 roots, self._root = [self._root], None
             else:
                 parts = [list(range(len(pieces)))] if foreseen else chunks(pieces)
                 requests = [SumRequest(position, {i: pieces[i] for i in part}, of, power, foreseen) for part in parts]
-                # All sums are asked for before any merge: a host sums the next part while the last one travels.
-                begun = [(*self._partials(request), request) for request in requests]
+                # All sums are asked for before any merge: a host sums the next part while the last one travels. Hosts
+                # take turns to merge, so that none has to hand all of a model on.
+                begun = [(*self._partials(request, turn), request, turn) for turn, request in enumerate(requests)]
                 roots = [self._merge_up(*one) for one in begun]
-            merged = {key: value for result in engine.fetch(roots) for key, value in result.items()}
-            arrays = ((merged[root, i], factor) for i, factor in enumerate(factors))
-            return [None if a is None else tensor_of(a) if f == 1 else tensor_of(a) * f for a, f in arrays]
+            for where in roots:
+                for (_, i), array in engine.fetch([where])[0].items():
+                    place(None if array is None else tensor_of(array), factors[i], onto, *pieces[i][:2], result)
 
-        return engine.recovering(total, self._restore)
+        engine.recovering(total, self._restore)
+        return result
 
-    def _partials(self, request: SumRequest) -> tuple[dict[int, Handle], dict[int, SumsTo]]:
+    def _partials(self, request: SumRequest, turn: int) -> tuple[dict[int, Handle], dict[int, SumsTo]]:
         """Every host's partial sums, and where they go."""
-        sums = self._sums_to(list(self.held))
+        sums = self._sums_to(list(self.held), turn)
         calls = {i: Call(i, "partial", (self.held[i], request, to)) for i, to in sums.items()}
         return {i: self.engine.call(call)[0] for i, call in calls.items()}, sums
 
-    def _sums_to(self, holders: Sequence[int]) -> dict[int, SumsTo]:
+    def _sums_to(self, holders: Sequence[int], turn: int = 0) -> dict[int, SumsTo]:
         """Where the sums of each host go first."""
-        levels = self._levels(holders)
+        levels = self._levels(holders, turn)
         return {i: SumsTo(next(self.engine.keys), leads(i, levels)) for i in holders}
 
-    def _levels(self, holders: Sequence[int]) -> list[list[list[int]]]:
-        return tree.schedule(holders, [self.engine.nodes[i] for i in holders], self.engine.fan_in)
+    def _levels(self, holders: Sequence[int], turn: int) -> list[list[list[int]]]:
+        return tree.schedule(holders, [self.engine.nodes[i] for i in holders], self.engine.fan_in, turn)
 
     def _merge_up(
-        self, partials: dict[int, Handle], sums: Mapping[int, SumsTo], request: SumRequest | None = None
-    ) -> tuple[int, Handle]:
+        self, partials: dict[int, Handle], sums: Mapping[int, SumsTo], request: SumRequest | None = None, turn: int = 0
+    ) -> tuple[int, Handle]:  # fmt: skip
         """Merge partial sums within each machine, then across: (host, handle) of the whole."""
         if request is None:
             assert self._foreseen is not None
             request = self._foreseen[1]
-        levels = self._levels(list(partials))
+        levels = self._levels(list(partials), turn)
         root = next(iter(partials))
         for level, groups in enumerate(levels):
             for root, *others in groups:
                 to = SumsTo(sums[root].key, leads(root, levels[level + 1 :]))
                 args = (len(request.position), list(request.pieces), to, *(partials[i] for i in others))
                 partials[root] = self.engine.call(Call(root, "merge", args))[0]
-        root = levels[-1][0][0] if levels else root
         return root, partials[root]
 
     def close(self) -> Callable[[], None]:
@@ -682,17 +684,33 @@ def cut(costs: Sequence[float], runs: int) -> list[tuple[int, int]]:
     return greedy(high * (1 + 1e-9))
 
 
-def equal_columns(weights: Tensor, layers: LayerMap) -> list[tuple[int, int, np.ndarray]]:
+def equal_columns(weights: Tensor, layers: LayerMap) -> list[tree.Piece]:
     """Pieces (start, stop, weights [K]) of the flat vector in which every client has one weight, of at most `CHUNK`."""
     columns = weights.T.contiguous().numpy()  # [T + Tb, K]
     edges = [0, *(1 + np.flatnonzero((columns[1:] != columns[:-1]).any(1))), len(columns)]
-    runs = ((layers.tensors[i].start, layers.tensors[j - 1].stop, columns[i]) for i, j in itertools.pairwise(edges))
-    return [(a, min(a + CHUNK, stop), column) for start, stop, column in runs for a in range(start, stop, CHUNK)]
+    pieces = []
+    for i, j in itertools.pairwise(edges):
+        start, stop = layers.tensors[i].start, layers.tensors[j - 1].stop
+        n = -(-(stop - start) // CHUNK)
+        bounds = [start + (stop - start) * part // n for part in range(n + 1)]
+        pieces += [(a, b, columns[i]) for a, b in itertools.pairwise(bounds)]
+    return pieces
 
 
-def joined(pieces: Sequence[tree.Piece], sums: Sequence[Tensor | None]) -> Tensor:
-    """The sums of adjacent pieces as one vector."""
-    return torch.cat([torch.zeros(b - a) if s is None else s for (a, b, _), s in zip(pieces, sums, strict=True)])
+def place(total: Tensor | None, factor: float, onto: Tensor | None, start: int, stop: int, result: Tensor) -> None:
+    """result[start:stop] = onto + factor · total; None is nothing. Block by block, which stays in a core's cache."""
+    if total is None:
+        result[start:stop] = 0.0 if onto is None else onto[start:stop]
+        return
+    for a in range(start, stop, tree.BLOCK):
+        part, out = slice(a, min(a + tree.BLOCK, stop)), result[a : min(a + tree.BLOCK, stop)]
+        scaled = total[a - start : part.stop - start]
+        if factor != 1:
+            scaled = torch.mul(scaled, factor, out=out)
+        if onto is not None:
+            torch.add(onto[part], scaled, out=out)
+        elif factor == 1:
+            out.copy_(scaled)
 
 
 def chunks(pieces: Sequence[tuple[int, int, np.ndarray]]) -> list[list[int]]:

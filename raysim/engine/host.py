@@ -425,7 +425,7 @@ class ClientHost:
 
     def rows(self, clients: Sequence[int]) -> np.ndarray:
         """[k, S] the clients' updates."""
-        return to_numpy(self.updates[[self.row[c] for c in clients]])
+        return self.updates[[self.row[c] for c in clients]].cpu().numpy()
 
     def distances(self, rows: Sequence[int], *models: Arrays) -> np.ndarray:
         """[rows, M] float64: ‖w_i − w_j‖² of the parameters of the M `models` for each i of `rows` and the j after it."""

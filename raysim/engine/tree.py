@@ -185,10 +185,10 @@ def merge(partials: Partials, clients: int, pieces: Sequence[int]) -> Partials:
     return merged
 
 
-def schedule(hosts: Sequence[Host], nodes: Sequence[str], fan_in: int) -> list[list[list[Host]]]:
+def schedule(hosts: Sequence[Host], nodes: Sequence[str], fan_in: int, turn: int = 0) -> list[list[list[Host]]]:
     """Who merges whom: levels of groups of at most `fan_in` neighbours, first within each machine, then across.
 
-    The first host of a group merges it and goes on to the next level.
+    The first host of a group merges it and goes on to the next level; with each `turn` it is another one.
     """
     levels = []
     current = list(zip(hosts, nodes, strict=True))
@@ -203,6 +203,7 @@ def schedule(hosts: Sequence[Host], nodes: Sequence[str], fan_in: int) -> list[l
                     groups.append([(host, node)])
             if len(groups) == len(current):
                 break
+            groups = [group[turn % len(group) :] + group[: turn % len(group)] for group in groups]
             levels.append([[host for host, _ in group] for group in groups if len(group) > 1])
             current = [group[0] for group in groups]
     return levels
