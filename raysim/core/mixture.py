@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from raysim.core.layers import LayerMap
@@ -105,11 +106,11 @@ class Mixture:
         """Coefficient of the server's tensor [T]: `anchor`, or 1 where nobody sent the tensor."""
         return torch.where(self.base[:, : self.layers.T].sum(0) > 0, self.anchor, 1.0)
 
-    @property
+    @cached_property
     def kept(self) -> Tensor:
         """Coefficient of the server's tensor [T + Tb] where clients enter with updates: θ⁺ = kept · θ + Σ_k w_k Δ_k."""
-        buffers = torch.where(self.base[:, self.layers.T :].sum(0) > 0, self.buffers.sum(0), 1.0)
-        return torch.cat([self.own + self.weights.sum(0), buffers])
+        anchor = F.pad(self.anchor, (0, self.base.shape[1] - self.layers.T))
+        return torch.where(self.base.sum(0) > 0, anchor, 1.0) + self.coefficients.sum(0)
 
     def per_client(self) -> Tensor:
         """The one weight of each client [K]. Raises `ValueError` if its tensors have different weights."""

@@ -543,8 +543,8 @@ class HostedCohort:
     def _kept(self, mix: Mixture) -> Tensor:
         """What the server keeps of its model [S], to which updates are added (the leaves of the tree are updates, because
         that way the small differences of the clients are kept). Not to be written to."""
-        factors = torch.where((mix.kept - 1).abs() <= 1e-9, 1.0, mix.kept)
-        return self.server_value if bool((factors == 1).all()) else self.layers.scaled(self.server_value, factors)
+        one = (mix.kept - 1).abs() <= 1e-9
+        return self.server_value if one.all() else self.layers.scaled(self.server_value, mix.kept.where(~one, 1.0))
 
     def spread(self, mix: Mixture) -> Tensor:
         if self._spread is None or self._spread[0] is not mix:
