@@ -128,13 +128,10 @@ class Federation:
         self._changed |= {*done.cohort.clients, *done.cohort.new_kept}
         if self.trace.wants(self.t):
             self._write_trace(done)
-        traffic = ledger(
-            done.cohort, done.mixture, done.downlink, self.server, self.aggregator, self.spec.settings.local_buffers
-        )
         shown["failures"] += self.sinks.complaints()
         shown["seconds"] = time.perf_counter() - started
         wall = time.time() - self._begun
-        self._unwritten = partial(self._record, done, shown, traffic, wall, done.cohort.close())
+        self._unwritten = partial(self._record, done, replace(self.server), shown, wall, done.cohort.close())
         self.t += 1
         if self.t % self.config.rounds.checkpoint_every == 0 or self.t == self.server.rounds:
             self.checkpoint()
@@ -287,11 +284,12 @@ class Federation:
         )
 
     def _record(
-        self, done: Round, shown: dict[str, Any], traffic: dict[str, np.ndarray], wall: float,
-        collect_logs: Callable[[], None],
-    ) -> None:  # fmt: skip
+        self, done: Round, server: Server, shown: dict[str, Any], wall: float, collect_logs: Callable[[], None]
+    ) -> None:
+        """`server` is as the round left it."""
         cohort, add, t = done.cohort, self.recorder.add, done.t
-        nodes = self.engine.nodes
+        nodes, buffers_stay = self.engine.nodes, self.spec.settings.local_buffers
+        traffic = ledger(cohort, done.mixture, done.downlink, server, self.aggregator, buffers_stay)
         up = sum(int(column.sum()) for name, column in traffic.items() if name.startswith("up_"))
         down = sum(int(column.sum()) for name, column in traffic.items() if name.startswith("down_"))
         row = {name: value for name, value in shown.items() if name not in ("round", "rounds", "failures")}
@@ -343,12 +341,9 @@ class Federation:
 
     def _record_layers(self, done: Round) -> None:
         layers, P = self.server.layers, self.server.layers.P
-        sizes = torch.zeros(layers.L, dtype=torch.long).index_add_(
-            0, torch.tensor(layers.groups[: layers.T]), layers.sizes[: layers.T]
-        )
         reported = {f"{n.method}.{n.name}": n.value.numpy() for n in done.notes if n.axes == ("layer",)}
         self.recorder.add(
-            "layers", round=done.t, layer=np.arange(layers.L), name=layers.names, parameters=sizes.numpy(),
+            "layers", round=done.t, layer=np.arange(layers.L), name=layers.names, parameters=layers.counts.numpy(),
             norm=layers.norms(done.after[:P]).numpy(),
             update_norm=layers.norms(done.after[:P] - done.before[:P]).numpy(), **reported,
         )  # fmt: skip

@@ -8,7 +8,7 @@ from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -332,9 +332,7 @@ class HostedCohort:
         as they train them and keep none; whatever else is then asked of the models trains them again. `meanwhile` is called
         once the hosts are busy."""
         if foreseen is not None:
-            pieces = equal_columns(foreseen.coefficients, self.layers)
-            request = SumRequest(self._position, dict(enumerate(tree.without_factors(pieces)[0])), foreseen=True)
-            self._foreseen = foreseen, request
+            self._foreseen = foreseen, replace(self._request(foreseen.coefficients), foreseen=True)
         shares = {i: self._visits(share) for i, share in enumerate(self.engine.deal(self.asked)) if share}
         sums = self._sums_to(list(shares)) if foreseen is not None and all(len(s) == 1 for s in shares.values()) else {}
         self._train(shares, sums, meanwhile)
@@ -531,14 +529,19 @@ class HostedCohort:
     def reduce(self, mix: Mixture, of: str = "model", power: int = 1, spread: Mixture | None = None) -> Tensor:
         if spread is not None and len(self.held) == 1:
             return self._reduce_with_spread(mix, spread)
-        of_model = of == "model"
-        pieces = equal_columns(mix.coefficients if of_model else mix.weights, self.layers)
-        if not of_model or power != 1:
-            return self._sum(pieces, of, power)
-        as_foreseen = self._foreseen is not None and mix is self._foreseen[0] and self.clients == self.asked
-        result = self._sum(pieces, foreseen=as_foreseen, onto=self._kept(mix))
+        if of != "model" or power != 1:
+            return self._sum(self._request(mix.coefficients if of == "model" else mix.weights, of, power))
+        as_foreseen = self._foreseen and mix is self._foreseen[0] and self.clients == self.asked
+        request = self._foreseen[1] if self._foreseen and as_foreseen else self._request(mix.coefficients)
+        result = self._sum(request, onto=self._kept(mix))
         self._counters(result, mix.sent[:, self.layers.T :])
         return result
+
+    def _request(self, weights: Tensor, of: str = "model", power: int = 1) -> SumRequest:
+        """The sum with `weights` [K, tensors] over the clients."""
+        position = {c: i for i, c in enumerate(self.clients)}
+        pieces, factors = tree.without_factors(equal_columns(weights, self.layers))
+        return SumRequest(position, dict(enumerate(pieces)), factors, of, power)
 
     def _kept(self, mix: Mixture) -> Tensor:
         """What the server keeps of its model [S], to which updates are added (the leaves of the tree are updates, because
@@ -548,20 +551,14 @@ class HostedCohort:
 
     def spread(self, mix: Mixture) -> Tensor:
         if self._spread is None or self._spread[0] is not mix:
-            pieces = equal_columns(mix.weights, self.layers)
-            self._spread = mix, self._distances(self._sum(pieces), self.layers)
+            self._spread = mix, self._distances(self._sum(self._request(mix.weights)), self.layers)
         return self._spread[1]
 
     def _reduce_with_spread(self, mix: Mixture, spread: Mixture) -> Tensor:
         """`reduce`, and `spread` in the same read of the models, which one host has."""
         self._need_models()
-        position = {c: i for i, c in enumerate(self.clients)}
-        pieces = equal_columns(mix.coefficients, self.layers)
         unequal = not torch.equal(mix.weights, spread.weights)
-        requests = []
-        for these in (pieces, *([equal_columns(spread.weights, self.layers)] if unequal else [])):
-            unscaled, factors = tree.without_factors(these)
-            requests.append(SumRequest(position, dict(enumerate(unscaled)), factors=factors))
+        requests = [self._request(mix.coefficients), *([self._request(spread.weights)] if unequal else [])]
 
         def ask() -> tuple[np.ndarray, np.ndarray]:
             ((host, held),) = self.held.items()
@@ -570,7 +567,7 @@ class HostedCohort:
         total, per_run = map(tensor_of, self.engine.recovering(ask, self._restore))
         self._spread = spread, self.layers.gathered(per_run).sqrt()
         result, kept = torch.empty(self.layers.S), self._kept(mix)
-        for start, stop, weights in pieces:
+        for start, stop, weights in requests[0].pieces.values():
             place(total[start:stop] if weights.any() else None, 1.0, kept, start, stop, result)
         self._counters(result, mix.sent[:, self.layers.T :])
         return result
@@ -584,30 +581,26 @@ class HostedCohort:
             first, stop = specs[0][1].start, specs[-1][1].stop  # they come last, each of them a single number
             result[first:stop] = torch.where(sent.any(0), greatest, result[first:stop]).to(result.dtype)
 
-    def _sum(
-        self, pieces: list[tree.Piece], of: str = "model", power: int = 1, foreseen: bool = False, onto: Tensor | None = None
-    ) -> Tensor:  # fmt: skip
-        """Σ_k weights[k] · rows_k of adjacent pieces (start, stop, weights [K]) as one vector, added
-        `onto` another if there is one."""
-        engine, position = self.engine, {c: i for i, c in enumerate(self.clients)}
-        pieces, factors = tree.without_factors(pieces)
-        if not foreseen and of == "model":
+    def _sum(self, request: SumRequest, onto: Tensor | None = None) -> Tensor:
+        """The sums of all pieces as one vector, added `onto` another if there is one."""
+        engine, pieces = self.engine, request.pieces
+        if not request.foreseen and request.of == "model":
             self._need_models()
-        result = torch.empty(pieces[-1][1])
+        result = torch.empty(pieces[len(pieces) - 1][1])
 
         def total() -> None:
-            if foreseen and self._root:
+            if request.foreseen and self._root:
                 roots, self._root = [self._root], None
             else:
-                parts = [list(range(len(pieces)))] if foreseen else chunks(pieces)
-                requests = [SumRequest(position, {i: pieces[i] for i in part}, of, power, foreseen) for part in parts]
+                parts = [list(pieces)] if request.foreseen else chunks(list(pieces.values()))
+                requests = [replace(request, pieces={i: pieces[i] for i in part}) for part in parts]
                 # All sums are asked for before any merge: a host sums the next part while the last one travels. Hosts
                 # take turns to merge, so that none has to hand all of a model on.
-                begun = [(*self._partials(request, turn), request, turn) for turn, request in enumerate(requests)]
+                begun = [(*self._partials(part, turn), part, turn) for turn, part in enumerate(requests)]
                 roots = [self._merge_up(*one) for one in begun]
             for where in roots:
                 for (_, i), array in engine.fetch([where])[0].items():
-                    place(None if array is None else tensor_of(array), factors[i], onto, *pieces[i][:2], result)
+                    place(None if array is None else tensor_of(array), request.factors[i], onto, *pieces[i][:2], result)
 
         engine.recovering(total, self._restore)
         return result

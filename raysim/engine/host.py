@@ -620,10 +620,10 @@ class SumRequest:
 
     position: Mapping[int, int]  # client -> position among the K that came back
     pieces: Mapping[int, tuple[int, int, np.ndarray]]  # piece -> start, stop, float64 weights [K]
+    factors: tuple[float, ...]  # of each piece's sum, to be applied where all clients are; see `without_factors`
     of: str = "model"
     power: int = 1
     foreseen: bool = False  # the sums were made while training
-    factors: tuple[float, ...] = ()  # of each piece's sum, to be applied where all clients are; see `without_factors`
 
 
 @dataclass(frozen=True)
