@@ -3,8 +3,8 @@
     python benchmarks/table3.py [--models simple_cnn resnet20] [--repeats 9] [--server-steps 10] [--ray simple_cnn]
 
 The 20 models are there already, made by clients that train nothing; what is timed is what a round does then: plan, sum,
-server steps. Statistics that clients measure while they train (CCN's latents, FedLDF's norms) are not in it. Methods take
-turns.
+server steps. What is ready by then is not in it: statistics that clients measure while they train (CCN's latents, FedLDF's
+norms), and plans that a round makes before it (FedAvg's, FedDisco's). Methods take turns.
 
 FedLAW learns on 200 proxy samples for 100 epochs, 200 steps. Its seconds are split into the proxy samples' passes,
 forward and backward, and the rest. Where all its steps would take more than --limit seconds it is timed over
@@ -123,11 +123,14 @@ class Trained:
         )
         return aggregator(config, host_spec(config, self.data))
 
-    def aggregate(self, method: Aggregator) -> None:
-        """What a round does once its clients are back; the server keeps the model it had."""
+    def aggregate(self, method: Aggregator) -> float:
+        """What a round does once its clients are back, and its seconds; the server keeps the model it had."""
         self.server.notes, self.server.batches = [], []
-        mixture = method.plan(self.cohort, self.server)
+        foreseen = method.plan(self.cohort, self.server) if method.foresees else None
+        begun = time.perf_counter()
+        mixture = foreseen or method.plan(self.cohort, self.server)
         method.transform(method.reduce(mixture, self.cohort), mixture, self.cohort, self.server)
+        return time.perf_counter() - begun
 
     def close(self) -> None:
         self.federation.close()
@@ -144,7 +147,7 @@ def in_turns(trained: Trained, repeats: int) -> dict[str, Any]:
     seconds: Seconds = {name: [] for name in METHODS}
     for turn in range(repeats + 1):
         for name in METHODS:
-            taken = timed(lambda name=name: trained.aggregate(trained.aggregators[name]))
+            taken = trained.aggregate(trained.aggregators[name])
             if turn:
                 seconds[name].append(taken)
     ratios = {name: [a / b for a, b in zip(s, seconds["fedavg"], strict=True)] for name, s in seconds.items()}
@@ -185,7 +188,7 @@ def learned(trained: Trained, server_steps: int, limit: float) -> dict[str, Any]
     def split(epochs: int) -> tuple[float, float, float, float]:
         """Seconds of a step's pass and of its rest, and of what comes once: the passes of the losses, and the rest."""
         with stopwatch(Workbench, "gradient", "mean_loss") as passes, stopwatch(LearnedWeights, "learn") as learning:
-            total = timed(lambda: trained.aggregate(trained.fedlaw(epochs)))
+            total = trained.aggregate(trained.fedlaw(epochs))
         (learn,), steps = learning["learn"], epochs * steps_an_epoch
         gradients, losses = sum(passes["gradient"]), sum(passes["mean_loss"])
         return gradients / steps, (learn - gradients) / steps, losses, total - learn - losses

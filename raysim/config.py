@@ -403,11 +403,14 @@ def decisive(config: Config) -> dict[str, Any]:
 
 
 def check_unchanged(config: Config, folder: Path) -> None:
-    """Raises `ConfigError` where the run in `folder` was begun with settings that make other bits."""
+    """Raises `ConfigError` where the run in `folder` was begun with settings that make other bits, or does not say."""
+    path = folder / "manifest.json"
     try:
-        begun = json.loads((folder / "manifest.json").read_text(encoding="utf-8")).get("settings", {})
+        begun = json.loads(path.read_text(encoding="utf-8")).get("settings", {})
     except FileNotFoundError:  # stopped before it was described, and so before its first round
         return
+    except (ValueError, AttributeError):
+        raise ConfigError([f"{path} is damaged: it is not a JSON object. Put it back, or start another run."]) from None
     faults = []
     for section, now in decisive(config).items():
         was = begun.get(section, now)

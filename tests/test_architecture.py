@@ -106,7 +106,7 @@ def test_each_file_of_methods_is_in_the_catalogue():
     assert files == listed
 
 
-HEAVY = ("torchvision", "sklearn", "matplotlib", "pandas", "PIL")
+HEAVY = ("torchvision", "sklearn", "matplotlib", "pandas", "PIL", "sympy")
 
 
 def test_importing_everything_loads_nothing_heavy():
@@ -120,10 +120,11 @@ def test_importing_everything_loads_nothing_heavy():
 
 
 def test_an_actor_that_trains_loads_nothing_heavy(tmp_path, cluster):
-    """Fresh actors: those of other tests may have been asked for a torchvision model."""
+    """Fresh actors: those of other tests may have been asked for a torchvision model. L-DAWA takes layers' products."""
     import ray
 
-    federation = Federation(tiny(engine={"ray": {"clients_per_actor": 3}}), tmp_path, make_engine=ray_engine)
+    config = tiny(engine={"ray": {"clients_per_actor": 3}}, weighting=["ldawa"])
+    federation = Federation(config, tmp_path, make_engine=ray_engine)
     federation.step()
     [host] = federation.engine.hosts
     loaded = set(ray.get(host.__ray_call__.remote(lambda _: list(sys.modules))))

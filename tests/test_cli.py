@@ -166,6 +166,10 @@ def test_resume_refuses_other_settings(tiny: Path) -> None:
     assert "rounds" not in refused.output
     config.write_text(text.replace("total: 3", "total: 5"))
     assert "round 5/5" in raysim("resume", "run").output
+    Path("run/manifest.json").write_text("{")
+    damaged = raysim("resume", "run")
+    assert damaged.exit_code == 2
+    assert "run/manifest.json is damaged" in damaged.output
 
 
 def test_resume_wants_a_run(tmp_path: Path) -> None:
