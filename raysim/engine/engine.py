@@ -541,7 +541,7 @@ class HostedCohort:
         """The sum with `weights` [K, tensors] over the clients."""
         position = {c: i for i, c in enumerate(self.clients)}
         pieces, factors = tree.without_factors(equal_columns(weights, self.layers))
-        return SumRequest(position, dict(enumerate(pieces)), factors, of, power)
+        return SumRequest(position, pieces, factors, of, power)
 
     def _kept(self, mix: Mixture) -> Tensor:
         """What the server keeps of its model [S], to which updates are added (the leaves of the tree are updates, because
@@ -566,9 +566,9 @@ class HostedCohort:
 
         total, per_run = map(tensor_of, self.engine.recovering(ask, self._restore))
         self._spread = spread, self.layers.gathered(per_run).sqrt()
-        result, kept = torch.empty(self.layers.S), self._kept(mix)
-        for start, stop, weights in requests[0].pieces.values():
-            place(total[start:stop] if weights.any() else None, 1.0, kept, start, stop, result)
+        result, sent = torch.empty(self.layers.S), [bool(weights.any()) for *_, weights in requests[0].pieces]
+        done = replace(requests[0], factors=[1.0] * len(sent))
+        place(done.partial(total, sent), done, self._kept(mix), result)
         self._counters(result, mix.sent[:, self.layers.T :])
         return result
 
@@ -583,24 +583,23 @@ class HostedCohort:
 
     def _sum(self, request: SumRequest, onto: Tensor | None = None) -> Tensor:
         """The sums of all pieces as one vector, added `onto` another if there is one."""
-        engine, pieces = self.engine, request.pieces
+        engine = self.engine
         if not request.foreseen and request.of == "model":
             self._need_models()
-        result = torch.empty(pieces[len(pieces) - 1][1])
+        result = torch.empty(request.bounds[1])
 
         def total() -> None:
             if request.foreseen and self._root:
-                roots, self._root = [self._root], None
+                parts, roots, self._root = [request], [self._root], None
             else:
-                parts = [list(pieces)] if request.foreseen else chunks(list(pieces.values()))
-                requests = [replace(request, pieces={i: pieces[i] for i in part}) for part in parts]
+                parts = [request] if request.foreseen else chunks(request)
                 # All sums are asked for before any merge: a host sums the next part while the last one travels. Hosts
                 # take turns to merge, so that none has to hand all of a model on.
-                begun = [(*self._partials(part, turn), part, turn) for turn, part in enumerate(requests)]
+                begun = [(*self._partials(part, turn), part, turn) for turn, part in enumerate(parts)]
                 roots = [self._merge_up(*one) for one in begun]
-            for where in roots:
-                for (_, i), array in engine.fetch([where])[0].items():
-                    place(None if array is None else tensor_of(array), request.factors[i], onto, *pieces[i][:2], result)
+            for part, where in zip(parts, roots, strict=True):
+                ((value, sent),) = engine.fetch([where])[0].values()
+                place(tree.Partial(tensor_of(value), sent), part, onto, result)
 
         engine.recovering(total, self._restore)
         return result
@@ -631,7 +630,7 @@ class HostedCohort:
         for level, groups in enumerate(levels):
             for root, *others in groups:
                 to = SumsTo(sums[root].key, leads(root, levels[level + 1 :]))
-                args = (len(request.position), list(request.pieces), to, *(partials[i] for i in others))
+                args = (len(request.position), request.sizes, to, *(partials[i] for i in others))
                 partials[root] = self.engine.call(Call(root, "merge", args))[0]
         return root, partials[root]
 
@@ -690,30 +689,37 @@ def equal_columns(weights: Tensor, layers: LayerMap) -> list[tree.Piece]:
     return pieces
 
 
-def place(total: Tensor | None, factor: float, onto: Tensor | None, start: int, stop: int, result: Tensor) -> None:
-    """result[start:stop] = onto + factor · total; None is nothing. Block by block, which stays in a core's cache."""
-    if total is None:
-        result[start:stop] = 0.0 if onto is None else onto[start:stop]
-        return
-    for a in range(start, stop, tree.BLOCK):
-        part, out = slice(a, min(a + tree.BLOCK, stop)), result[a : min(a + tree.BLOCK, stop)]
-        scaled = total[a - start : part.stop - start]
-        if factor != 1:
-            scaled = torch.mul(scaled, factor, out=out)
-        if onto is not None:
-            torch.add(onto[part], scaled, out=out)
-        elif factor == 1:
-            out.copy_(scaled)
+def place(total: tree.Partial, request: SumRequest, onto: Tensor | None, result: Tensor) -> None:
+    """result = onto + factor · total, for all pieces of the request; nothing is added where nobody sent a piece."""
+    begin = 0
+    alike = itertools.groupby(
+        zip(request.pieces, total.sent, request.factors, strict=True), key=lambda piece: piece[1:]
+    )
+    for (sent, factor), run in alike:
+        pieces = [piece for piece, *_ in run]
+        start, stop = pieces[0][0], pieces[-1][1]
+        if not sent:
+            result[start:stop] = 0.0 if onto is None else onto[start:stop]
+            continue
+        for a in range(start, stop, tree.BLOCK):  # which stays in a core's cache
+            b = min(a + tree.BLOCK, stop)
+            part, out = total.value[begin : begin + b - a], result[a:b]
+            begin += b - a
+            if factor != 1:
+                part = torch.mul(part, factor, out=out)
+            if onto is not None:
+                torch.add(onto[a:b], part, out=out)
+            elif factor == 1:
+                out.copy_(part)
 
 
-def chunks(pieces: Sequence[tuple[int, int, np.ndarray]]) -> list[list[int]]:
-    """Indices of pieces that travel in one message: at least `CHUNK` floats, as long as there are enough."""
-    groups: list[list[int]] = [[]]
-    size = 0
-    for i, (start, stop, _) in enumerate(pieces):
+def chunks(request: SumRequest) -> list[SumRequest]:
+    """Its pieces in messages of at least `CHUNK` floats, as long as there are enough."""
+    edges, size = [0], 0
+    for i, piece in enumerate(request.sizes):
         if size >= CHUNK:
-            groups.append([])
+            edges.append(i)
             size = 0
-        groups[-1].append(i)
-        size += stop - start
-    return groups
+        size += piece
+    bounds = itertools.pairwise([*edges, len(request.pieces)])
+    return [replace(request, pieces=request.pieces[a:b], factors=request.factors[a:b]) for a, b in bounds]

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property, partial
+from itertools import compress
 from typing import Any
 
 import numpy as np
@@ -32,6 +33,7 @@ from raysim.engine import tree
 from raysim.models import Inputs, build
 
 Arrays = dict[str, np.ndarray]
+Sums = dict[tree.Node, tuple[np.ndarray, tuple[bool, ...]]]  # `tree.Partials` on their way
 SAMPLE_BYTES = 256 << 20  # model inputs that a host keeps on its device from round to round
 
 
@@ -204,22 +206,25 @@ class ClientHost:
         """Train in the order of the tree and add each model as it comes: no more than its depth are held at once."""
         positions = {request.position[c]: c for c in visit.clients}
 
-        def leaf(position: int, check: bool) -> dict[int, Tensor | None]:
+        def leaf(position: int, check: bool) -> tree.Partial:
             update = torch.empty(self.layers.S, device=self.device)
-            weights = [float(w[position]) for *_, w in request.pieces.values()]
+            weights = [float(w[position]) for *_, w in request.pieces]
             if not train(positions[position], update, check or not all(weights)):
-                return dict.fromkeys(request.pieces)
-            parts = zip(request.pieces.items(), weights, strict=True)
-            return {i: scaled(update[start:stop], weight) for (i, (start, stop, _)), weight in parts}
+                return tree.Partial(update.new_empty(0), (False,) * len(weights))
+            for (start, stop, _), weight in zip(request.pieces, weights, strict=True):
+                if weight not in (0, 1):
+                    update[start:stop] *= weight
+            return request.partial(update, [weight != 0 for weight in weights])
 
         earlier = bool(self._foreseen)  # visits of the same round
         for node in tree.cover(set(positions), len(request.position)):
-            sums = tree.accumulate(node, partial(leaf, check=False))
-            if not all(part is None or finite(part) for part in sums.values()):
-                sums = tree.accumulate(node, partial(leaf, check=True))  # again, to see whose model it is
-            self._foreseen |= {(node, piece): part for piece, part in sums.items()}
+            total = tree.accumulate(node, partial(leaf, check=False), request.sizes)
+            if not finite(total.value):
+                # Again, to see whose model it is.
+                total = tree.accumulate(node, partial(leaf, check=True), request.sizes)
+            self._foreseen[node] = total
         if earlier:
-            self._foreseen = tree.merge(self._foreseen, len(request.position), list(request.pieces))
+            self._foreseen = tree.merge(self._foreseen, len(request.position), request.sizes)
 
     @contextmanager
     def _global_stream(self) -> Iterator[None]:
@@ -443,22 +448,20 @@ class ClientHost:
                         squared[row, j] = squared_distance(model, other)
         return squared
 
-    def partial(self, clients: Sequence[int], request: SumRequest, to: SumsTo) -> Arrays:
+    def partial(self, clients: Sequence[int], request: SumRequest, to: SumsTo) -> Sums:
         """Sum the largest nodes of the tree that `clients`, held here, make up."""
         started = time.time()
         if request.foreseen:
             return self._leave(self._foreseen, to, started)
         client = {request.position[c]: c for c in clients}
-        pieces, sums = list(request.pieces.values()), tree.Partials()
-        first, last = pieces[0][0], pieces[-1][1]
+        sums, (first, last) = tree.Partials(), request.bounds
         for node in tree.cover(set(client), len(request.position)):
             rows = self._rows([client[p] for p in range(*node)], request.of, request.power)
             total = self.updates.new_empty(last - first)
-            weighted, out = tree.WeightedSum(pieces, node, total), tree.as_array(total)
+            weighted, out = tree.WeightedSum(request.pieces, node, total), tree.as_array(total)
             for start, stop in weighted.blocks():
                 weighted.add(rows(start, stop), start, out[start - first : stop - first])
-            for piece, (start, stop, weights) in request.pieces.items():
-                sums[node, piece] = total[start - first : stop - first] if weights[slice(*node)].any() else None
+            sums[node] = request.partial(total, [bool(w[slice(*node)].any()) for *_, w in request.pieces])
         return self._leave(sums, to, started)
 
     def spread(
@@ -470,7 +473,7 @@ class ClientHost:
         rows, node = self._rows(sorted(clients, key=mix.position.__getitem__)), (0, len(clients))
         total = self.updates.new_zeros(self.layers.S)
         space = tree.as_array(total.new_empty(len(clients), self._block))  # one for all: it is to stay in the cache
-        sums = [tree.WeightedSum(r.pieces.values(), node, total, r.factors, space) for r in (mix, centre) if r]
+        sums = [tree.WeightedSum(r.pieces, node, total, r.factors, space) for r in (mix, centre) if r]
         out, mean = tree.as_array(total), tree.as_array(total.new_empty(self._block))
 
         def add(block: Any, start: int, stop: int) -> Any:
@@ -528,23 +531,22 @@ class ClientHost:
         stack = torch.stack if self.device.type == "cuda" else np.stack
         return lambda a, b: stack([v[a:b] for v in vectors]) ** power
 
-    def merge(self, clients: int, pieces: Sequence[int], to: SumsTo, *others: Arrays) -> Arrays:
-        """Merge the partial sums that wait here with those of `others`."""
+    def merge(self, clients: int, sizes: Sequence[int], to: SumsTo, *others: Sums) -> Sums:
+        """Merge the partial sums that wait here with those of `others`, of pieces of these `sizes`."""
         started = time.time()
         sums = self._pending.pop(to.key)
         for other in others:
-            sums |= {k: None if v is None else on_device(v, self.device) for k, v in other.items()}  # type: ignore
-        return self._leave(tree.merge(sums, clients, pieces), to, started)
+            sums |= {node: tree.Partial(on_device(value, self.device), sent) for node, (value, sent) in other.items()}
+        return self._leave(tree.merge(sums, clients, sizes), to, started)
 
-    def _leave(self, sums: tree.Partials, to: SumsTo, started: float) -> Arrays:
-        sent: dict[Any, np.ndarray | None] = {}
+    def _leave(self, sums: tree.Partials, to: SumsTo, started: float) -> Sums:
+        leaving = Sums()
         if to.stay:
             self._pending[to.key] = dict(sums)
         else:
-            sent = {k: None if v is None else v.cpu().numpy() for k, v in sums.items()}
-        size = sum(array.nbytes for array in sent.values() if array is not None)
-        self._log.append(("reduce", started, time.time(), size))
-        return sent  # type: ignore[return-value]
+            leaving = {node: (part.value.cpu().numpy(), part.sent) for node, part in sums.items()}
+        self._log.append(("reduce", started, time.time(), sum(value.nbytes for value, _ in leaving.values())))
+        return leaving
 
     def compute(
         self, function: Callable[..., Any], seed: int, value: np.ndarray, payload: tuple[Any, ...], *models: np.ndarray
@@ -619,11 +621,26 @@ class SumRequest:
     """One tree reduction: where each client stands, and the weights of every piece of the vector."""
 
     position: Mapping[int, int]  # client -> position among the K that came back
-    pieces: Mapping[int, tuple[int, int, np.ndarray]]  # piece -> start, stop, float64 weights [K]
-    factors: tuple[float, ...]  # of each piece's sum, to be applied where all clients are; see `without_factors`
+    pieces: Sequence[tree.Piece]  # adjacent: start, stop, float64 weights [K]
+    factors: Sequence[float]  # of each piece's sum, to be applied where all clients are; see `without_factors`
     of: str = "model"
     power: int = 1
     foreseen: bool = False  # the sums were made while training
+
+    @property
+    def bounds(self) -> tuple[int, int]:
+        return self.pieces[0][0], self.pieces[-1][1]
+
+    @property
+    def sizes(self) -> list[int]:
+        return [stop - start for start, stop, _ in self.pieces]
+
+    def partial(self, total: Tensor, sent: Sequence[bool]) -> tree.Partial:
+        """Of a vector over all pieces, those that were `sent`."""
+        if all(sent):
+            return tree.Partial(total, tuple(sent))
+        pieces = compress(total.split(self.sizes), sent)
+        return tree.Partial(torch.cat([total[:0], *pieces]), tuple(sent))
 
 
 @dataclass(frozen=True)
@@ -664,11 +681,6 @@ def mean_loss(batches: Sequence[tuple[Tensor, int]]) -> float:
     losses = torch.stack(tensors).tolist() if tensors[0].is_cuda else [loss.item() for loss in tensors]  # one transfer
     sizes = [n for _, n in batches]
     return sum(loss * n for loss, n in zip(losses, sizes, strict=True)) / sum(sizes)
-
-
-def scaled(part: Tensor, weight: float) -> Tensor | None:
-    """In place; None where the weight is zero."""
-    return None if weight == 0 else part if weight == 1 else part.mul_(weight)
 
 
 def finite(update: Tensor) -> bool:

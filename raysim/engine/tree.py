@@ -11,7 +11,7 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import lru_cache
 from itertools import compress, groupby, islice, takewhile
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -21,8 +21,16 @@ Node = tuple[int, int]
 Piece = tuple[int, int, np.ndarray]  # start, stop, float64 weights of the clients
 BLOCK, GPU_BLOCK = 1 << 15, 1 << 20  # floats summed at once: on a CPU a few rows of them stay in a core's cache
 Host = TypeVar("Host")
-# The sums of a host: for each node and each piece of the flat vector, the partial sum or None where it is all zero.
-Partials = dict[tuple[Node, int], Tensor | None]
+
+
+class Partial(NamedTuple):
+    """Sums over the clients of one node: of the pieces that one of them sent, one after the other."""
+
+    value: Tensor
+    sent: tuple[bool, ...]  # for each piece of the request
+
+
+Partials = dict[Node, Partial]  # of one host
 
 
 def children(node: Node) -> tuple[Node, Node]:
@@ -147,41 +155,43 @@ def as_array(tensor: Tensor) -> Any:
     return tensor if tensor.is_cuda else tensor.numpy()
 
 
-def accumulate(node: Node, leaf: Callable[[int], dict[int, Tensor | None]]) -> dict[int, Tensor | None]:
-    """Σ leaf(position) of `node` in tree order, piece by piece; leaves are asked for in order, and used up."""
-    lo, hi = node
-    if hi - lo == 1:
-        return leaf(lo)
-    left, right = (accumulate(child, leaf) for child in children(node))
-    for piece, part in right.items():
-        mine = left[piece]
-        left[piece] = part if mine is None else mine if part is None else mine.add_(part)
-    return left
+def plus(a: Partial, b: Partial, sizes: Sequence[int], in_place: bool = False) -> Partial:
+    """The sum of two siblings, with pieces of these `sizes`; `in_place` it may use up `a`."""
+    if a.sent == b.sent:
+        return Partial(torch.add(a.value, b.value, out=a.value if in_place else None), a.sent)
+    left, right = (iter(part.value.split([*compress(sizes, part.sent)])) for part in (a, b))
+    pieces = [
+        next(left) + next(right) if x and y else next(left) if x else next(right)
+        for x, y in zip(a.sent, b.sent, strict=True)
+        if x or y
+    ]
+    return Partial(torch.cat(pieces), tuple(x or y for x, y in zip(a.sent, b.sent, strict=True)))
 
 
-def merge(partials: Partials, clients: int, pieces: Sequence[int]) -> Partials:
+def accumulate(node: Node, leaf: Callable[[int], Partial], sizes: Sequence[int]) -> Partial:
+    """Σ leaf(position) of `node` in tree order; leaves are asked for in order, and used up."""
+    if node[1] - node[0] == 1:
+        return leaf(node[0])
+    left, right = (accumulate(child, leaf, sizes) for child in children(node))
+    return plus(left, right, sizes, in_place=True)
+
+
+def merge(partials: Partials, clients: int, sizes: Sequence[int]) -> Partials:
     """Add siblings until none are left; `partials` may hold any disjoint nodes of the tree over `clients`."""
     merged: Partials = {}
 
-    def visit(node: Node, piece: int) -> tuple[bool, Tensor | None]:
-        if (node, piece) in partials:
-            return True, partials[node, piece]
-        if node[1] - node[0] == 1:
-            return False, None
-        left, right = children(node)
-        (has_left, a), (has_right, b) = visit(left, piece), visit(right, piece)
-        if has_left and has_right:
-            return True, b if a is None else a if b is None else a + b
-        if has_left:
-            merged[left, piece] = a
-        if has_right:
-            merged[right, piece] = b
-        return False, None
+    def visit(node: Node) -> Partial | None:
+        if node in partials or node[1] - node[0] == 1:
+            return partials.get(node)
+        below = {child: visit(child) for child in children(node)}
+        a, b = below.values()
+        if a and b:
+            return plus(a, b, sizes)
+        merged.update({child: part for child, part in below.items() if part})
+        return None
 
-    for piece in pieces:
-        complete, total = visit((0, clients), piece)
-        if complete:
-            merged[(0, clients), piece] = total
+    if total := visit((0, clients)):
+        merged[0, clients] = total
     return merged
 
 
@@ -205,5 +215,5 @@ def schedule(hosts: Sequence[Host], nodes: Sequence[str], fan_in: int, turn: int
                 break
             groups = [group[turn % len(group) :] + group[: turn % len(group)] for group in groups]
             levels.append([[host for host, _ in group] for group in groups if len(group) > 1])
-            current = [group[0] for group in groups]
+            current, turn = [group[0] for group in groups], turn // max(map(len, groups))
     return levels

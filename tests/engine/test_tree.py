@@ -13,6 +13,7 @@ import raysim.engine.engine
 from raysim.core.layers import LayerMap
 from raysim.engine import tree
 from raysim.engine.engine import chunks, cut, equal_columns
+from raysim.engine.host import SumRequest
 from raysim.models import Inputs, build
 
 N = 5  # floats of a row
@@ -36,8 +37,15 @@ def weighted_sum(rows: Tensor, weights: list[float], node: tree.Node) -> Tensor 
     return out if any(weights[slice(*node)]) else None
 
 
-def same(a: Tensor | None, b: Tensor | None) -> bool:
-    return (a is None) == (b is None) and (a is None or a.equal(b))
+def partial(sums: list[Tensor | None]) -> tree.Partial:
+    """Of pieces of `N` floats each."""
+    return tree.Partial(
+        torch.cat([torch.empty(0), *(s for s in sums if s is not None)]), tuple(s is not None for s in sums)
+    )
+
+
+def same(a: tree.Partial, b: tree.Partial) -> bool:
+    return a.sent == b.sent and a.value.equal(b.value)
 
 
 @st.composite
@@ -60,31 +68,31 @@ def cohorts(draw: st.DrawFn) -> tuple[Tensor, list[list[float]], list[list[int]]
     return rows, weights, held, machines, draw(st.integers(2, 8))
 
 
-@given(cohorts())
-def test_any_packing_gives_the_bits_of_the_definition(cohort):
+@given(cohorts(), st.integers(0, 9))
+def test_any_packing_gives_the_bits_of_the_definition(cohort, turn):
     rows, weights, held, machines, fan_in = cohort
-    K = len(rows)
+    K, sizes = len(rows), [N] * len(weights)
+
+    def leaf(p: int) -> tree.Partial:
+        return partial([rows[p] * w[p] if w[p] else None for w in weights])
+
     partials: list[tree.Partials] = []
     for positions in held:
         sums: tree.Partials = {}
         for node in tree.cover(set(positions), K):
-            for piece, w in enumerate(weights):
-                sums[node, piece] = weighted_sum(rows[slice(*node)], w, node)
-                grown = tree.accumulate(
-                    node, lambda p, w=w: {0: rows[p] * w[p] if w[p] else None}
-                )  # the sum that is made while training
-                assert same(grown[0], sums[node, piece])
+            sums[node] = partial([weighted_sum(rows[slice(*node)], w, node) for w in weights])
+            assert same(tree.accumulate(node, leaf, sizes), sums[node])  # the sum that is made while training
         partials.append(sums)
-    for level in tree.schedule(range(len(held)), machines, fan_in):
+    leader = 0
+    for level in tree.schedule(range(len(held)), machines, fan_in, turn):
         for leader, *others in level:
             for other in others:
                 partials[leader] |= partials[other]
                 partials[other] = {}
-            partials[leader] = tree.merge(partials[leader], K, range(2))
-    root = tree.merge(partials[0], K, range(2))
-    assert root.keys() == {((0, K), 0), ((0, K), 1)}
-    for piece, w in enumerate(weights):
-        assert same(root[(0, K), piece], by_definition(rows, w, 0, K))
+            partials[leader] = tree.merge(partials[leader], K, sizes)
+    root = tree.merge(partials[leader], K, sizes)
+    assert root.keys() == {(0, K)}
+    assert same(root[0, K], partial([by_definition(rows, w, 0, K) for w in weights]))
 
 
 def test_order_matters_at_all():
@@ -144,11 +152,11 @@ def test_contiguous_runs_travel_in_few_sums():
     assert len(tree.cover(set(range(500)), 1000)) == 1
 
 
-@given(st.lists(st.sampled_from("ABCD"), min_size=1, max_size=20), st.integers(2, 8))
-def test_schedule(machines, fan_in):
-    """Everybody's sums reach the first host, each sent once; machines are done with themselves before they meet."""
+@given(st.lists(st.sampled_from("ABCD"), min_size=1, max_size=20), st.integers(2, 8), st.integers(0, 9))
+def test_schedule(machines, fan_in, turn):
+    """Everybody's sums reach one host, each sent once; machines are done with themselves before they meet."""
     machines = sorted(machines)  # as hosts are ordered
-    levels = tree.schedule(range(len(machines)), machines, fan_in)
+    levels = tree.schedule(range(len(machines)), machines, fan_in, turn)
     waiting = set(range(len(machines)))
     crossed = False
     for level in levels:
@@ -163,7 +171,13 @@ def test_schedule(machines, fan_in):
         for group in level:
             assert 2 <= len(group) <= fan_in
             waiting -= set(group[1:])
-    assert waiting == {0}
+    assert len(waiting) == 1
+
+
+@pytest.mark.parametrize("machines", ["AAAA", "AABB", "ABCD"])
+def test_hosts_take_turns(machines):
+    roots = {tree.schedule(range(4), machines, 4, turn)[-1][0][0] for turn in range(4)}
+    assert roots == {0, 1, 2, 3}
 
 
 @given(st.lists(st.floats(0.01, 100), min_size=1, max_size=8), st.integers(1, 8))
@@ -192,7 +206,7 @@ def test_pieces_and_chunks(chunk, monkeypatch):
     for start, stop, column in pieces:
         assert stop - start <= chunk
         assert np.array_equal(elements[:, start:stop], np.repeat(column[:, None], stop - start, axis=1))
-    groups = chunks(pieces)
-    assert [i for group in groups for i in group] == list(range(len(pieces)))
-    sizes = [sum(pieces[i][1] - pieces[i][0] for i in group) for group in groups]
-    assert all(chunk <= size < 2 * chunk for size in sizes[:-1])
+    parts = chunks(SumRequest({}, pieces, list(range(len(pieces)))))
+    assert [piece for part in parts for piece in part.pieces] == pieces
+    assert [factor for part in parts for factor in part.factors] == list(range(len(pieces)))
+    assert all(chunk <= sum(part.sizes) < 2 * chunk for part in parts[:-1])
