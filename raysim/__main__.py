@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
+import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from enum import StrEnum
@@ -120,7 +121,7 @@ class Scale(StrEnum):
 @app.command()
 def reproduce(
     item: Annotated[str, typer.Argument(metavar="ITEM", help="A table or figure, such as fedlws/table1.")] = "",
-    listed: Annotated[bool, typer.Option("--list", help="Name them all, and the data and time they need.")] = False,
+    listed: Annotated[bool, typer.Option("--list", help="Name them all, and the data they need.")] = False,
     scale: Annotated[Scale, typer.Option(help="As the paper has it, or what takes minutes.")] = Scale.full,
     data: Annotated[Path | None, typer.Option(metavar="DIR", help="Where the data are; default: RAYSIM_DATA.")] = None,
     seeds: Seeds = "",
@@ -227,6 +228,10 @@ def list_(what: Annotated[Listed, typer.Argument(metavar="|".join(Listed))]) -> 
     with reported():
         for role, entries in catalogues(what).items():
             rows += [(role, name, first_line(entry)) for name, entry in entries.items()]
+    if what is Listed.models:
+        rows.append(
+            ("model", "any other", "a classification model of torchvision, by its name there, such as resnet50.")
+        )
     print("\n".join(aligned(rows)) or f"There are no {what} yet.")
 
 
@@ -335,6 +340,8 @@ def new_folder(out: Path | None, parent: Path, name: str) -> Path:
             return folder
         except FileExistsError:  # another run of that name began in the same second
             number += 1
+        except OSError as error:
+            raise ConfigError(f"record.dir: {folder} cannot be made: {error.strerror}.") from None
 
 
 # ---------------------------------------------------------------------------------------------- lines for people
@@ -400,6 +407,13 @@ def partition_table(partition: Any, counts: Any) -> list[str]:
 
 
 def main() -> None:
+    usual = warnings.formatwarning
+
+    def shown(message: Any, category: Any, filename: str, lineno: int, line: str | None = None) -> str:
+        ours = Path(filename).is_relative_to(Path(__file__).parent)
+        return f"raysim: {message}\n" if ours else usual(message, category, filename, lineno, line)
+
+    warnings.formatwarning = shown
     app(prog_name="raysim")
 
 

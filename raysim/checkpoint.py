@@ -49,6 +49,7 @@ class Checkpoints:
         # The checkpoint that the run continues, and its client files by id: those of unchanged clients carry over.
         self._base: int | None = None
         self._states: dict[str, dict[str, str]] = {}
+        self._warned: set[int] = set()  # damaged checkpoints that were named
         for temporary in self.folder.rglob(".*.tmp"):
             temporary.unlink()
 
@@ -85,7 +86,13 @@ class Checkpoints:
             try:
                 self._verified(t)
             except CheckpointError as error:
-                logger.warning("%s; falling back to the checkpoint before it", error)
+                if t not in self._warned:
+                    earlier = any(r < t for r in self._rounds())
+                    way_on = (
+                        "taking the checkpoint before it" if earlier else "there is none before it, so all begins anew"
+                    )
+                    logger.warning("%s; %s", error, way_on)
+                self._warned.add(t)
             else:
                 return t
         return None
@@ -123,7 +130,7 @@ class Checkpoints:
         except FileNotFoundError as error:
             raise CheckpointError(f"there is no checkpoint of round {t}") from error
         except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise CheckpointError(f"checkpoint of round {t} is damaged: its manifest is unreadable") from error
+            raise CheckpointError(f"checkpoint of round {t} is damaged: {self._path(t)} is unreadable") from error
         return manifest
 
     def _verified(self, t: int) -> dict[str, Any]:

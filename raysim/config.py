@@ -118,7 +118,8 @@ class Catalogue:
 
 def name_in(entries: Mapping[str, type], value: object) -> str:
     """The word for `value` in a configuration."""
-    return next(name for name, cls in entries.items() if cls is type(value))
+    known = (name for name, cls in entries.items() if cls is type(value))
+    return next(known, type(value).__name__.lower())  # an actor need not know of an entry made in somebody's script
 
 
 # ---------------------------------------------------------------------------------------------------- the sections
@@ -142,7 +143,7 @@ class LocalEngineConfig:
 @dataclass(frozen=True, kw_only=True)
 class RayEngineConfig:
     """Clients as Ray actors, on this machine or a cluster. Client states and peers' models rest in Ray's object store;
-    what exceeds its `object_store_memory` (by default 30 % of a machine's memory) Ray spills to disk."""
+    what it does not hold Ray spills to disk."""
 
     clients_per_actor: Literal["auto"] | PositiveInt = "auto"
     """Clients of a round that share an actor. 1: each has its own; `auto`: as many as the cluster carries."""
@@ -155,6 +156,9 @@ class RayEngineConfig:
     gather_bytes: NonNegativeInt = 2 << 30
     """Bytes of client models that one process may hold at once. Where they are more, FedLAW learns its weights with the
     models left where they were trained: slower, and the same result to rounding."""
+    state_bytes: Annotated[int, Field(ge=75 << 20)] | None = None
+    """Memory of the object store of a cluster that raysim starts, for client states, peers' models and messages; null:
+    30 % of the machine's. A cluster that is joined has its own."""
 
 
 ENGINES: dict[str, type] = {"local": LocalEngineConfig, "ray": RayEngineConfig}
@@ -404,24 +408,29 @@ def decisive(config: Config) -> dict[str, Any]:
 
 def check_unchanged(config: Config, folder: Path) -> None:
     """Raises `ConfigError` where the run in `folder` was begun with settings that make other bits, or does not say."""
-    path = folder / "manifest.json"
+    path, faults = folder / "manifest.json", []
+    if not path.exists() and not any((folder / "checkpoints").glob("*.json")):
+        return  # stopped before it was described, and so before its first round
     try:
-        begun = json.loads(path.read_text(encoding="utf-8")).get("settings", {})
-    except FileNotFoundError:  # stopped before it was described, and so before its first round
-        return
-    except (ValueError, AttributeError):
-        raise ConfigError([f"{path} is damaged: it is not a JSON object. Put it back, or start another run."]) from None
-    faults = []
+        begun = json.loads(path.read_text(encoding="utf-8"))["settings"]
+        begun.keys()
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        raise ConfigError(
+            f"{path} is missing or damaged: it says with what settings the run began. Put it back, or start another run."
+        ) from None
     for section, now in decisive(config).items():
         was = begun.get(section, now)
         both = isinstance(was, dict) and isinstance(now, dict)
         pairs = {f"{section}.{key}": (was.get(key), now[key]) for key in now} if both else {section: (was, now)}
-        faults += [f"{path} was {json.dumps(before)}" for path, (before, after) in pairs.items() if before != after]
+        changed = {key: before for key, (before, after) in pairs.items() if before != after}
+        faults += [f"{key} was {json.dumps(before)} when the run began" for key, before in changed.items()]
+    saved = (re.fullmatch(r"round-(\d+)", file.stem) for file in (folder / "checkpoints").glob("round-*.json"))
+    played = max((int(name[1]) for name in saved if name), default=0)
+    if played > config.rounds.total:
+        faults.append(f"rounds.total is {config.rounds.total}, but {played} rounds have been played")
     if faults:
         where = folder / "config.yaml"
-        raise ConfigError(
-            [f"{where}: {fault} when the run began. Put it back, or start another run." for fault in faults]
-        )
+        raise ConfigError([f"{where}: {fault}. Put it back, or start another run." for fault in faults])
 
 
 class _Loader(yaml.SafeLoader):

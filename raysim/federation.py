@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import torch
 from torch import Tensor
 
@@ -67,6 +69,8 @@ class Federation:
         torch.set_num_threads(config.engine.threads)
         self.config, self.folder = config, Path(out)
         self.data, self.partition = dealt or prepare(config)
+        if resume:
+            self._check_samples()
         self.cohort_size = config.rounds.cohort_size(self.partition.clients)
         self.spec = host_spec(config, self.data)
         layers = self.spec.network()[1]
@@ -97,6 +101,17 @@ class Federation:
         self._begun = time.time() - self._wall
         self.engine.publish(self.server.value, self.server.shared)
 
+    def _check_samples(self) -> None:
+        """Raises `ConfigError` where the data are not those that the run in the folder began with."""
+        path = self.folder / "manifest.json"
+        begun = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+        for what, part in (("data", self.data), ("data.partition", self.partition)):
+            key = f"{what.rpartition('.')[2]}_sha256"
+            if begun.get(key, "") != part.sha256() and begun:
+                raise ConfigError(
+                    f"{what}: not what the run in {self.folder} began with. Put it back, or start another run."
+                )
+
     # Playing.
 
     def step(self) -> dict[str, Any] | None:
@@ -124,10 +139,15 @@ class Federation:
         shown = summary(self, done) | personal_scores(done.personal)
         statuses = [outcome.status for outcome in done.cohort.outcomes.values()]
         if statuses and all("Traceback" in status for status in statuses):
-            raise RoundFailed(f"every client of round {self.t} failed:\n{shown['failures'][0]}")
+            raise RoundFailed(f"every client of round {self.t + 1} failed:\n{shown['failures'][0]}")
         self._changed |= {*done.cohort.clients, *done.cohort.new_kept}
         if self.trace.wants(self.t):
             self._write_trace(done)
+        shown["failures"] += [
+            f"round {self.t + 1}: a client actor on node {node} died; its clients were trained again, to the same bits"
+            for node in self.engine.lost
+        ]
+        self.engine.lost.clear()
         shown["failures"] += self.sinks.complaints()
         shown["seconds"] = time.perf_counter() - started
         wall = time.time() - self._begun
@@ -175,12 +195,8 @@ class Federation:
         with records.replacing(self.folder / "model.safetensors") as path:
             save_file(state, path)
         rounds = records.read(self.folder, "rounds")
-        column = "accuracy" if self.config.evaluate.global_ else "personal_accuracy_micro"
-        scores = [a for a in rounds[column].to_pylist() if a is not None]
-        result = {
-            "final": scores[-1] if scores else None,
-            "best": max(scores, default=None),
-            "last10": sum(scores[-10:]) / len(scores[-10:]) if scores else None,
+        result = course(rounds["accuracy"].to_pylist()) | {
+            "personal": personal_course(rounds),
             "bytes_up": sum(rounds["bytes_up"].to_pylist()),
             "bytes_down": sum(rounds["bytes_down"].to_pylist()),
             "sha256": digest,
@@ -228,8 +244,14 @@ class Federation:
         self.recorder.flush()
         server = pack({"value": self.server.value, "shared": self.server.shared, "memory": self.server.memory})
         info = {"round": self.t, "wall": time.time() - self._begun, "config": fingerprint(self.config)}
-        self.checkpoints.save(self.t, server, info, ((c, self._export(c)) for c in sorted(self._changed)))
+        self.checkpoints.save(self.t, server, info, self._states())
         self._changed.clear()
+
+    def _states(self) -> Iterator[tuple[int, Arrays]]:
+        """Of the clients whose state has changed, one by one."""
+        for client in sorted(self._changed):
+            if state := self._export(client):
+                yield client, state
 
     def _export(self, client: int) -> Arrays:
         parts = {"kept": self.engine.kept.get(client), "bank": self.engine.bank.get(client)}
@@ -275,6 +297,7 @@ class Federation:
             path.write_text(to_yaml(self.config), encoding="utf-8")
         records.write_table(self.folder, "partition", self.partition.to_table(self.data))
         extra = {
+            "data_sha256": self.data.sha256(),
             "partition_sha256": self.partition.sha256(),
             "parameters": self.server.layers.P,
             "settings": decisive(self.config),
@@ -470,6 +493,23 @@ def personal_scores(personal: dict[int, Score]) -> dict[str, float]:
         "personal_accuracy_worst10": float(shares[: max(1, len(shares) // 10)].mean()),
         "personal_auc": sum(s.auc * s.samples for s in tested) / total,
     }
+
+
+def course(accuracies: Sequence[float | None]) -> dict[str, float | None]:
+    """The last, the best, and the mean of the last ten of those that were measured."""
+    known = [a for a in accuracies if a is not None]
+    last10 = sum(known[-10:]) / len(known[-10:]) if known else None
+    return {"final": known[-1] if known else None, "best": max(known, default=None), "last10": last10}
+
+
+def personal_course(rounds: pa.Table) -> dict[str, float | None] | None:
+    """The course of the clients' own accuracy (micro), and what else is known of it at its end; None if not measured."""
+    last = next((row for row in reversed(rounds.to_pylist()) if row["personal_accuracy_micro"] is not None), None)
+    if last is None:
+        return None
+    columns = ("personal_accuracy_macro", "personal_accuracy_std", "personal_accuracy_worst10", "personal_auc")
+    ends = {name.removeprefix("personal_").removeprefix("accuracy_"): last[name] for name in columns}
+    return course(rounds["personal_accuracy_micro"].to_pylist()) | ends
 
 
 def by_tensor(arrays: Arrays, layers: LayerMap) -> dict[str, Tensor]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import fcntl
+import json
 import math
 import os
 import signal
@@ -56,21 +58,66 @@ def play(
     """
     from raysim.config import check_unchanged
 
-    if resume:
-        check_unchanged(config, folder)
     interrupts = Interrupts()
     try:
-        with interrupts, engine(config, address, resources) as launch:
-            interrupts.install()  # again: Ray has put its own handler of SIGTERM in place
-            federation = launch(config, folder, resume)
-            try:
-                print(header(config), flush=True)
-                return _rounds(federation, folder, interrupts)
-            finally:
-                federation.close()
+        with interrupts, claimed(folder):
+            if resume:
+                check_unchanged(config, folder)
+                for change in moved(folder):
+                    print(
+                        f"raysim: {change}; bits may differ from those of a run that was not stopped", file=sys.stderr
+                    )
+                if result := finished(config, folder):
+                    print(f"This run is complete.\n{ending(result)}", flush=True)
+                    return 0
+            with engine(config, address, resources) as launch:
+                interrupts.install()  # again: Ray has put its own handler of SIGTERM in place
+                federation = launch(config, folder, resume)
+                try:
+                    print(header(config), flush=True)
+                    return _rounds(federation, folder, interrupts)
+                finally:
+                    federation.close()
     except KeyboardInterrupt:
         print(f"\nStopped at once. {way_on(folder)}", file=sys.stderr)
         return interrupts.status
+
+
+@contextmanager
+def claimed(folder: Path) -> Iterator[None]:
+    """The run in `folder` is played by one process at a time. Raises `ConfigError` where another does."""
+    from raysim.config import ConfigError
+
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / ".lock"
+    with path.open("a") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise ConfigError(f"{folder}: another process is playing this run; wait until it has ended.") from None
+        try:
+            yield
+        finally:
+            if list(folder.iterdir()) == [path]:  # a launch that failed leaves nothing behind
+                path.unlink()
+
+
+def moved(folder: Path) -> list[str]:
+    """In what the machine differs from the one that the run in `folder` began on, where low bits depend on it."""
+    from raysim.records import manifest
+
+    path = folder / "manifest.json"
+    begun, now = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}, manifest("", 0, {})
+    deciding = (("versions", "torch"), ("hardware", "cpu"), ("hardware", "cpu_capability"))
+    pairs = [(key, begun.get(part, {}).get(key), now[part][key]) for part, key in deciding if begun]
+    return [f"the run began with {key} {was}, and this is {is_}" for key, was, is_ in pairs if was != is_]
+
+
+def finished(config: Config, folder: Path) -> dict[str, Any] | None:
+    """What a run that has played all its rounds ended with."""
+    path = folder / "result.json"
+    result = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+    return result | {"folder": str(folder)} if result.get("rounds") == config.rounds.total else None
 
 
 def check_address(address: str | None) -> None:
@@ -106,6 +153,7 @@ def _rounds(federation: Any, folder: Path, interrupts: Interrupts) -> int:
     """Rounds until the run is complete or interrupted."""
     interrupts.patient = True
     shown: set[str] = set()
+    played = accepted = 0
     live = sys.stdout.isatty() and os.environ.get("TERM") != "dumb"
     with Bar() if live else nullcontext() as bar:
         while (summary := federation.step()) is not None:
@@ -113,6 +161,7 @@ def _rounds(federation: Any, folder: Path, interrupts: Interrupts) -> int:
                 bar.show(summary)
             else:
                 print(round_line(summary), flush=True)
+            played, accepted = played + 1, accepted + summary["clients_ok"]
             for failure in summary["failures"]:
                 if failure not in shown:
                     shown.add(failure)
@@ -124,6 +173,8 @@ def _rounds(federation: Any, folder: Path, interrupts: Interrupts) -> int:
         print(f"Stopped. {way_on(folder)}", file=sys.stderr)
         return interrupts.status
     print(ending(federation.finish()), flush=True)
+    if played and not accepted:
+        print("raysim: no client's model was accepted in any round: the global one never changed", file=sys.stderr)
     return 0
 
 
@@ -203,30 +254,43 @@ def round_line(summary: Mapping[str, Any]) -> str:
     )
 
 
-def scores(summary: Mapping[str, Any]) -> tuple[str, str]:
-    """Accuracy, of the global model if it was tested, and loss."""
+def scores(summary: Mapping[str, Any]) -> list[str]:
+    """Accuracy, of the global model and of the clients' own, whichever was tested, and loss."""
     accuracy, tested = summary["accuracy"], summary["loss"] is not None
     personal = summary.get("personal_accuracy_micro")
-    own = accuracy is None and personal is not None
     loss = summary["loss"] if tested else summary["train_loss"]
-    return (
-        f"{'personal' if own else 'accuracy'} {percent(personal if own else accuracy):>7}",
+    return [
+        *([f"accuracy {percent(accuracy):>7}"] if personal is None or accuracy is not None else []),
+        *([f"personal {percent(personal):>7}"] if personal is not None else []),
         f"{'test' if tested else 'train'} loss {'-' if loss is None else format(loss, '.4f'):>7}".rjust(18),
-    )
+    ]
 
 
 SCORES = (("final", "final"), ("best", "best"), ("mean of last 10", "last10"))
 
 
 def ending(result: Mapping[str, Any]) -> str:
+    personal = result.get("personal")
     rows = [
-        ("accuracy", "   ".join(f"{words} {percent(result[key])}" for words, key in SCORES)),
+        *([("accuracy", course(result))] if result["final"] is not None or personal is None else []),
+        *([("personal", course(personal)), ("clients", spread(personal))] if personal else []),
         ("traffic", f"up {bytes_(result['bytes_up'])}   down {bytes_(result['bytes_down'])}"),
         ("time", f"{result['rounds']} round{'s' * (result['rounds'] != 1)} in {result['seconds']:.1f} s"),
         ("sha256", result["sha256"]),
         ("folder", str(result["folder"])),
     ]
     return "\n" + "\n".join(aligned(rows))
+
+
+def course(scores: Mapping[str, Any]) -> str:
+    """An accuracy over the rounds."""
+    return "   ".join(f"{words} {percent(scores[key])}" for words, key in SCORES)
+
+
+def spread(personal: Mapping[str, Any]) -> str:
+    """The clients' own accuracies at the end."""
+    mean, std = percent(personal["macro"]), percent(personal["std"])
+    return f"mean {mean} ± {std}   worst tenth {percent(personal['worst10'])}   AUC {personal['auc']:.4f}"
 
 
 def percent(share: float | None) -> str:

@@ -254,10 +254,21 @@ def _parts(folder: Path) -> list[_Part]:
     return parts
 
 
+@contextmanager
+def _opened(part: _Part) -> Iterator[pq.ParquetFile]:
+    try:
+        with pq.ParquetFile(part.path) as file:  # not read_table, which takes a folder named a=1 for a column
+            yield file
+    except pa.ArrowInvalid as error:
+        raise DamagedTable(
+            f"{part.path} is damaged: {error}. Without that file all goes on, but for its rows."
+        ) from None
+
+
 def _load(parts: Iterable[_Part], schema: pa.Schema | None) -> pa.Table:
     tables = [] if schema is None else [schema.empty_table()]
     for part in parts:
-        with pq.ParquetFile(part.path) as file:  # not read_table, which takes a folder named a=1 for a column
+        with _opened(part) as file:
             tables.append(file.read())
     return pa.concat_tables(tables, promote_options="default")
 
@@ -285,6 +296,10 @@ def read(folder: Path, table: str) -> pa.Table:
 # ---- writing ---------------------------------------------------------------------------------------------------------
 
 
+class DamagedTable(ValueError):
+    """A file of a table is not as it was written."""
+
+
 class Recorder:
     """Writes the tables of one run into its folder.
 
@@ -293,6 +308,7 @@ class Recorder:
     """
 
     def __init__(self, folder: Path, start_round: int = 0):
+        """Raises `DamagedTable` where an earlier round's rows cannot be read."""
         self.folder = Path(folder)
         self._buffers: dict[str, list[tuple[int, dict[str, Any]]]] = {table: [] for table in TABLES}
         self._flushed = time.monotonic()
@@ -381,7 +397,10 @@ class Recorder:
         for part in parts:
             if part.first >= start_round:
                 part.path.unlink()
-            elif part.last >= start_round:
+                continue
+            with _opened(part):  # what is damaged shows now, not when the run ends
+                pass
+            if part.last >= start_round:
                 rows = _load([part], None)
                 rows = rows.filter(pc.less(rows["round"], start_round))
                 # First the content, under the old name, then the name: at no time is a row there twice or not at all.

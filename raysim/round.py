@@ -122,7 +122,7 @@ def summary(fed: Federation, done: Round) -> dict[str, Any]:
     sizes = cohort.sizes.tolist()
     train_loss = sum(loss * n for loss, n in zip(losses, sizes, strict=True)) / sum(sizes) if sizes else None
     failures = [
-        f"client {c}, round {done.t}, node {fed.engine.nodes[cohort.trained_by[c]]}: {outcome.status}"
+        f"client {c}, round {done.t + 1}, node {fed.engine.nodes[cohort.trained_by[c]]}: {outcome.status}"
         for c, outcome in sorted(cohort.outcomes.items())
         if outcome.status != "ok"
     ]

@@ -13,12 +13,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from typer.testing import CliRunner, Result
 
-from raysim import doctor
+from raysim import doctor, records
 from raysim.__main__ import app, new_folder
 from raysim.config import ConfigError, load, to_yaml
-from raysim.play import aligned, bytes_
+from raysim.play import aligned, bytes_, percent
 
 ROOT = Path(__file__).parent.parent
 
@@ -166,10 +167,97 @@ def test_resume_refuses_other_settings(tiny: Path) -> None:
     assert "rounds" not in refused.output
     config.write_text(text.replace("total: 3", "total: 5"))
     assert "round 5/5" in raysim("resume", "run").output
-    Path("run/manifest.json").write_text("{")
-    damaged = raysim("resume", "run")
-    assert damaged.exit_code == 2
-    assert "run/manifest.json is damaged" in damaged.output
+    config.write_text(text.replace("total: 3", "total: 4"))
+    assert "rounds.total is 4, but 5 rounds have been played" in raysim("resume", "run").stderr
+
+
+def test_resume_of_a_complete_run_says_so_and_changes_nothing(tiny: Path) -> None:
+    ran = raysim("run", tiny, "--out", "run")
+    before = {path: path.read_bytes() for path in Path("run").rglob("*.*")}
+    again = raysim("resume", "run")
+    assert again.exit_code == 0
+    assert again.output.startswith("This run is complete.\n")
+    assert again.output.splitlines()[2:] == ran.output.splitlines()[-5:]
+    assert before == {path: path.read_bytes() for path in Path("run").rglob("*.*")}
+
+
+@pytest.mark.parametrize("manifest", [None, "{", "[]", '{"settings": 5}'])
+def test_resume_wants_the_manifest(tiny: Path, manifest: str | None) -> None:
+    raysim("run", tiny, "--out", "run", "--set", "rounds.total=1")
+    path = Path("run/manifest.json")
+    path.unlink() if manifest is None else path.write_text(manifest)
+    result = raysim("resume", "run")
+    assert result.exit_code == 2
+    assert result.stderr.startswith(f"{path} is missing or damaged")
+    assert result.stderr.count("\n") == 1
+
+
+def test_resume_refuses_other_data_and_names_another_machine(tiny: Path) -> None:
+    x, y = np.arange(240, dtype=np.float32).reshape(60, 4) / 240, np.arange(60) % 3
+    np.savez("own.npz", x_train=x, y_train=y, x_test=x[:9], y_test=y[:9])
+    own = ("--set", "data.name={npz: own.npz}", "--set", f"data.root={tiny.parent}")
+    assert raysim("run", tiny, "--out", "run", "--set", "rounds.total=1", *own).exit_code == 0
+    config, manifest = Path("run/config.yaml"), Path("run/manifest.json")
+    config.write_text(config.read_text().replace("total: 1", "total: 2"))
+    np.savez("own.npz", x_train=x[:, ::-1].copy(), y_train=y, x_test=x[:9], y_test=y[:9])
+    refused = raysim("resume", "run")
+    assert refused.exit_code == 2
+    assert refused.stderr.startswith("data: not what the run in run began with.")
+    np.savez("own.npz", x_train=x, y_train=y, x_test=x[:9], y_test=y[:9])
+    manifest.write_text(re.sub('"torch": "[^"]*"', '"torch": "2.11.0"', manifest.read_text()))
+    resumed = raysim("resume", "run")
+    assert resumed.exit_code == 0
+    assert "the run began with torch 2.11.0, and this is " in resumed.stderr
+
+
+def test_resume_names_a_damaged_table(tiny: Path) -> None:
+    raysim("run", tiny, "--out", "run", "--set", "rounds.total=1")
+    config, [part] = Path("run/config.yaml"), Path("run/clients").iterdir()
+    config.write_text(config.read_text().replace("total: 1", "total: 2"))
+    part.write_bytes(part.read_bytes()[:50])
+    result = raysim("resume", "run")
+    assert result.exit_code == 1
+    assert result.stderr.startswith(f"raysim: {part} is damaged: ")
+
+
+def test_a_run_is_played_by_one_process(tiny: Path) -> None:
+    answers = []
+
+    def join_in(process: subprocess.Popen[str]) -> None:
+        answers.append(raysim("resume", "run"))
+        process.send_signal(signal.SIGINT)
+
+    code, _, err = interrupted(tiny, join_in)
+    assert answers[0].exit_code == 2
+    assert answers[0].stderr == "run: another process is playing this run; wait until it has ended.\n"
+    assert (code, "Traceback" in err) == (130, False)
+
+
+def test_personal_scores_stand_beside_the_global_ones(tiny: Path) -> None:
+    ran = raysim(
+        "run", tiny, "--out", "run", "--set", "evaluate.personal=after_init", "--set", "data.client_test_frac=0.2"
+    )
+    last = records.read(Path("run"), "rounds").to_pylist()[-1]
+    shown = f"accuracy {percent(last['accuracy']):>7}   personal {percent(last['personal_accuracy_micro']):>7}"
+    assert shown in ran.output
+    lines = dict(line.split(maxsplit=1) for line in ran.output.splitlines()[-7:])
+    assert lines["accuracy"].startswith(f"final {percent(last['accuracy'])}")
+    assert lines["personal"].startswith(f"final {percent(last['personal_accuracy_micro'])}")
+    assert f"worst tenth {percent(last['personal_accuracy_worst10'])}" in lines["clients"]
+    assert f"mean {percent(last['personal_accuracy_macro'])}" in lines["clients"]
+
+
+def test_a_run_that_learned_nothing_says_so(tiny: Path) -> None:
+    ran = raysim("run", tiny, "--set", "local.lr=1e30", "--set", "server=[]")
+    assert "not finite (NaN or Inf): refused. A lower local.lr" in ran.stderr
+    assert "no client's model was accepted in any round" in ran.stderr
+
+
+@pytest.mark.skipif(torch.cuda.device_count() > 0, reason="there is a GPU")
+def test_gpus_that_do_not_exist_are_found_before_ray_starts(tiny: Path) -> None:
+    result = raysim("run", tiny, "--set", "engine={ray: {gpu_per_client: 1}}")
+    assert result.exit_code == 2
+    assert "engine.ray.gpu_per_client: 1 of a GPU, but this machine has none" in result.stderr
 
 
 def test_resume_wants_a_run(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from conftest import play, tiny
 
-from raysim.config import load
+from raysim.config import load, name_in
 from raysim.methods import CLIENTS
 
 ROOT = Path(__file__).parents[1]
@@ -27,6 +27,7 @@ def test_the_example_method_trains(tmp_path):
         exec(compile(example, "README.md", "exec"), {"__name__": "readme"})
         [name] = CLIENTS.keys() - before.keys()
         changed = play(tiny(client=[name]), tmp_path / "example")
+        assert name_in({}, CLIENTS[name]()) == name  # in an actor, whose catalogue lacks it
         plain = play(tiny(), tmp_path / "plain")
     finally:
         for added in CLIENTS.keys() - before.keys():

@@ -1,5 +1,6 @@
 """One in-memory data set type, and the sources it is read from."""
 
+import hashlib
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -58,6 +59,13 @@ class Dataset:
                 f"{self.name}: row {wrong[0]} has label {self.y[wrong[0]]}, outside 0..{self.num_classes - 1}; "
                 "number the classes from 0"
             )
+
+    def sha256(self) -> str:
+        """Of all samples and labels."""
+        digest = hashlib.sha256(repr((self.x.shape, self.x.dtype.str, self.train_rows)).encode())
+        digest.update(self.x.data)
+        digest.update(np.ascontiguousarray(self.y).data)
+        return digest.hexdigest()
 
     @property
     def sample_shape(self) -> tuple[int, ...]:

@@ -93,6 +93,7 @@ class Engine(ABC):
     kept: dict[int, Handle] = field(default_factory=dict)  # committed state of clients that have taken part
     bank: dict[int, Handle] = field(default_factory=dict)  # their last models, where a method asks for them
     spans: list[Span] = field(default_factory=list)
+    lost: list[str] = field(default_factory=list)  # the machines of hosts that died since somebody looked
     seconds: dict[int, float] = field(default_factory=dict)  # how long each client's last training took
 
     def __post_init__(self) -> None:
@@ -222,13 +223,18 @@ class Engine(ABC):
 
         return {client: s for result in self.recovering(score) for client, s in result.items()}
 
+    def renew(self, hosts: set[int]) -> None:
+        """`replace`, and remember that it was necessary."""
+        self.lost += [self.nodes[i] for i in sorted(hosts)]
+        self.replace(hosts)
+
     def recovering(self, action: Callable[[], Any], restore: Callable[[set[int]], None] | None = None) -> Any:
         """`action`, again after every loss of hosts."""
         while True:
             try:
                 return action()
             except HostLost as lost:
-                self.replace(lost.hosts)
+                self.renew(lost.hosts)
                 if restore:
                     restore(lost.hosts)
 
@@ -409,7 +415,7 @@ class HostedCohort:
                     self._take(report, i, share, results[2:])
             if lost:
                 self._root = None
-                engine.replace(lost)
+                engine.renew(lost)
                 for i in lost & self.held.keys():  # models of this round that died with their host
                     queue.setdefault(i, []).insert(0, self.held.pop(i))
             queue = {i: shares for i, shares in queue.items() if shares}
@@ -568,7 +574,7 @@ class HostedCohort:
         self._spread = spread, self.layers.gathered(per_run).sqrt()
         result, sent = torch.empty(self.layers.S), [bool(weights.any()) for *_, weights in requests[0].pieces]
         done = replace(requests[0], factors=[1.0] * len(sent))
-        place(done.partial(total, sent), done, self._kept(mix), result)
+        place(done.compact(total, sent), done, self._kept(mix), result)
         self._counters(result, mix.sent[:, self.layers.T :])
         return result
 

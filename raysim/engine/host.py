@@ -167,7 +167,9 @@ class ClientHost:
                 outcome, upload = self._train(run, trace)
                 torch.sub(upload.value, server, out=update)
                 if check and not finite(update):
-                    outcome = Outcome("its model is not finite (NaN or Inf): refused")
+                    outcome = Outcome(
+                        "its model is not finite (NaN or Inf): refused. A lower local.lr or local.grad_clip may help"
+                    )
             except Exception:
                 outcome = Outcome(traceback.format_exc())
             outcome.seconds = time.perf_counter() - begun
@@ -214,7 +216,7 @@ class ClientHost:
             for (start, stop, _), weight in zip(request.pieces, weights, strict=True):
                 if weight not in (0, 1):
                     update[start:stop] *= weight
-            return request.partial(update, [weight != 0 for weight in weights])
+            return request.compact(update, [weight != 0 for weight in weights])
 
         earlier = bool(self._foreseen)  # visits of the same round
         for node in tree.cover(set(positions), len(request.position)):
@@ -461,7 +463,7 @@ class ClientHost:
             weighted, out = tree.WeightedSum(request.pieces, node, total), tree.as_array(total)
             for start, stop in weighted.blocks():
                 weighted.add(rows(start, stop), start, out[start - first : stop - first])
-            sums[node] = request.partial(total, [bool(w[slice(*node)].any()) for *_, w in request.pieces])
+            sums[node] = request.compact(total, [bool(w[slice(*node)].any()) for *_, w in request.pieces])
         return self._leave(sums, to, started)
 
     def spread(
@@ -635,7 +637,7 @@ class SumRequest:
     def sizes(self) -> list[int]:
         return [stop - start for start, stop, _ in self.pieces]
 
-    def partial(self, total: Tensor, sent: Sequence[bool]) -> tree.Partial:
+    def compact(self, total: Tensor, sent: Sequence[bool]) -> tree.Partial:
         """Of a vector over all pieces, those that were `sent`."""
         if all(sent):
             return tree.Partial(total, tuple(sent))

@@ -20,6 +20,7 @@ os.environ.setdefault(
 )  # what Ray prints of dead processes, whatever `log_to_driver` says
 
 import ray
+import torch
 from ray.exceptions import ActorDiedError, ActorUnavailableError, ObjectLostError, RayActorError, RayTaskError
 
 from raysim.config import Config, ConfigError, RayEngineConfig
@@ -320,15 +321,24 @@ def session(
     from raysim.federation import prepare
 
     dealt = prepare(config)  # what is wrong with the data shows before anything is started
-    with cluster(address):
+    settings, joined = config.engine, address or cluster_address()
+    assert isinstance(settings, RayEngineConfig)
+    if joined and settings.state_bytes is not None:
+        raise ConfigError(f"engine.ray.state_bytes: the cluster at {joined} has its own object store; leave it out")
+    if not joined and settings.gpu_per_client != "auto" and settings.gpu_per_client and not torch.cuda.device_count():
+        raise ConfigError(
+            f"engine.ray.gpu_per_client: {settings.gpu_per_client:g} of a GPU, but this machine has none. Set it to 0 or "
+            "auto, or join a cluster with --address"
+        )
+    with cluster(address, settings.state_bytes):
         yield partial(RemoteFederation, dealt=dealt, resources=resources)
 
 
 @contextmanager
-def cluster(address: str | None = None) -> Iterator[str]:
-    """Join the cluster at `address` or RAY_ADDRESS, or start one on this machine and stop it at the end. Inside another
-    `cluster`, that one serves. Yields where other processes join it."""
-    joined = address or os.environ.get("RAY_ADDRESS")
+def cluster(address: str | None = None, object_store: int | None = None) -> Iterator[str]:
+    """Join the cluster at `address` or RAY_ADDRESS, or start one on this machine, with an `object_store` of so many bytes,
+    and stop it at the end. Inside another `cluster`, that one serves. Yields where other processes join it."""
+    joined = address or cluster_address()
     quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": "ERROR"}
     started = not ray.is_initialized()
     if started and joined:
@@ -340,7 +350,16 @@ def cluster(address: str | None = None) -> Iterator[str]:
                 "~/.ray/auth_token is not the cluster's"
             ) from None
     elif started:
-        ray.init(address="local", num_cpus=len(os.sched_getaffinity(0)), include_dashboard=False, **quiet)
+        cores = len(os.sched_getaffinity(0))
+        try:
+            ray.init(
+                address="local", num_cpus=cores, include_dashboard=False, object_store_memory=object_store, **quiet
+            )
+        except Exception as error:  # Ray raises a bare one where its processes are not up in time
+            ray.shutdown()
+            raise ConnectionError(
+                f"Ray did not start on this machine: {error}. Is it busy? Try again, or --set engine=local"
+            ) from None
     try:
         yield joined or ray.get_runtime_context().gcs_address
     finally:

@@ -51,7 +51,7 @@ class APPLE(ClientMethod, DownlinkRule):
 
     def check(self, config: Config) -> str | None:
         if config.rounds.participation < 1:
-            return f"all clients take part in each round, but rounds.participation is {config.rounds.participation:g}."
+            return f"it needs all clients in each round, not {config.rounds.participation:g} of them: set rounds.participation: 1."
         if self.models is not None and self.models < 1:
             return f"models is {self.models}; at least the client's own must be sent."
         return None if 0 < self.epsilon <= 1 else f"epsilon is {self.epsilon:g}; it must be in (0, 1]."

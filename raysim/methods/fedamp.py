@@ -35,7 +35,7 @@ class FedAMP(ClientMethod, DownlinkRule):
 
     def check(self, config: Config) -> str | None:
         if config.rounds.participation < 1:
-            return f"all clients take part in each round, but rounds.participation is {config.rounds.participation:g}."
+            return f"it needs all clients in each round, not {config.rounds.participation:g} of them: set rounds.participation: 1."
         if min(self.alpha, self.sigma) <= 0:
             return f"alpha is {self.alpha:g} and sigma {self.sigma:g}; both must be above 0."
         if self.init == "own" and any(overrides(m, "start") for m in config.client):

@@ -58,8 +58,13 @@ def test_actor_killed_while_it_trains(name, tmp_path, warm_ray):
     expected = undisturbed(METHODS[name], tmp_path / "undisturbed")
     changes = with_client(METHODS[name], "stalls", folder=str(tmp_path))
     with ending(tmp_path):
-        federation = play(tiny(**changes, engine=PAIR), tmp_path / "killed", make_engine=warm_ray)
+        federation = Federation(tiny(**changes, engine=PAIR), tmp_path / "killed", make_engine=warm_ray)
+        shown = list(iter(federation.step, None))
+        federation.finish()
+        federation.close()
     assert federation.sha256() == expected
+    [told] = [line for summary in shown for line in summary["failures"]]
+    assert f"a client actor on node {federation.engine.nodes[0]} died" in told
     assert set(records.read(federation.folder, "clients")["status"].to_pylist()) == {"ok"}
 
 
@@ -97,7 +102,7 @@ def test_failed_clients_are_left_out(name, engine, tmp_path, request):
         hashes.append(federation.sha256())
         assert (first["clients_ok"], first["clients_failed"]) == (2, 1)
         [failure] = first["failures"]
-        assert failure.startswith(f"client {cohort()[1]}, round 0, node ")
+        assert failure.startswith(f"client {cohort()[1]}, round 1, node ")
         assert reason in failure
         rows = clients_of_round_0(federation.folder)
         left_out = rows.pop(cohort()[1])
@@ -149,7 +154,7 @@ def test_command_line_shows_the_clients_traceback_and_no_other(tmp_path):
     (tmp_path / "run.yaml").write_text(to_yaml(tiny(**with_client({}, "fails", how="raises"))))
     shown = CliRunner().invoke(app, ["run", str(tmp_path / "run.yaml"), "--out", str(tmp_path / "run")])
     assert shown.exit_code == 1
-    first = f"raysim: every client of round 0 failed:\nclient {cohort()[0]}, round 0, node local: Traceback"
+    first = f"raysim: every client of round 1 failed:\nclient {cohort()[0]}, round 1, node local: Traceback"
     assert shown.stderr.startswith(first)
     assert shown.stderr.count("Traceback") == 1
     assert "cannot count" in shown.stderr
