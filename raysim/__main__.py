@@ -229,9 +229,7 @@ def list_(what: Annotated[Listed, typer.Argument(metavar="|".join(Listed))]) -> 
         for role, entries in catalogues(what).items():
             rows += [(role, name, first_line(entry)) for name, entry in entries.items()]
     if what is Listed.models:
-        rows.append(
-            ("model", "any other", "a classification model of torchvision, by its name there, such as resnet50.")
-        )
+        rows.append(("model", "…", "any classification model of torchvision, by its name there, such as resnet50."))
     print("\n".join(aligned(rows)) or f"There are no {what} yet.")
 
 

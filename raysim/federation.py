@@ -104,12 +104,13 @@ class Federation:
     def _check_samples(self) -> None:
         """Raises `ConfigError` where the data are not those that the run in the folder began with."""
         path = self.folder / "manifest.json"
-        begun = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
-        for what, part in (("data", self.data), ("data.partition", self.partition)):
-            key = f"{what.rpartition('.')[2]}_sha256"
-            if begun.get(key, "") != part.sha256() and begun:
+        if not path.exists():  # nothing has been played yet
+            return
+        begun = json.loads(path.read_text(encoding="utf-8"))
+        for name, now in (("data", self.data.sha256()), ("partition", self.partition.sha256())):
+            if begun.get(f"{name}_sha256") != now:
                 raise ConfigError(
-                    f"{what}: not what the run in {self.folder} began with. Put it back, or start another run."
+                    f"{name}: not what the run in {self.folder} began with. Put it back, or start another run."
                 )
 
     # Playing.
@@ -426,7 +427,9 @@ def prepare(config: Config) -> tuple[Dataset, Partition]:
             "partition has it, a min_size; data.allow_empty_clients: true leaves them out of their rounds"
         )
     if config.evaluate.personal and not any(len(rows) for rows in partition.test):
-        faults.append("evaluate.personal: no client has test samples; set data.client_test_frac")
+        faults.append(
+            "evaluate.personal: no client has test samples; set data.client_test_frac, or name clients in the test rows as well"
+        )
     faults += [f"record.sinks: {sink.missing}" for sink in config.record.sinks if sink.missing]
     if faults:
         raise ConfigError(faults)

@@ -95,6 +95,8 @@ def claimed(folder: Path) -> Iterator[None]:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise ConfigError(f"{folder}: another process is playing this run; wait until it has ended.") from None
+        except OSError:  # a file system without locks
+            pass
         try:
             yield
         finally:

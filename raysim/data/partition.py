@@ -561,11 +561,6 @@ class Natural(Scheme):
         if nameless.any():
             raise DataError(f"natural: training row {rows[np.argmax(nameless)]} of {data.name} has no client; name one")
         ids, sizes = np.unique(owner[rows < data.train_rows], return_counts=True)
-        tested = np.unique(owner[(rows >= data.train_rows) & (owner >= 0)])
-        _require(
-            not len(tested) or bool(np.isin(tested, ids).any()),
-            f"natural: no client that the test rows of {data.name} name has training rows; name clients alike in both",
-        )
         clients = len(ids) if self.clients is None else self.clients
         _require(
             1 <= clients <= len(ids),

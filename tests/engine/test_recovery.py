@@ -144,7 +144,7 @@ def test_run_stops_where_every_client_raises(engine, tmp_path, request):
     config = tiny(**with_client({}, "fails", how="raises", t=1), engine=engine)
     federation = Federation(config, tmp_path, make_engine=make_engine)
     assert federation.step()["clients_ok"] == 3
-    with pytest.raises(RoundFailed, match=r"every client of round 1 failed:\nclient .*, node .*Traceback") as stop:
+    with pytest.raises(RoundFailed, match=r"every client of round 2 failed:\nclient .*, node .*Traceback") as stop:
         federation.step()
     assert "cannot count" in str(stop.value)
     federation.close()
@@ -154,7 +154,7 @@ def test_command_line_shows_the_clients_traceback_and_no_other(tmp_path):
     (tmp_path / "run.yaml").write_text(to_yaml(tiny(**with_client({}, "fails", how="raises"))))
     shown = CliRunner().invoke(app, ["run", str(tmp_path / "run.yaml"), "--out", str(tmp_path / "run")])
     assert shown.exit_code == 1
-    first = f"raysim: every client of round 1 failed:\nclient {cohort()[0]}, round 1, node local: Traceback"
+    first = f"raysim: every client of round 2 failed:\nclient {cohort()[0]}, round 1, node local: Traceback"
     assert shown.stderr.startswith(first)
     assert shown.stderr.count("Traceback") == 1
     assert "cannot count" in shown.stderr

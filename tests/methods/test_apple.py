@@ -153,7 +153,7 @@ def test_models_are_counted(tmp_path):
 
 
 def test_refused():
-    with pytest.raises(ConfigError, match=r"rounds.participation is 0\.4"):
+    with pytest.raises(ConfigError, match=r"not 0\.4 of them"):
         tiny(client=["apple"])
     with pytest.raises(ConfigError, match="models is 0"):
         tiny(client=[{"apple": {"models": 0}}], rounds=ALL)
