@@ -164,9 +164,9 @@ def stopwatch(owner: type, *methods: str) -> Iterator[dict[str, list[float]]]:
     originals = {name: getattr(owner, name) for name in methods}
 
     def watched(name: str) -> Any:
-        def call(*args: Any) -> Any:
+        def call(*args: Any, **options: Any) -> Any:
             begun = time.perf_counter()
-            result = originals[name](*args)
+            result = originals[name](*args, **options)
             taken[name].append(time.perf_counter() - begun)
             return result
 
