@@ -154,7 +154,7 @@ def test_command_line_shows_the_clients_traceback_and_no_other(tmp_path):
     (tmp_path / "run.yaml").write_text(to_yaml(tiny(**with_client({}, "fails", how="raises"))))
     shown = CliRunner().invoke(app, ["run", str(tmp_path / "run.yaml"), "--out", str(tmp_path / "run")])
     assert shown.exit_code == 1
-    first = f"raysim: every client of round 2 failed:\nclient {cohort()[0]}, round 1, node local: Traceback"
+    first = f"raysim: every client of round 1 failed:\nclient {cohort()[0]}, round 1, node local: Traceback"
     assert shown.stderr.startswith(first)
     assert shown.stderr.count("Traceback") == 1
     assert "cannot count" in shown.stderr
