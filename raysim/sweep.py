@@ -166,11 +166,13 @@ def play_all(points: Sequence[Point], address: str | None = None, at_once: int |
     print(f"{len(points)} runs, of which {len(points) - len(left)} are finished", flush=True)
     with ExitStack() as stack:
         joined = None
-        if any(isinstance(point.config.engine, RayEngineConfig) for point in left):
+        on_ray = [point.config.engine for point in left if isinstance(point.config.engine, RayEngineConfig)]
+        if on_ray:
             from raysim.engine.ray_engine import cluster
 
             check_address(address)
-            joined = stack.enter_context(cluster(address))
+            object_store = max(engine.state_bytes or 0 for engine in on_ray)  # one for all
+            joined = stack.enter_context(cluster(address, object_store or None))
         most = min(len(left), at_once or carried([point.config for point in left])) if left else 0
         if most > 1:
             print(f"{most} at a time\n", flush=True)

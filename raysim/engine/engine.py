@@ -537,8 +537,9 @@ class HostedCohort:
             return self._reduce_with_spread(mix, spread)
         if of != "model" or power != 1:
             return self._sum(self._request(mix.coefficients if of == "model" else mix.weights, of, power))
-        as_foreseen = self._foreseen and mix is self._foreseen[0] and self.clients == self.asked
-        request = self._foreseen[1] if self._foreseen and as_foreseen else self._request(mix.coefficients)
+        planned, foreseen = self._foreseen or (None, None)
+        as_foreseen = mix is planned and self.clients == self.asked
+        request = foreseen if foreseen and as_foreseen else self._request(mix.coefficients)
         result = self._sum(request, onto=self._kept(mix))
         self._counters(result, mix.sent[:, self.layers.T :])
         return result

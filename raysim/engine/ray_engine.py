@@ -323,14 +323,12 @@ def session(
     dealt = prepare(config)  # what is wrong with the data shows before anything is started
     settings, joined = config.engine, address or cluster_address()
     assert isinstance(settings, RayEngineConfig)
-    if joined and settings.state_bytes is not None:
-        raise ConfigError(f"engine.ray.state_bytes: the cluster at {joined} has its own object store; leave it out")
     if not joined and settings.gpu_per_client != "auto" and settings.gpu_per_client and not torch.cuda.device_count():
         raise ConfigError(
             f"engine.ray.gpu_per_client: {settings.gpu_per_client:g} of a GPU, but this machine has none. Set it to 0 or "
             "auto, or join a cluster with --address"
         )
-    with cluster(address, settings.state_bytes):
+    with cluster(address, None if resources else settings.state_bytes):  # who shares a cluster has asked for its size
         yield partial(RemoteFederation, dealt=dealt, resources=resources)
 
 
@@ -341,6 +339,8 @@ def cluster(address: str | None = None, object_store: int | None = None) -> Iter
     joined = address or cluster_address()
     quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": "ERROR"}
     started = not ray.is_initialized()
+    if started and joined and object_store:
+        raise ConfigError(f"engine.ray.state_bytes: the cluster at {joined} has its own object store; leave it out")
     if started and joined:
         try:
             ray.init(address=joined, **quiet)

@@ -1,5 +1,8 @@
 """Four nodes on this machine: four raylets with an object store each. The same bits, also when one of them is lost."""
 
+import os
+import subprocess
+import sys
 from collections.abc import Iterator
 from functools import partial
 
@@ -75,3 +78,15 @@ def test_node_lost_during_a_round(tmp_path, cluster, nodes, make_engine, expecte
     assert restored == [2]
     assert records.read(federation.folder, "rounds")["round"].to_pylist() == [0, 1, 2, 3]
     assert set(records.read(federation.folder, "clients")["status"].to_pylist()) == {"ok"}
+
+
+def test_object_store_of_the_size_asked_for():
+    """On a cluster of its own; one that is joined has its own size, so there the setting is refused."""
+    code = "import ray; from raysim.engine.ray_engine import cluster\nwith cluster(None, 100 << 20): "
+    code += "print(int(ray.cluster_resources()['object_store_memory']))"
+    env = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"}
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=env, check=True)
+    assert int(found.stdout) == 100 << 20
+    code = "from raysim.engine.ray_engine import cluster\nwith cluster('somewhere:6379', 100 << 20): pass"
+    refused = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=env)
+    assert "the cluster at somewhere:6379 has its own object store" in refused.stderr
