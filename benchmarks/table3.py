@@ -4,7 +4,7 @@
 
 The 20 models are there already, made by clients that train nothing; what is timed is what a round does then: plan, sum,
 server steps. What is ready by then is not in it: statistics that clients measure while they train (CCN's latents, FedLDF's
-norms), and plans that a round makes before it (FedAvg's, FedDisco's). Methods take turns.
+norms), and plans that a round makes before it (FedAvg's, FedDisco's). Methods take turns in changing order.
 
 FedLAW learns on 200 proxy samples for 100 epochs, 200 steps. Its seconds are split into the proxy samples' passes,
 forward and backward, and the rest. Where all its steps would take more than --limit seconds it is timed over
@@ -19,6 +19,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import random
 import statistics
 import tempfile
 import time
@@ -145,8 +146,10 @@ def timed(action: Any) -> float:
 def in_turns(trained: Trained, repeats: int) -> dict[str, Any]:
     """Seconds of each method: medians, and the median of its ratios to FedAvg's in the same turn."""
     seconds: Seconds = {name: [] for name in METHODS}
+    names = list(METHODS)
     for turn in range(repeats + 1):
-        for name in METHODS:
+        random.Random(turn).shuffle(names)  # what ran before leaves its marks in the caches
+        for name in names:
             taken = trained.aggregate(trained.aggregators[name])
             if turn:
                 seconds[name].append(taken)

@@ -256,12 +256,13 @@ class LayerMap:
 
     def scaled(self, value: Tensor, per_tensor: Tensor) -> Tensor:
         """A copy of `value` [S] (or [P]) whose first tensors are multiplied by the factors `per_tensor` [T] or [T + Tb]."""
-        result, first = value.clone(), 0
+        result, first, stop = torch.empty_like(value), 0, 0
         for factor, run in itertools.groupby(per_tensor.to(value.dtype).tolist()):
-            last = first + len(list(run)) - 1
-            if factor != 1:
-                result[self.tensors[first].start : self.tensors[last].stop] *= factor
-            first = last + 1
+            first += len(list(run))
+            part = slice(stop, self.tensors[first - 1].stop)
+            torch.mul(value[part], factor, out=result[part])
+            stop = part.stop
+        result[stop:] = value[stop:]
         return result
 
     def span(self, part: str) -> slice:

@@ -6,8 +6,8 @@ import math
 from dataclasses import dataclass, replace
 from functools import cached_property
 
+import numpy as np
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from raysim.core.layers import LayerMap
@@ -31,10 +31,8 @@ class Mixture:
     @classmethod
     def of(cls, lam: Tensor, layers: LayerMap) -> Mixture:
         """Every client sends everything and counts `lam` [K]."""
-        tensors, T = len(layers.tensors), layers.T
-        lam = lam.double()
-        ones = torch.ones(len(lam), tensors, dtype=torch.float64)
-        return cls(layers, lam, ones.bool(), ones, torch.zeros(T).double())
+        sent = torch.ones(len(lam), len(layers.tensors), dtype=torch.bool)
+        return cls(layers, lam.double(), sent, sent.double(), torch.zeros(layers.T, dtype=torch.float64))
 
     def reweighted(self, lam: Tensor) -> Mixture:
         """Other client weights [K]; where all are zero or any is not finite there is no average, and they stay."""
@@ -58,10 +56,10 @@ class Mixture:
     def scaled(self, factor: Tensor, anchor: Tensor | None = None) -> Mixture:
         """Multiply weights by `factor`, which broadcasts to the parameters' tensors [K, T] or has a column for each
         tensor [K, T + Tb]. Set the server's coefficient [T]."""
-        product = self.factor.clone()
+        product = self.factor.numpy().copy()
         every = factor.dim() > 0 and factor.shape[-1] == product.shape[1]
-        product[:, : None if every else self.layers.T] *= factor.double()
-        return replace(self, factor=product, anchor=self.anchor if anchor is None else anchor)
+        product[:, : None if every else self.layers.T] *= factor.numpy()
+        return replace(self, factor=torch.from_numpy(product), anchor=self.anchor if anchor is None else anchor)
 
     def with_buffers_of(self, client: int | None) -> Mixture:
         """Take the buffers of the client at one position, or of nobody: then they are not sent and stay as they are."""
@@ -82,9 +80,9 @@ class Mixture:
     @cached_property
     def base(self) -> Tensor:
         """Convex weights over the uploaders of every tensor [K, T + Tb]; an all-zero column where there are none."""
-        weights = self.lam[:, None] * self.sent
+        weights = self.lam.numpy()[:, None] * self.sent.numpy()
         total = weights.sum(0)
-        return weights / torch.where(total > 0, total, 1.0)
+        return torch.from_numpy(weights / np.where(total > 0, total, 1.0))
 
     @cached_property
     def coefficients(self) -> Tensor:
@@ -109,8 +107,10 @@ class Mixture:
     @cached_property
     def kept(self) -> Tensor:
         """Coefficient of the server's tensor [T + Tb] where clients enter with updates: θ⁺ = kept · θ + Σ_k w_k Δ_k."""
-        anchor = F.pad(self.anchor, (0, self.base.shape[1] - self.layers.T))
-        return torch.where(self.base.sum(0) > 0, anchor, 1.0) + self.coefficients.sum(0)
+        own = np.zeros(self.base.shape[1])
+        own[: self.layers.T] = self.anchor
+        own[self.base.numpy().sum(0) <= 0] = 1.0
+        return torch.from_numpy(own + self.coefficients.numpy().sum(0))
 
     def per_client(self) -> Tensor:
         """The one weight of each client [K]. Raises `ValueError` if its tensors have different weights."""

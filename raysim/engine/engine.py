@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from operator import itemgetter
 from typing import Any
 
 import numpy as np
@@ -338,7 +339,7 @@ class HostedCohort:
         as they train them and keep none; whatever else is then asked of the models trains them again. `meanwhile` is called
         once the hosts are busy."""
         if foreseen is not None:
-            self._foreseen = foreseen, replace(self._request(foreseen.coefficients), foreseen=True)
+            self._foreseen = foreseen, replace(self._aggregation(foreseen), foreseen=True)
         shares = {i: self._visits(share) for i, share in enumerate(self.engine.deal(self.asked)) if share}
         sums = self._sums_to(list(shares)) if foreseen is not None and all(len(s) == 1 for s in shares.values()) else {}
         self._train(shares, sums, meanwhile)
@@ -355,6 +356,9 @@ class HostedCohort:
         self.clients = tuple(c for c in self.asked if self.outcomes[c].status == "ok")
         self.sizes = self._sizes()
         self.steps = torch.tensor([self.outcomes[c].steps for c in self.clients])
+        measured = zip(*(self.outcomes[c].stats for c in self.clients), strict=True)
+        stacked = (torch.from_numpy(np.array(stats)) for stats in measured)
+        self._stats = dict(zip(self.engine.spec.probes, stacked, strict=False))  # of nobody there is nothing
         ok = set(self.clients)
         held = {i: tuple(c for c in clients if c in ok) for i, clients in sorted(self.held.items())}
         self.held = {i: clients for i, clients in held.items() if clients}
@@ -447,8 +451,7 @@ class HostedCohort:
         return torch.from_numpy(np.array([array(self.outcomes[c]) for c in self.clients]))
 
     def stat(self, probe: Probe) -> Tensor:
-        index = self.engine.spec.probes.index(probe)
-        return self._stack(lambda outcome: outcome.stats[index])
+        return self._stats[probe]
 
     def scalars(self, name: str) -> Tensor:
         return self._stack(lambda outcome: outcome.scalars[name])
@@ -536,25 +539,27 @@ class HostedCohort:
         if spread is not None and len(self.held) == 1:
             return self._reduce_with_spread(mix, spread)
         if of != "model" or power != 1:
-            return self._sum(self._request(mix.coefficients if of == "model" else mix.weights, of, power))
+            return self._sum(self._request(mix.coefficients if of == "model" else mix.weights, of=of, power=power))
         planned, foreseen = self._foreseen or (None, None)
         as_foreseen = mix is planned and self.clients == self.asked
-        request = foreseen if foreseen and as_foreseen else self._request(mix.coefficients)
-        result = self._sum(request, onto=self._kept(mix))
+        result = self._sum(foreseen if foreseen and as_foreseen else self._aggregation(mix))
         self._counters(result, mix.sent[:, self.layers.T :])
         return result
 
-    def _request(self, weights: Tensor, of: str = "model", power: int = 1) -> SumRequest:
-        """The sum with `weights` [K, tensors] over the clients."""
-        position = {c: i for i, c in enumerate(self.clients)}
-        pieces, factors = tree.without_factors(equal_columns(weights, self.layers))
-        return SumRequest(position, pieces, factors, of, power)
+    def _request(self, weights: Tensor, kept: np.ndarray | float = 0.0, **options: Any) -> SumRequest:
+        """The sum with `weights` [K, tensors] over the clients, and with `kept` [tensors] over the server's model."""
+        columns = np.empty((weights.shape[1], len(weights) + 1))
+        columns[:, :-1], columns[:, -1] = weights.numpy().T, kept
+        pieces = equal_columns(columns, self.layers)
+        own = [float(column[-1]) for *_, column in pieces]
+        pieces, factors = tree.without_factors((start, stop, column[:-1]) for start, stop, column in pieces)
+        return SumRequest({c: i for i, c in enumerate(self.clients)}, pieces, factors, own, **options)
 
-    def _kept(self, mix: Mixture) -> Tensor:
-        """What the server keeps of its model [S], to which updates are added (the leaves of the tree are updates, because
-        that way the small differences of the clients are kept). Not to be written to."""
-        one = (mix.kept - 1).abs() <= 1e-9
-        return self.server_value if one.all() else self.layers.scaled(self.server_value, mix.kept.where(~one, 1.0))
+    def _aggregation(self, mix: Mixture) -> SumRequest:
+        """The new value that `mix` describes. The leaves of the tree are updates, because that way the small differences
+        of the clients are kept."""
+        kept = mix.kept.numpy()
+        return self._request(mix.coefficients, np.where(np.abs(kept - 1) <= 1e-9, 1.0, kept))
 
     def spread(self, mix: Mixture) -> Tensor:
         if self._spread is None or self._spread[0] is not mix:
@@ -565,7 +570,7 @@ class HostedCohort:
         """`reduce`, and `spread` in the same read of the models, which one host has."""
         self._need_models()
         unequal = not torch.equal(mix.weights, spread.weights)
-        requests = [self._request(mix.coefficients), *([self._request(spread.weights)] if unequal else [])]
+        requests = [self._aggregation(mix), *([self._request(spread.weights)] if unequal else [])]
 
         def ask() -> tuple[np.ndarray, np.ndarray]:
             ((host, held),) = self.held.items()
@@ -575,7 +580,7 @@ class HostedCohort:
         self._spread = spread, self.layers.gathered(per_run).sqrt()
         result, sent = torch.empty(self.layers.S), [bool(weights.any()) for *_, weights in requests[0].pieces]
         done = replace(requests[0], factors=[1.0] * len(sent))
-        place(done.compact(total, sent), done, self._kept(mix), result)
+        place(done.compact(total, sent), done, self.server_value, result)
         self._counters(result, mix.sent[:, self.layers.T :])
         return result
 
@@ -588,8 +593,8 @@ class HostedCohort:
             first, stop = specs[0][1].start, specs[-1][1].stop  # they come last, each of them a single number
             result[first:stop] = torch.where(sent.any(0), greatest, result[first:stop]).to(result.dtype)
 
-    def _sum(self, request: SumRequest, onto: Tensor | None = None) -> Tensor:
-        """The sums of all pieces as one vector, added `onto` another if there is one."""
+    def _sum(self, request: SumRequest) -> Tensor:
+        """The sums of all pieces as one vector."""
         engine = self.engine
         if not request.foreseen and request.of == "model":
             self._need_models()
@@ -606,7 +611,7 @@ class HostedCohort:
                 roots = [self._merge_up(*one) for one in begun]
             for part, where in zip(parts, roots, strict=True):
                 ((value, sent),) = engine.fetch([where])[0].values()
-                place(tree.Partial(tensor_of(value), sent), part, onto, result)
+                place(tree.Partial(tensor_of(value), sent), part, self.server_value, result)
 
         engine.recovering(total, self._restore)
         return result
@@ -683,9 +688,9 @@ def cut(costs: Sequence[float], runs: int) -> list[tuple[int, int]]:
     return greedy(high * (1 + 1e-9))
 
 
-def equal_columns(weights: Tensor, layers: LayerMap) -> list[tree.Piece]:
-    """Pieces (start, stop, weights [K]) of the flat vector in which every client has one weight, of at most `CHUNK`."""
-    columns = weights.T.contiguous().numpy()  # [T + Tb, K]
+def equal_columns(columns: np.ndarray, layers: LayerMap) -> list[tree.Piece]:
+    """Pieces (start, stop, column [n]) of the flat vector, of at most `CHUNK`, whose tensors have equal `columns`
+    [T + Tb, n]."""
     edges = [0, *(1 + np.flatnonzero((columns[1:] != columns[:-1]).any(1))), len(columns)]
     pieces = []
     for i, j in itertools.pairwise(edges):
@@ -696,28 +701,27 @@ def equal_columns(weights: Tensor, layers: LayerMap) -> list[tree.Piece]:
     return pieces
 
 
-def place(total: tree.Partial, request: SumRequest, onto: Tensor | None, result: Tensor) -> None:
-    """result = onto + factor · total, for all pieces of the request; nothing is added where nobody sent a piece."""
-    begin = 0
-    alike = itertools.groupby(
-        zip(request.pieces, total.sent, request.factors, strict=True), key=lambda piece: piece[1:]
-    )
-    for (sent, factor), run in alike:
-        pieces = [piece for piece, *_ in run]
-        start, stop = pieces[0][0], pieces[-1][1]
-        if not sent:
-            result[start:stop] = 0.0 if onto is None else onto[start:stop]
-            continue
+def place(total: tree.Partial, request: SumRequest, server: Tensor, result: Tensor) -> None:
+    """result = kept · server + factor · total for all pieces of the request, without a total that nobody sent."""
+    begin, sums, own, new = 0, total.value.numpy(), server.numpy(), result.numpy()
+    told = zip(request.pieces, total.sent, request.factors, request.kept, strict=True)
+    for (sent, factor, kept), alike in itertools.groupby(told, key=itemgetter(1, 2, 3)):
+        (start, stop, _), *more = [piece for piece, *_ in alike]
+        stop = more[-1][1] if more else stop
         for a in range(start, stop, tree.BLOCK):  # which stays in a core's cache
             b = min(a + tree.BLOCK, stop)
-            part, out = total.value[begin : begin + b - a], result[a:b]
+            out = new[a:b]
+            if not sent:
+                out[:] = own[a:b] * kept if kept else 0.0
+                continue
+            part = sums[begin : begin + b - a]
             begin += b - a
             if factor != 1:
-                part = torch.mul(part, factor, out=out)
-            if onto is not None:
-                torch.add(onto[a:b], part, out=out)
+                part = np.multiply(part, factor, out=out)
+            if kept:
+                np.add(own[a:b] if kept == 1 else own[a:b] * kept, part, out=out)
             elif factor == 1:
-                out.copy_(part)
+                out[:] = part
 
 
 def chunks(request: SumRequest) -> list[SumRequest]:
@@ -729,4 +733,7 @@ def chunks(request: SumRequest) -> list[SumRequest]:
             size = 0
         size += piece
     bounds = itertools.pairwise([*edges, len(request.pieces)])
-    return [replace(request, pieces=request.pieces[a:b], factors=request.factors[a:b]) for a, b in bounds]
+    return [
+        replace(request, pieces=request.pieces[a:b], factors=request.factors[a:b], kept=request.kept[a:b])
+        for a, b in bounds
+    ]

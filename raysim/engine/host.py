@@ -463,7 +463,7 @@ class ClientHost:
             weighted, out = tree.WeightedSum(request.pieces, node, total), tree.as_array(total)
             for start, stop in weighted.blocks():
                 weighted.add(rows(start, stop), start, out[start - first : stop - first])
-            sums[node] = request.compact(total, [bool(w[slice(*node)].any()) for *_, w in request.pieces])
+            sums[node] = request.compact(total, weighted.sent)
         return self._leave(sums, to, started)
 
     def spread(
@@ -625,6 +625,7 @@ class SumRequest:
     position: Mapping[int, int]  # client -> position among the K that came back
     pieces: Sequence[tree.Piece]  # adjacent: start, stop, float64 weights [K]
     factors: Sequence[float]  # of each piece's sum, to be applied where all clients are; see `without_factors`
+    kept: Sequence[float]  # of each piece: the coefficient of the server's model, to be added there
     of: str = "model"
     power: int = 1
     foreseen: bool = False  # the sums were made while training

@@ -10,7 +10,8 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import lru_cache
-from itertools import compress, groupby, islice, takewhile
+from itertools import compress, groupby
+from operator import itemgetter
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
@@ -66,12 +67,17 @@ class WeightedSum:
         self.block = GPU_BLOCK if like.is_cuda else BLOCK
         self.clients = node[1] - node[0]
         self.everyone = tuple(range(self.clients))
-        starts, stops, columns = zip(*pieces, strict=True)
+        self.starts, stops, columns = zip(*pieces, strict=True)
         weights = np.stack(columns)[:, slice(*node)]  # [pieces, clients]
         scales = as_array(torch.from_numpy(weights).to(like)[..., None])
-        unscaled = ((weights == 0) | (weights == 1)).all(1).tolist()
-        sent = [tuple(compress(self.everyone, w)) for w in (weights != 0).tolist()]
-        self.pieces = [*zip(starts, stops, scales, sent, unscaled, factors or [1.0] * len(sent), strict=True)]
+        sends = weights != 0
+        unscaled = (~sends | (weights == 1)).all(1).tolist()
+        sent = [
+            self.everyone if by_all else tuple(compress(self.everyone, by))
+            for by_all, by in zip(sends.all(1).tolist(), sends.tolist(), strict=True)
+        ]
+        self.sent = [bool(by) for by in sent]  # each piece: by anybody
+        self.pieces = [*zip(self.starts, stops, scales, sent, unscaled, factors or [1.0] * len(sent), strict=True)]
         depth = (self.clients - 1).bit_length()
         self.space = as_array(like.new_empty(self.clients, self.block)) if space is None else space
         self._sums = as_array(like.new_empty(depth, self.space.shape[1]))
@@ -86,12 +92,11 @@ class WeightedSum:
     def add(self, rows: Any, start: int, out: Any) -> None:
         """out [n] = the sum over `rows` [clients, n], n ≤ block, which begin at `start` of the flat vector. Where all
         weights are zero `out` stays as it is."""
-        stop, first = start + len(out), bisect_right(self.pieces, start, key=lambda piece: piece[0]) - 1
-        here = takewhile(lambda piece: piece[0] < stop, islice(self.pieces, first, None))
-        parts = [(max(a, start) - start, min(b, stop) - start, *rest) for a, b, *rest in here]
-        for sent, group in groupby(parts, key=lambda part: part[3]):
+        stop = start + len(out)
+        here = self.pieces[bisect_right(self.starts, start) - 1 : bisect_left(self.starts, stop)]
+        for sent, group in groupby(here, key=itemgetter(3)):
             # Pieces are scaled one by one, and then added together.
-            same = list(group)
+            same = [(max(a - start, 0), min(b, stop) - start, *rest) for a, b, *rest in group]
             unscaled = all(part[4] for part in same)
             for a, b, scale, *_ in () if unscaled else same:
                 if sent == self.everyone:

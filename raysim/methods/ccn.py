@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
+import numpy as np
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from raysim.core.client import LocalRun, batch_slices
@@ -18,6 +18,7 @@ from raysim.core.server import Server, Weighting
 if TYPE_CHECKING:
     from raysim.config import Config
 
+EPS = 1e-12
 SWEEP = 512  # samples of one forward pass over a client's data
 
 
@@ -107,8 +108,12 @@ class CCN(Weighting):
         return None
 
     def plan(self, cohort: Cohort, server: Server, prior: Mixture) -> Mixture:
-        z = F.normalize(cohort.stat(self.probes[0]).double(), dim=1)
-        rows = (z @ z.T).fill_diagonal_(1.0).sum(1)
+        z = cohort.stat(self.probes[0]).double().numpy()  # [K, D]
+        length = np.sqrt(np.einsum("kd,kd->k", z, z))
+        inverse = 1 / np.maximum(length, EPS)
+        # Σ_p ⟨ẑ_k, ẑ_p⟩ = ⟨ẑ_k, Σ_p ẑ_p⟩; of ‖ẑ_k‖², its own part, 1 is made.
+        total = np.einsum("k,kd->d", inverse, z)
+        rows = torch.from_numpy(inverse * np.einsum("kd,d->k", z, total) + 1 - (length * inverse) ** 2)
         factor = 1 - (rows / self.temperature).softmax(0)  # sums to K − 1; of a single client it is 0, and ν stays
         mixture = prior.reweighted(factor * prior.lam)
         server.note(self, "similarity", rows, "client")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -62,18 +63,19 @@ class FedLWS(ServerStep):
         tau = self.disagreement(before, sent, cohort)  # [L + 1]: the model comes last
         norm = with_total(layers.norms(before[:size]))
         moved = with_total(layers.norms(reduced[:size] - before[:size]))
-        pull = self.beta * tau if self.tau_clamp is None else (self.beta * tau).clamp(*self.tau_clamp)
-        gamma = torch.where(norm > EPS, norm / (pull * moved + norm).clamp_min(EPS), 1.0)
-        r = torch.where(moved > EPS, (1 - gamma) * norm / (gamma * moved).clamp_min(EPS**2), 0.0)
-        for name, value in {"gamma": gamma, "tau": tau, "norm": norm, "moved": moved, "r": r}.items():
+        pull = self.beta * tau if self.tau_clamp is None else (self.beta * tau).clip(*self.tau_clamp)
+        gamma = np.where(norm > EPS, norm / np.maximum(pull * moved + norm, EPS), 1.0)
+        r = np.where(moved > EPS, (1 - gamma) * norm / np.maximum(gamma * moved, EPS**2), 0.0)
+        noted = {"gamma": gamma, "tau": tau, "norm": norm, "moved": moved, "r": r}
+        for name, value in ((name, torch.from_numpy(value)) for name, value in noted.items()):
             server.note(self, name, value[:-1], "layer")
             server.note(self, f"model_{name}", value[-1])
-        gamma = gamma[:-1] if self.per == "layer" else gamma[-1].expand(layers.L)
-        return self.shrink(gamma, before, reduced if self.shrink_buffers else target, mixture)
+        factors = torch.from_numpy(gamma[:-1] if self.per == "layer" else gamma[-1:].repeat(layers.L))
+        return self.shrink(factors, before, reduced if self.shrink_buffers else target, mixture)
 
-    def disagreement(self, before: Tensor, sent: Mixture, cohort: Cohort) -> Tensor:
+    def disagreement(self, before: Tensor, sent: Mixture, cohort: Cohort) -> np.ndarray:
         """τ of every layer and of the whole model [L + 1], over the clients that sent it."""
-        layers, share = sent.layers, sent.layers.collect(sent.base)  # [K, L]
+        layers, share = sent.layers, sent.layers.collect(sent.base).numpy()  # [K, L]
         if self.spreads(sent):
             distances = cohort.spread(sent)
         else:
@@ -84,12 +86,12 @@ class FedLWS(ServerStep):
                 centre = centre[: layers.P]
             if self.tau_stat == "rms":
                 moved = layers.norms(centre - before[: len(centre)])
-                squares = (share * cohort.stat(self.distance).square()).sum(0) - moved.square()
-                return with_total(squares.clamp_min(0).sqrt())
+                squares = torch.from_numpy(share) * cohort.stat(self.distance).square()
+                return with_total((squares.sum(0) - moved.square()).clamp_min(0).sqrt())
             distances = cohort.distances(to=centre)
-        spread = with_total(distances * (share > 0))  # ‖Δ_k − Δ̄‖  [K, L + 1]
-        of_model = (share > 0).any(1).double()
-        return (torch.cat([share, (of_model / of_model.sum().clamp_min(1))[:, None]], dim=1) * spread).sum(0)
+        spread = with_total(distances * torch.from_numpy(share > 0))  # ‖Δ_k − Δ̄‖  [K, L + 1]
+        of_model = (share > 0).any(1)
+        return (np.column_stack([share, of_model / max(1, of_model.sum())]) * spread).sum(0)
 
     def shrink(self, gamma: Tensor, before: Tensor, after: Tensor, mixture: Mixture) -> Tensor:
         """The new value: γ [L] applied to `after` [S] in the way of the variant, to buffers only where asked."""
@@ -110,9 +112,10 @@ class FedLWS(ServerStep):
         return result
 
 
-def with_total(per_layer: Tensor) -> Tensor:
+def with_total(norms: Tensor) -> np.ndarray:
     """Norms of layers, and after them that of all together: [..., L] -> [..., L + 1]."""
-    return torch.cat([per_layer, per_layer.square().sum(-1, keepdim=True).sqrt()], dim=-1)
+    per_layer = norms.numpy()
+    return np.concatenate([per_layer, np.sqrt(np.square(per_layer).sum(-1, keepdims=True))], axis=-1)
 
 
 def counters(layers: LayerMap) -> list[TensorSpec]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -53,10 +54,12 @@ class FedNova(Weighting):
         return None
 
     def plan(self, cohort: Cohort, server: Server, prior: Mixture) -> Mixture:
-        applied, effective = cohort.stat(Normaliser()).unbind(1)  # [K]
-        base = prior.base[:, : server.layers.T]
-        tau = (base * effective[:, None]).sum(0)  # τ_eff over the uploaders of each tensor  [T]
-        factor = torch.where(applied > 0, 1 / applied, 0.0)[:, None] * tau
-        server.note(self, "normaliser", applied, "client")
-        server.note(self, "tau_eff", (prior.lam * effective).sum() / prior.lam.sum())
-        return prior.scaled(factor, anchor=1 - (prior.weights * factor).sum(0))
+        measured = cohort.stat(Normaliser())
+        applied, effective = measured.numpy().T  # [K]
+        tau = effective @ prior.base.numpy()[:, : server.layers.T]  # τ_eff over the uploaders of each tensor  [T]
+        inverse = np.divide(1.0, applied, out=np.zeros_like(applied), where=applied > 0)
+        factor = np.outer(inverse, tau)
+        anchor = 1 - (prior.weights.numpy() * factor).sum(0)
+        server.note(self, "normaliser", measured[:, 0], "client")
+        server.note(self, "tau_eff", prior.lam @ measured[:, 1] / prior.lam.sum())
+        return prior.scaled(torch.from_numpy(factor), torch.from_numpy(anchor))

@@ -199,14 +199,16 @@ def test_pieces_and_chunks(chunk, monkeypatch):
     monkeypatch.setattr(raysim.engine.engine, "CHUNK", chunk)
     layers = LayerMap.of(build("tiny_bn_cnn", Inputs((1, 8, 8), 4)))
     weights = torch.rand(3, layers.L, generator=torch.Generator().manual_seed(0))
-    pieces = equal_columns(layers.spread(weights), layers)
+    pieces = equal_columns(layers.spread(weights).T.numpy(), layers)
     assert [start for start, _, _ in pieces] == [0, *(stop for _, stop, _ in pieces[:-1])]
     assert pieces[-1][1] == layers.S
     elements = layers.per_element(layers.spread(weights))
     for start, stop, column in pieces:
         assert stop - start <= chunk
         assert np.array_equal(elements[:, start:stop], np.repeat(column[:, None], stop - start, axis=1))
-    parts = chunks(SumRequest({}, pieces, list(range(len(pieces)))))
+    factors = list(range(len(pieces)))
+    parts = chunks(SumRequest({}, pieces, factors, factors[::-1]))
     assert [piece for part in parts for piece in part.pieces] == pieces
-    assert [factor for part in parts for factor in part.factors] == list(range(len(pieces)))
+    assert [factor for part in parts for factor in part.factors] == factors
+    assert [kept for part in parts for kept in part.kept] == factors[::-1]
     assert all(chunk <= sum(part.sizes) < 2 * chunk for part in parts[:-1])
