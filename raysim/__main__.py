@@ -233,6 +233,19 @@ def list_(what: Annotated[Listed, typer.Argument(metavar="|".join(Listed))]) -> 
     print("\n".join(aligned(rows)) or f"There are no {what} yet.")
 
 
+@app.command()
+def explain(
+    name: Annotated[
+        str | None, typer.Argument(help="A section, setting, method or other entry; default: all sections.")
+    ] = None,
+) -> None:
+    """Say what a setting or a method's option may be, what it is by default, and what it does."""
+    from raysim.explain import explain as explanation
+
+    with reported():
+        print(explanation(name))
+
+
 @data_app.command("show")
 def data_show(
     config: ConfigPath,

@@ -364,7 +364,7 @@ def from_dict(raw: Mapping[str, Any], source: str = "configuration") -> Config:
     faults = _Faults(source)
     preset = raw.get("preset", "raysim")
     if not isinstance(preset, str) or preset not in PRESETS:
-        faults.add("preset", f"there is no preset {preset!r}.{_nearest(preset, PRESETS)}")
+        faults.add("preset", f"there is no preset {preset!r}.{nearest(preset, PRESETS)}")
         preset = "raysim"
     merged = _over_preset(PRESETS[preset], _canonical(Config, dict(raw)))
     config = _build(Config, merged, "", faults)
@@ -382,7 +382,7 @@ def from_dict(raw: Mapping[str, Any], source: str = "configuration") -> Config:
 
 def to_dict(config: Config) -> dict[str, Any]:
     """The resolved configuration, every default written out, as nested mappings and lists that `from_dict` reads."""
-    return _plain(Config, config)
+    return plain(Config, config)
 
 
 def to_yaml(config: Config) -> str:
@@ -461,7 +461,7 @@ def _read(path: Path) -> dict[str, Any]:
         where = f"line {mark.line + 1}, column {mark.column + 1}: " if mark else ""
         raise ConfigError(f"{path}: {where}not valid YAML: {problem or error}") from None
     if not isinstance(raw, dict):
-        raise ConfigError(f"{path}: must hold the sections {', '.join(_fields(Config))}, but holds {_show(raw)}.")
+        raise ConfigError(f"{path}: must hold the sections {', '.join(fields_of(Config))}, but holds {show(raw)}.")
     return raw
 
 
@@ -489,7 +489,7 @@ def _override(raw: dict[str, Any], text: str) -> dict[str, Any]:
                 node.append(None)
             key = int(key)
         elif not isinstance(node, dict):
-            raise _OverrideFault(f"{here} is {_show(node)}, which has no {key!r} in it.")
+            raise _OverrideFault(f"{here} is {show(node)}, which has no {key!r} in it.")
         if last:
             node[key] = parsed
         elif isinstance(node, list) or node.get(key) is not None:
@@ -524,9 +524,9 @@ def _over_preset(preset: Mapping[str, Any], raw: dict[str, Any]) -> dict[str, An
 def _merge(annotation: Any, base: Any, over: Any) -> Any:
     """Canonical `over` over `base`. Mappings are merged, all else is replaced, an entry by another one too."""
     mappings = isinstance(base, dict) and isinstance(over, dict)
-    if not mappings or (_catalogue(annotation) and base.keys() != over.keys()):
+    if not mappings or (catalogue_of(annotation) and base.keys() != over.keys()):
         return copy.deepcopy(over)
-    hints = {key: hint for key, (_, hint) in _fields(annotation).items()} if _is_section(annotation) else {}
+    hints = {key: hint for key, (_, hint) in fields_of(annotation).items()} if is_section(annotation) else {}
     return base | {key: _merge(hints.get(key), base.get(key), value) for key, value in over.items()}
 
 
@@ -534,42 +534,42 @@ def _merge(annotation: Any, base: Any, over: Any) -> Any:
 
 
 @functools.cache
-def _fields(cls: type) -> dict[str, tuple[dataclasses.Field[Any], Any]]:
+def fields_of(cls: type) -> dict[str, tuple[dataclasses.Field[Any], Any]]:
     """Key in the file → field and annotation. A trailing underscore only dodges a Python keyword."""
     hints = typing.get_type_hints(cls, include_extras=True)
     return {f.name.rstrip("_"): (f, hints[f.name]) for f in dataclasses.fields(cls) if f.init}
 
 
-def _is_section(annotation: Any) -> TypeGuard[type]:
+def is_section(annotation: Any) -> TypeGuard[type]:
     return isinstance(annotation, type) and dataclasses.is_dataclass(annotation)
 
 
-def _catalogue(annotation: Any) -> Catalogue | None:
+def catalogue_of(annotation: Any) -> Catalogue | None:
     return next((m for m in getattr(annotation, "__metadata__", ()) if isinstance(m, Catalogue)), None)
 
 
-def _stack(annotation: Any) -> Any | None:
+def stack_of(annotation: Any) -> Any | None:
     """The annotation of the entries, where it is a tuple of catalogue entries."""
     args = typing.get_args(annotation)
-    return args[0] if typing.get_origin(annotation) is tuple and _catalogue(args[0]) else None
+    return args[0] if typing.get_origin(annotation) is tuple and catalogue_of(args[0]) else None
 
 
 def _canonical(annotation: Any, raw: Any) -> Any:
     """`raw` with every catalogue entry written out as {name: {field: value}}; what is malformed stays as it is."""
-    if catalogue := _catalogue(annotation):
+    if catalogue := catalogue_of(annotation):
         if isinstance(raw, str):
             return {raw: {}}
         if isinstance(raw, dict) and len(raw) == 1:
             ((name, values),) = raw.items()
             if values is None:
                 return {name: {}}
-            first = next(iter(_fields(catalogue.entries[name])), None) if name in catalogue.entries else None
+            first = next(iter(fields_of(catalogue.entries[name])), None) if name in catalogue.entries else None
             if first and not isinstance(values, dict):
                 return {name: {first: values}}
-    elif entry := _stack(annotation):
+    elif entry := stack_of(annotation):
         return [_canonical(entry, one) for one in raw] if isinstance(raw, list) else raw
-    elif _is_section(annotation) and isinstance(raw, dict):
-        fields = _fields(annotation)
+    elif is_section(annotation) and isinstance(raw, dict):
+        fields = fields_of(annotation)
         return {key: _canonical(fields[key][1], value) if key in fields else value for key, value in raw.items()}
     return raw
 
@@ -594,26 +594,26 @@ class _Unreadable:
 
 def _build(annotation: Any, raw: Any, path: str, faults: _Faults) -> Any:
     """The value that `annotation` asks for, from canonical `raw`; where it has faults, as much of it as can be read."""
-    if catalogue := _catalogue(annotation):
+    if catalogue := catalogue_of(annotation):
         return _build_entry(catalogue, raw, path, faults)
-    if entry := _stack(annotation):
+    if entry := stack_of(annotation):
         if isinstance(raw, list):
             return tuple(_build(entry, one, f"{path}.{i}", faults) for i, one in enumerate(raw))
-        faults.add(path, f"must be a list, each {_describe(entry)}, but is {_show(raw)}.")
+        faults.add(path, f"must be a list, each {describe(entry)}, but is {show(raw)}.")
         return _Unreadable()
-    if _is_section(annotation):
+    if is_section(annotation):
         return _build_dataclass(annotation, raw, path, faults)
     try:
         return _read_value(annotation, raw)
     except ValidationError:
-        near = _nearest(raw, _words(annotation), listed=False)
-        faults.add(path, f"must be {_describe(annotation)}, but is {_show(raw)}.{near}")
+        near = nearest(raw, _words(annotation), listed=False)
+        faults.add(path, f"must be {describe(annotation)}, but is {show(raw)}.{near}")
         return _Unreadable()
 
 
 def _build_entry(catalogue: Catalogue, raw: Any, path: str, faults: _Faults) -> Any:
     if not isinstance(raw, dict) or len(raw) != 1:
-        message = f"must be the name of {catalogue}, or {{name: {{field: value}}}}, but is {_show(raw)}."
+        message = f"must be the name of {catalogue}, or {{name: {{field: value}}}}, but is {show(raw)}."
         if isinstance(raw, dict) and len(raw) > 1:
             several = all(isinstance(values, dict) for values in raw.values())
             message += f" --set {path}=NAME replaces it." if several else " Fields go one level deeper than the name."
@@ -623,23 +623,23 @@ def _build_entry(catalogue: Catalogue, raw: Any, path: str, faults: _Faults) -> 
     if name in catalogue.entries:
         return _build(catalogue.entries[name], values, f"{path}.{name}", faults)
     home = next((stack for stack in STACKS if name in STACKS[stack].entries), None)
-    hint = f" It belongs under '{home}'." if home else _nearest(name, catalogue.entries)
+    hint = f" It belongs under '{home}'." if home else nearest(name, catalogue.entries)
     faults.add(path, f"there is no {catalogue.role} {name!r}.{hint}")
     return _Unreadable()
 
 
 def _build_dataclass(cls: type, raw: Any, path: str, faults: _Faults) -> Any:
-    fields = _fields(cls)
+    fields = fields_of(cls)
     takes = f"It takes {', '.join(fields)}." if fields else "It takes no fields."
     if not isinstance(raw, dict):
-        faults.add(path, f"must be a mapping of fields, but is {_show(raw)}. {takes}")
+        faults.add(path, f"must be a mapping of fields, but is {show(raw)}. {takes}")
         return _Unreadable()
     inside = f"{path}." if path else ""
     before = len(faults.lines)
     for key in raw:
         if key not in fields:
-            near = _nearest(key, fields, listed=False)
-            faults.add(f"{inside}{key}", f"unknown field (set to {_show(raw[key])}).{near} {takes}")
+            near = nearest(key, fields, listed=False)
+            faults.add(f"{inside}{key}", f"unknown field (set to {show(raw[key])}).{near} {takes}")
     misspelt = {_match(key, fields) for key in raw if key not in fields}
     values: dict[str, Any] = {}
     for key, (f, hint) in fields.items():
@@ -652,7 +652,7 @@ def _build_dataclass(cls: type, raw: Any, path: str, faults: _Faults) -> Any:
         elif f.default_factory is not MISSING:
             values[f.name] = f.default_factory()
         else:
-            faults.add(f"{inside}{key}", f"is missing; it must be {_describe(hint)}.")
+            faults.add(f"{inside}{key}", f"is missing; it must be {describe(hint)}.")
             values[f.name] = _Unreadable()
     if len(faults.lines) == before:
         try:
@@ -693,13 +693,13 @@ def _json(raw: Any) -> str:
     return json.dumps(raw, default=str)
 
 
-def _plain(annotation: Any, value: Any) -> Any:
-    if catalogue := _catalogue(annotation):
-        return {name_in(catalogue.entries, value): _plain(type(value), value)}
-    if entry := _stack(annotation):
-        return [_plain(entry, one) for one in value]
-    if _is_section(annotation):
-        return {key: _plain(hint, getattr(value, f.name)) for key, (f, hint) in _fields(annotation).items()}
+def plain(annotation: Any, value: Any) -> Any:
+    if catalogue := catalogue_of(annotation):
+        return {name_in(catalogue.entries, value): plain(type(value), value)}
+    if entry := stack_of(annotation):
+        return [plain(entry, one) for one in value]
+    if is_section(annotation):
+        return {key: plain(hint, getattr(value, f.name)) for key, (f, hint) in fields_of(annotation).items()}
     return json.loads(_json(value))
 
 
@@ -735,14 +735,14 @@ def _check_model(config: Config) -> Found:
     model = config.model
     builder = MODELS.get(model.name)
     if builder is None and model.name.removeprefix("torchvision.") not in torchvision.architectures():
-        near = _nearest(model.name, [*MODELS, *torchvision.architectures()], listed=False)
+        near = nearest(model.name, [*MODELS, *torchvision.architectures()], listed=False)
         yield "model.name", f"there is no model {model.name!r}.{near} `raysim list models` shows all."
     known = list(inspect.signature(builder).parameters)[1:] if builder else []
     if builder or model.name.startswith("torchvision."):
         takes = f"{model.name} takes {', '.join(known)}." if known else f"{model.name} takes no options."
         for option in model.options:
             if option not in known:
-                yield f"model.options.{option}", f"unknown option.{_nearest(option, known, listed=False)} {takes}"
+                yield f"model.options.{option}", f"unknown option.{nearest(option, known, listed=False)} {takes}"
 
 
 def _check_model_settings(config: Config) -> Found:
@@ -861,25 +861,25 @@ _KINDS: dict[Any, str] = {
 }
 
 
-def _describe(annotation: Any) -> str:
+def describe(annotation: Any) -> str:
     """What a value may be, as it is written in YAML."""
-    if catalogue := _catalogue(annotation):
+    if catalogue := catalogue_of(annotation):
         return f"{catalogue} ({', '.join(catalogue.entries)})"
     origin, args = typing.get_origin(annotation), typing.get_args(annotation)
     if origin is Annotated:
         rules = [rule for m in annotation.__metadata__ for rule in getattr(m, "metadata", [m])]
         limits = [f"{sign} {getattr(rule, name)}" for rule in rules for name, sign in _BOUNDS if hasattr(rule, name)]
         limits += [f"matching {rule.pattern}" for rule in rules if getattr(rule, "pattern", None)]
-        return " ".join([_describe(args[0]), " and ".join(limits)]).strip()
+        return " ".join([describe(args[0]), " and ".join(limits)]).strip()
     if origin in (typing.Union, UnionType, Literal):
         options = _options(annotation)
         return " or ".join(filter(None, [", ".join(options[:-1]), options[-1]]))
     if origin in (tuple, list):
         if args[-1] is not Ellipsis and origin is tuple:
-            return f"a list [{', '.join(map(_describe, args))}]"
-        return f"a list, each {_describe(args[0])}"
-    if _is_section(annotation):
-        return f"a mapping of {', '.join(_fields(annotation))}"
+            return f"a list [{', '.join(map(describe, args))}]"
+        return f"a list, each {describe(args[0])}"
+    if is_section(annotation):
+        return f"a mapping of {', '.join(fields_of(annotation))}"
     return _KINDS.get(origin or annotation, str(annotation))
 
 
@@ -895,7 +895,7 @@ def _options(annotation: Any) -> list[str]:
         return [str(arg) for arg in args]
     if origin in (typing.Union, UnionType):
         return [option for arg in args for option in _options(arg)]
-    return [_describe(annotation)]
+    return [describe(annotation)]
 
 
 def _match(word: object, words: Iterable[str]) -> str | None:
@@ -904,13 +904,13 @@ def _match(word: object, words: Iterable[str]) -> str | None:
     return by_lower[near[0]] if near else None
 
 
-def _nearest(word: object, words: Collection[str], listed: bool = True) -> str:
+def nearest(word: object, words: Collection[str], listed: bool = True) -> str:
     near = _match(word, words)
     choice = f" There are {', '.join(words)}." if listed and words else ""
     return (f" Did you mean {near!r}?" if near else "") + choice
 
 
-def _show(value: Any) -> str:
+def show(value: Any) -> str:
     """`value` as it is written in YAML, shortened."""
     if isinstance(value, str):
         looks_otherwise = re.fullmatch(r"[-+.\d\s]+|true|false|null", value, re.IGNORECASE)

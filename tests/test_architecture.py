@@ -31,7 +31,7 @@ MAY_IMPORT = {
     "report": {"records"},
     "__init__": {"report"},
 }
-ABOVE = {"config", "federation", "round", "play", "parallel", "sweep", "reproduce", "tune", "doctor"}
+ABOVE = {"config", "federation", "round", "play", "parallel", "sweep", "reproduce", "tune", "doctor", "explain"}
 MAY_IMPORT |= dict.fromkeys((*ABOVE, "__main__"), frozenset({*MAY_IMPORT, *ABOVE}))
 # A saved run is brought back by what played it.
 MAY_IMPORT["analysis/saved"] = {"core", "engine", "config", "federation"}

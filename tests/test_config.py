@@ -327,9 +327,9 @@ def test_fingerprint_sees_every_value_and_no_order() -> None:
 @pytest.mark.parametrize("catalogue", ["SOURCES", "PARTITIONS", "CLIENTS", "WEIGHTINGS", "STEPS", "ENGINES"])
 def test_every_entry_can_be_configured_and_says_what_it_is(catalogue: str) -> None:
     for name, cls in getattr(configuration, catalogue).items():
-        fields = configuration._fields(cls)
+        fields = configuration.fields_of(cls)
         assert cls.__doc__, name
-        assert not [key for key, (_, hint) in fields.items() if "typing." in configuration._describe(hint)], name
+        assert not [key for key, (_, hint) in fields.items() if "typing." in configuration.describe(hint)], name
 
 
 @pytest.mark.parametrize(

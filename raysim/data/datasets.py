@@ -280,9 +280,9 @@ class Parquet:
     client: str = "client"  # the column of natural clients (numbers or words); ignored where the training files lack it
     classes: int | None = None  # for files without class names, in which a class has no training row
     normalise: Normalise = "half"
-    mode: Mode | None = None  # convert every image; None refuses a mix of grey and colour
+    mode: Mode | None = None  # convert every image; null refuses a mix of grey and colour
     length: int = 200  # tokens of a text
-    max_vocab: int | None = 32_000  # with the 3 special tokens; None: every word, as FedALA's 98,635 for AG News
+    max_vocab: int | None = 32_000  # with the 3 special tokens; null: every word, as FedALA's 98,635 for AG News
 
     def __post_init__(self) -> None:
         if self.length < 1 or (self.max_vocab is not None and self.max_vocab < 4):

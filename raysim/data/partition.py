@@ -124,7 +124,7 @@ class Partition:
 class Scheme:
     """A way to deal rows to clients. Subclasses are frozen dataclasses; unchanged, they deal the training split."""
 
-    seed: int | None  # None: the run's seed
+    seed: int | None  # null: the run's seed
     test_frac: float | None = None  # share of a client's rows held out for its test, where the scheme's paper sets it
 
     def rows(self, data: Dataset) -> np.ndarray:
@@ -318,7 +318,7 @@ class DirichletCapped(MergingScheme):
 
     alpha: float = 0.1
     clients: int = 20
-    least: int | None = 40  # redraw until every client has as many; None: min(40, n / 2N), as the library does now
+    least: int | None = 40  # redraw until every client has as many; null: min(40, n / 2N), as the library does now
     merge: bool = True  # also deal the test split (False for Tiny-ImageNet)
     test_frac: float = 0.25
     seed: int | None = None
@@ -362,7 +362,7 @@ class Pathological(MergingScheme):
     classes_per_client: int = 2
     clients: int = 20
     balanced: bool = False  # equal blocks within a class, instead of random sizes
-    least: int | None = 40  # random sizes are at least least / C; None: min(40, n / 2N), as the library does now
+    least: int | None = 40  # random sizes are at least least / C; null: min(40, n / 2N), as the library does now
     sharing: Literal["ceil", "floor"] = "ceil"  # of N / C · classes_per_client clients a class; floor: the code of 2022
     merge: bool = True
     test_frac: float = 0.25
@@ -543,7 +543,7 @@ class Natural(Scheme):
     Where test rows have clients too, they are those clients' test sets.
     """
 
-    clients: int | None = None  # fewer clients than the data has, as FEMNIST's 10 or 20 in CCN; None: all
+    clients: int | None = None  # fewer clients than the data has, as FEMNIST's 10 or 20 in CCN; null: all
     pick: Literal["groups", "largest"] = "groups"  # join the data's clients at random, or keep those with most samples
     seed: int | None = None
 
@@ -627,7 +627,7 @@ class Proxy:
     """P10: the server's labelled set, class-balanced up to one sample or long-tailed, out of one split."""
 
     samples: int
-    from_: Literal["test", "train"] = "test"  # the configuration's word is `from`, which Python keeps for itself
+    from_: Literal["test", "train"] = "test"  # the split they are drawn from
     long_tail: float | None = None  # ratio of the first class's size to the last's, 10 in FedLAW's table 6
     balanced_sampling: bool = False  # the server's batches have all classes equally often (same table)
     oracle: bool = False  # tests use these samples too: what is learned on them is a bound and no method's result

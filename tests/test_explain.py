@@ -1,0 +1,93 @@
+"""What `raysim explain` says, against the configuration itself."""
+
+import dataclasses
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import yaml
+
+from raysim.config import ConfigError, from_dict, to_dict
+from raysim.explain import ENTRIES, explain
+from raysim.methods import STEPS
+
+GIVEN = {
+    "data": {"name": {"synthetic": {}}, "partition": {"iid_equal": {"clients": 2}}},
+    "model": {"name": "mlp"},
+    "rounds": {"total": 1},
+    "local": {"batch_size": 4, "lr": 0.1},
+}
+
+
+def rows(text: str) -> dict[str, str]:
+    """Key → what stands behind it, continued lines included."""
+    found: dict[str, str] = {}
+    for line in text.splitlines():
+        if match := re.match(r"  (\S+) +(\S.*)", line):
+            key = match[1]
+            found[key] = match[2]
+        elif found and line.startswith(" "):
+            found[key] += " " + line.strip()
+    return found
+
+
+def sections(values: dict[str, Any], path: str = "") -> Iterator[tuple[str, dict[str, Any]]]:
+    if path:
+        yield path, values
+    for key, value in values.items():
+        if isinstance(value, dict) and (not path or key == "proxy") and key != "engine":
+            yield from sections(value, f"{path}.{key}".lstrip("."))
+
+
+@pytest.mark.parametrize(("path", "values"), [pytest.param(*s, id=s[0]) for s in sections(to_dict(from_dict(GIVEN)))])
+def test_sections_have_all_settings_and_their_defaults(path: str, values: dict[str, Any]) -> None:
+    said = rows(explain(path).partition("\n\n")[0])
+    assert said.keys() == values.keys()
+    given = GIVEN.get(path, {})
+    for key, value in values.items():
+        if isinstance(value, dict) and value and key not in given:
+            assert said[key] == f"section `{path}.{key}`"
+        elif key in given or (path, key) == ("data.proxy", "samples"):
+            assert said[key].startswith("required  ")
+        else:
+            assert yaml.safe_load(said[key].partition("  ")[0]) == value
+    assert explain(path).splitlines()[0] in explain().splitlines()
+
+
+@pytest.mark.parametrize("kind", ENTRIES)
+def test_entries_have_all_their_options(kind: str) -> None:
+    for name, cls in ENTRIES[kind].items():
+        [said] = [part for part in explain(name).split("\n\n") if part.startswith(f"{name} ({kind})\n")]
+        options = {field.name.rstrip("_") for field in dataclasses.fields(cls) if field.init}
+        assert options <= rows(said).keys(), name
+        assert " ".join(cls.__doc__.split("\n\n")[0].split()) in " ".join(said.split()), name
+
+
+def test_what_the_source_says_stands_behind_the_options() -> None:
+    assert (
+        rows(explain("fedlws.per"))["per"].split(" — ")[1]
+        == "model: one γ from the norms of the whole model (the paper's Eq. 7)"
+    )
+    assert "— Factor on the learning rate after every round." in " ".join(explain("local.lr_decay").split())
+    lines = explain("top_n").splitlines()
+    assert lines[0] == "fedldf.top_n (option of this weighting)"
+
+
+def test_models_and_presets() -> None:
+    assert rows(explain("mlp")).keys() >= {"hidden"}
+    assert explain("resnet50").startswith("resnet50 (model)\nA classification model of torchvision")
+    assert rows(explain("official_000"))["fedlws.tau_clamp"] == "[0.01, 0.2]"
+
+
+def test_a_method_without_source_has_its_options_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = dataclasses.make_dataclass("Halve", [("by", float, 0.5)], frozen=True)
+    monkeypatch.setitem(STEPS, "halve", made)
+    assert rows(explain("halve"))["by"] == "0.5  a number"
+
+
+def test_an_unknown_name_is_met_with_the_nearest() -> None:
+    with pytest.raises(ConfigError, match=r"'fedlsw'\. Did you mean 'fedlws'"):
+        explain("fedlsw")
+    with pytest.raises(ConfigError, match=r"Did you mean 'local\.momentum'"):
+        explain("local.momentun")
