@@ -315,6 +315,16 @@ class Config:
     engine: Annotated[LocalEngineConfig | RayEngineConfig, Catalogue("engine", ENGINES)] = RayEngineConfig()
     record: RecordConfig = RecordConfig()
 
+    @property
+    def clients(self) -> int | None:
+        """In the federation; None where the data alone tell."""
+        return getattr(self.data.partition, "clients", None)
+
+    @property
+    def cohort_size(self) -> int | None:
+        """Clients drawn each round; None where the data alone tell."""
+        return self.rounds.cohort_size(self.clients) if self.clients else None
+
 
 # -------------------------------------------------------------------------------------------------------- reading
 
@@ -711,7 +721,7 @@ Found = Iterator[tuple[str, str]]  # path and message of each fault
 def _check_cohort(config: Config) -> Found:
     asked = config.rounds.participation
     if asked > 1:
-        clients = getattr(config.data.partition, "clients", None)
+        clients = config.clients
         of = f" of the federation's {clients}" if clients else ""
         count = f"{asked * clients:g} clients{of}" if clients else f"{asked:g} times the federation"
         yield "rounds.participation", f"{asked:g} asks for a cohort of {count}. It is a fraction: 0.1 draws a tenth."
@@ -816,6 +826,8 @@ def _check_evaluation(config: Config) -> Found:
     if config.evaluate.personal and not (data.client_test_frac or data.partition.test_frac or natural):
         message = f"{config.evaluate.personal} needs client tests, but data.client_test_frac is 0. The papers use 0.25."
         yield "evaluate.personal", message
+    if config.clients and (config.evaluate.clients or 0) > config.clients:
+        yield "evaluate.clients", f"is {config.evaluate.clients}, but there are {config.clients}. null tests all."
 
 
 def _check_record(config: Config) -> Found:

@@ -231,9 +231,9 @@ def header(config: Config) -> str:
 
     stack = [name_in(CLIENTS, m) for m in config.client] + [name_in(WEIGHTINGS, m) for m in config.weighting]
     stack = (stack or ["fedavg"]) + [name_in(STEPS, m) for m in config.server]
-    clients = getattr(config.data.partition, "clients", None)
+    clients = config.clients
     share = f"{config.rounds.participation:.0%} of all"
-    drawn = f"{config.rounds.cohort_size(clients)} of {clients}" if clients else share
+    drawn = f"{config.cohort_size} of {clients}" if clients else share
     parts = [
         config.name,
         " + ".join(stack) + (" (oracle: learns on test samples)" if config.data.proxy.oracle else ""),

@@ -198,6 +198,7 @@ def test_all_faults_are_reported_at_once_each_with_path_value_and_nearest_word(t
         ),
         ({"model": {"init": "nowhere.safetensors"}}, "model.init: there is no file nowhere.safetensors."),
         ({"evaluate": {"personal": "after_init"}}, "evaluate.personal: after_init needs client tests,"),
+        ({"evaluate": {"clients": 101}}, "evaluate.clients: is 101, but there are 100. null tests all."),
         ({"record": {"trace": [3, 20]}}, "record.trace: there is no round 20; rounds are 0 to 19."),
         ({"record": {"instruments": ["stethoscope"]}}, "record.instruments.0: there is no instrument 'stethoscope'."),
         ({"engine": "loca"}, "engine: there is no engine 'loca'. Did you mean 'local'?"),

@@ -36,7 +36,7 @@ class Coherence(Instrument):
     reads_models: ClassVar[bool] = True
 
     def check(self, config: Config) -> str | None:
-        clients = getattr(config.data.partition, "clients", None)
+        clients = config.clients
         for name, members in self.groups.items():
             unknown = [c for c in members if c < 0 or (clients is not None and c >= clients)]
             if unknown:

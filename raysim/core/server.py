@@ -67,6 +67,14 @@ def shuffles(things: int, count: int, stream: torch.Generator) -> Tensor:
     return torch.cat(passes)[:count]
 
 
+def check_senders(field: str, n: int, cohort: int | None) -> str | None:
+    """What is wrong with a method's `field`, how many of a round's `cohort` (None: not known yet) send."""
+    if n < 1:
+        return f"{field} is {n}; at least one client must send."
+    few = cohort is not None and n > cohort
+    return f"{field} is {n}, but a round has {cohort} clients. With {cohort} it is FedAvg." if few else None
+
+
 @dataclass
 class Server:
     """Everything the server remembers; saved whole."""

@@ -82,10 +82,9 @@ class Pool:
 
     def warm(self, config: Config, resources: Resources) -> None:
         """Start the processes that a run of `config` will most likely take; raises nothing, it is only a guess."""
-        settings, clients = config.engine, getattr(config.data.partition, "clients", None)
+        settings, cohort = config.engine, config.cohort_size or 1 << 20
         assert isinstance(settings, RayEngineConfig)
         with suppress(PlacementError):
-            cohort = config.rounds.cohort_size(clients) if clients else 1 << 20
             placement = place(
                 resources, cohort, settings.clients_per_actor, settings.gpu_per_client, settings.threads, model_bytes=0
             )

@@ -9,7 +9,7 @@ from raysim.core.cohort import Cohort
 from raysim.core.layers import LayerMap
 from raysim.core.mixture import Mixture
 from raysim.core.probe import LayerDistance, Probe
-from raysim.core.server import Server, Weighting
+from raysim.core.server import Server, Weighting, check_senders
 
 if TYPE_CHECKING:
     from raysim.config import Config
@@ -37,7 +37,7 @@ class FedLDF(Weighting):
         return layers.L
 
     def check(self, config: Config) -> str | None:
-        return f"top_n is {self.top_n}; at least one client must send a layer." if self.top_n < 1 else None
+        return check_senders("top_n", self.top_n, config.cohort_size)
 
     def plan(self, cohort: Cohort, server: Server, prior: Mixture) -> Mixture:
         layers = server.layers

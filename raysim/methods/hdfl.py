@@ -13,7 +13,7 @@ from raysim.core.cohort import Cohort
 from raysim.core.layers import LayerMap
 from raysim.core.mixture import Mixture
 from raysim.core.probe import Probe
-from raysim.core.server import Server, Weighting
+from raysim.core.server import Server, Weighting, check_senders
 
 if TYPE_CHECKING:
     from raysim.config import Config
@@ -53,7 +53,7 @@ class HDFL(Weighting):
         return 1
 
     def check(self, config: Config) -> str | None:
-        return f"n is {self.n}; at least one client must send its model." if self.n < 1 else None
+        return check_senders("n", self.n, config.cohort_size)
 
     def plan(self, cohort: Cohort, server: Server, prior: Mixture) -> Mixture:
         if self.select == "by_loss":

@@ -10,7 +10,7 @@ import torch
 from raysim.core.cohort import Cohort
 from raysim.core.layers import LayerMap
 from raysim.core.mixture import Mixture
-from raysim.core.server import Server, Weighting
+from raysim.core.server import Server, Weighting, check_senders
 
 if TYPE_CHECKING:
     from raysim.config import Config
@@ -28,7 +28,7 @@ class RandomLayer(Weighting):
         return layers.L
 
     def check(self, config: Config) -> str | None:
-        return f"n is {self.n}; at least one client must send a layer." if self.n < 1 else None
+        return check_senders("n", self.n, config.cohort_size)
 
     def plan(self, cohort: Cohort, server: Server, prior: Mixture) -> Mixture:
         layers = server.layers

@@ -119,6 +119,10 @@ def test_l2_rms_is_per_parameter(tmp_path):
     assert federation.server.layers.counts.tolist() == sizes.tolist()
 
 
-def test_at_least_one_client_must_send():
-    with pytest.raises(ConfigError, match="top_n is 0"):
-        tiny(weighting=[{"fedldf": 0}])
+@pytest.mark.parametrize(("method", "field"), [("fedldf", "top_n"), ("random_layer", "n"), ("hdfl", "n")])
+def test_of_a_round_one_client_sends_or_several_but_not_more_than_there_are(method, field):
+    """Three of the federation's eight clients take part."""
+    assert getattr(tiny(weighting=[{method: 3}]).weighting[0], field) == 3
+    for n, fault in ((0, "at least one client must send"), (4, "but a round has 3 clients. With 3 it is FedAvg")):
+        with pytest.raises(ConfigError, match=f"{field} is {n}[;,] {fault}"):
+            tiny(weighting=[{method: n}])

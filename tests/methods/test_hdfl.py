@@ -6,7 +6,6 @@ import torch
 from conftest import play, table, tiny
 from toy import ToyCohort, noted, planned, toy_server
 
-from raysim.config import ConfigError
 from raysim.methods.hdfl import HDFL, LastLoss
 
 
@@ -38,8 +37,3 @@ def test_the_others_send_nothing(tmp_path):
     assert (traffic["up_params"].reshape(3, 3) == whole * federation.server.layers.P * 4).all()
     assert (traffic["up_scalars"] == 4).all()  # every client reports its loss
     assert (traffic["down_masks"] == 1).all()  # and is told whether to send
-
-
-def test_at_least_one_client_must_send():
-    with pytest.raises(ConfigError, match="n is 0"):
-        tiny(weighting=[{"hdfl": 0}])

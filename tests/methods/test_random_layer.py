@@ -1,11 +1,8 @@
 """Random layer selection."""
 
-import pytest
 import torch
-from conftest import tiny
 from toy import TWO_LAYERS, ToyCohort, noted, toy_server
 
-from raysim.config import ConfigError
 from raysim.methods.random_layer import RandomLayer
 
 
@@ -35,8 +32,3 @@ def test_n_at_least_k_is_everybody():
     assert drawn(6).all()
     assert drawn(7).all()
     assert not drawn(5).all()
-
-
-def test_at_least_one_client_must_send():
-    with pytest.raises(ConfigError, match="n is 0"):
-        tiny(weighting=[{"random_layer": 0}])
