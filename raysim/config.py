@@ -40,6 +40,7 @@ from raysim.data import PARTITIONS, SOURCES, Proxy
 from raysim.data.partition import Natural
 from raysim.methods import CLIENTS, STEPS, WEIGHTINGS
 from raysim.models import MODELS, torchvision
+from raysim.records import begun
 from raysim.sinks import SINKS
 
 Fraction = Annotated[float, Field(ge=0, lt=1)]
@@ -418,18 +419,20 @@ def decisive(config: Config) -> dict[str, Any]:
 
 def check_unchanged(config: Config, folder: Path) -> None:
     """Raises `ConfigError` where the run in `folder` was begun with settings that make other bits, or does not say."""
-    path, faults = folder / "manifest.json", []
-    if not path.exists() and not any((folder / "checkpoints").glob("*.json")):
-        return  # stopped before it was described, and so before its first round
+    faults = []
     try:
-        begun = json.loads(path.read_text(encoding="utf-8"))["settings"]
-        begun.keys()
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        settings = begun(folder).get("settings")
+    except ValueError:
+        settings = None
+    if not isinstance(settings, dict):
+        if not (folder / "manifest.json").exists() and not any((folder / "checkpoints").glob("*.json")):
+            return  # stopped before it was described, and so before its first round
         raise ConfigError(
-            f"{path} is missing or damaged: it says with what settings the run began. Put it back, or start another run."
-        ) from None
+            f"{folder / 'manifest.json'} is missing or damaged: it says with what settings the run began. Put it back, "
+            "or start another run."
+        )
     for section, now in decisive(config).items():
-        was = begun.get(section, now)
+        was = settings.get(section, now)
         both = isinstance(was, dict) and isinstance(now, dict)
         pairs = {f"{section}.{key}": (was.get(key), now[key]) for key in now} if both else {section: (was, now)}
         changed = {key: before for key, (before, after) in pairs.items() if before != after}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
@@ -103,12 +102,9 @@ class Federation:
 
     def _check_samples(self) -> None:
         """Raises `ConfigError` where the data are not those that the run in the folder began with."""
-        path = self.folder / "manifest.json"
-        if not path.exists():  # nothing has been played yet
-            return
-        begun = json.loads(path.read_text(encoding="utf-8"))
+        begun = records.begun(self.folder)
         for name, now in (("data", self.data.sha256()), ("partition", self.partition.sha256())):
-            if begun.get(f"{name}_sha256") != now:
+            if begun and begun.get(f"{name}_sha256") != now:
                 raise ConfigError(
                     f"{name}: not what the run in {self.folder} began with. Put it back, or start another run."
                 )

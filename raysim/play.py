@@ -106,12 +106,11 @@ def claimed(folder: Path) -> Iterator[None]:
 
 def moved(folder: Path) -> list[str]:
     """In what the machine differs from the one that the run in `folder` began on, where low bits depend on it."""
-    from raysim.records import manifest
+    from raysim.records import begun, manifest
 
-    path = folder / "manifest.json"
-    begun, now = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}, manifest("", 0, {})
+    then, now = begun(folder), manifest("", 0, {})
     deciding = (("versions", "torch"), ("hardware", "cpu"), ("hardware", "cpu_capability"))
-    pairs = [(key, begun.get(part, {}).get(key), now[part][key]) for part, key in deciding if begun]
+    pairs = [(key, then.get(part, {}).get(key), now[part][key]) for part, key in deciding if then]
     return [f"the run began with {key} {was}, and this is {is_}" for key, was, is_ in pairs if was != is_]
 
 
@@ -119,7 +118,7 @@ def finished(config: Config, folder: Path) -> dict[str, Any] | None:
     """What a run that has played all its rounds ended with."""
     path = folder / "result.json"
     result = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
-    return result | {"folder": str(folder)} if result.get("rounds") == config.rounds.total else None
+    return result | {"folder": folder} if result.get("rounds") == config.rounds.total else None
 
 
 def check_address(address: str | None) -> None:
@@ -174,7 +173,7 @@ def _rounds(federation: Any, folder: Path, interrupts: Interrupts) -> int:
         federation.checkpoint()
         print(f"Stopped. {way_on(folder)}", file=sys.stderr)
         return interrupts.status
-    print(ending(federation.finish()), flush=True)
+    print(ending(federation.finish() | {"folder": folder}), flush=True)
     if played and not accepted:
         print("raysim: no client's model was accepted in any round: the global one never changed", file=sys.stderr)
     return 0

@@ -448,6 +448,15 @@ def _assemble(table: str, chunks: Sequence[tuple[int, Mapping[str, Any]]]) -> pa
 _PACKAGES = ("raysim", "torch", "torchvision", "ray", "numpy", "pyarrow", "safetensors", "scikit-learn")
 
 
+def begun(folder: Path) -> dict[str, Any]:
+    """The `manifest` of the run in `folder`; empty where there is none yet. Raises `ValueError` where it is damaged."""
+    path = folder / "manifest.json"
+    written = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+    if not isinstance(written, dict):
+        raise ValueError(f"{path} is not a manifest")
+    return written
+
+
 def manifest(config_hash: str, seed: int, extra: Mapping[str, Any]) -> dict[str, Any]:
     """What else decides a run's bits and speed: versions and hardware, as JSON. Names no host, user or path."""
     import torch

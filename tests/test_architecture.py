@@ -34,7 +34,7 @@ MAY_IMPORT = {
 ABOVE = {"config", "federation", "round", "play", "parallel", "sweep", "reproduce", "tune", "doctor", "explain"}
 MAY_IMPORT |= dict.fromkeys((*ABOVE, "__main__"), frozenset({*MAY_IMPORT, *ABOVE}))
 # A saved run is brought back by what played it.
-MAY_IMPORT["analysis/saved"] = {"core", "engine", "config", "federation"}
+MAY_IMPORT["analysis/saved"] = {"core", "records", "engine", "config", "federation"}
 # The Ray engine stands between a configuration and a federation that it puts into an actor.
 MAY_IMPORT["engine/ray_engine"] = MAY_IMPORT["engine"] | {"engine", "config", "federation"}
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -20,6 +19,7 @@ from raysim.core.rng import SERVER, generator
 from raysim.core.score import correct_and_loss
 from raysim.engine.host import ClientHost
 from raysim.federation import deal, host_spec
+from raysim.records import begun
 
 Part = Literal["test", "train"]
 Score = Callable[[Tensor], tuple[float, float]]  # a model [S] -> its mean loss and its accuracy
@@ -34,9 +34,7 @@ class SavedRun:
         self.folder = Path(folder)
         self.config = load(self.folder / "config.yaml")
         self.data, self.partition = deal(self.config)
-        written = self.folder / "manifest.json"
-        before = json.loads(written.read_text()).get("partition_sha256") if written.is_file() else None
-        if before not in (None, self.partition.sha256()):
+        if begun(self.folder).get("partition_sha256") not in (None, self.partition.sha256()):
             raise MeasureError(f"{self.folder}: its data are dealt otherwise today; is data.root what it was?")
         spec = replace(host_spec(self.config, self.data), threads=torch.get_num_threads(), keep_freed_memory=False)
         self._host = ClientHost(spec, self.data, self.partition)
