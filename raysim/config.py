@@ -12,6 +12,7 @@ import difflib
 import functools
 import hashlib
 import inspect
+import itertools
 import json
 import os
 import re
@@ -652,6 +653,8 @@ def _build_dataclass(cls: type, raw: Any, path: str, faults: _Faults) -> Any:
     for key in raw:
         if key not in fields:
             near = nearest(key, fields, listed=False)
+            if ":" in str(key):  # {a:1} is one word to YAML
+                near = " A space is missing after its colon."
             faults.add(f"{inside}{key}", f"unknown field (set to {show(raw[key])}).{near} {takes}")
     misspelt = {_match(key, fields) for key in raw if key not in fields}
     values: dict[str, Any] = {}
@@ -817,6 +820,13 @@ def _check_rescale(config: Config) -> Found:
         yield "weighting", f"{' and '.join(map(repr, names))} both rescale the mixture; a run can have one."
 
 
+def _check_order(config: Config) -> Found:
+    steps = [*_methods(config, "server")]
+    for (_, before, earlier), (path, name, step) in itertools.pairwise(steps):
+        if step.remembers and not earlier.remembers:
+            yield path, f"{name} remembers updates, which {before} before it has changed. List {name} first."
+
+
 def _check_proxy(config: Config) -> Found:
     for path, name, method in _methods(config, "weighting", "server"):
         if method.needs_proxy and not config.data.proxy.samples:
@@ -859,7 +869,7 @@ def _check_methods(config: Config) -> Found:
 
 _CHECKS = (
     *(_check_cohort, _check_data, _check_model, _check_model_settings, _check_optimizer, _check_twice, _check_hooks),
-    *(_check_rescale, _check_proxy, _check_evaluation, _check_record, _check_instruments, _check_methods),
+    *(_check_rescale, _check_order, _check_proxy, _check_evaluation, _check_record, _check_instruments, _check_methods),
 )
 
 

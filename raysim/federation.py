@@ -17,9 +17,19 @@ from torch import Tensor
 
 from raysim import records
 from raysim.checkpoint import Checkpoints
-from raysim.config import Config, ConfigError, LocalEngineConfig, decisive, fingerprint, to_dict, to_yaml
+from raysim.config import (
+    STACKS,
+    Config,
+    ConfigError,
+    LocalEngineConfig,
+    decisive,
+    fingerprint,
+    name_in,
+    to_dict,
+    to_yaml,
+)
 from raysim.core.client import LocalSettings, Moment
-from raysim.core.layers import LayerMap
+from raysim.core.layers import GroupingError, LayerMap
 from raysim.core.note import Note
 from raysim.core.optim import OptimizerSpec
 from raysim.core.rng import SERVER, generator, stream_seed
@@ -32,13 +42,8 @@ from raysim.engine.host import Arrays, HostSpec, Outcome
 from raysim.engine.local import LocalEngine
 from raysim.engine.traffic import ledger
 from raysim.models import Inputs
-from raysim.round import Round, run_round, summary
+from raysim.round import Round, RoundFailed, run_round, summary
 from raysim.sinks import Sinks
-
-
-class RoundFailed(RuntimeError):
-    """No client of a round could be trained; the message has the first one's traceback."""
-
 
 MakeEngine = Callable[[Config, HostSpec, Dataset, Partition, int], Engine]
 
@@ -83,6 +88,9 @@ class Federation:
         )  # fmt: skip
         for step in self.aggregator.steps:
             step.prepare(self.server)
+        # Tables have the names of the configuration.
+        stacks = ((STACKS[stack].entries, getattr(config, stack)) for stack in STACKS)
+        self._names = {type(m).__name__.lower(): name_in(entries, m) for entries, methods in stacks for m in methods}
         self.engine = make_engine(config, self.spec, self.data, self.partition, self.cohort_size)
         self.engine.begin(self.server.value)
         self.trace = records.Trace(self.folder, config.record.trace)
@@ -307,6 +315,9 @@ class Federation:
         self, done: Round, server: Server, shown: dict[str, Any], wall: float, collect_logs: Callable[[], None]
     ) -> None:
         """`server` is as the round left it."""
+        done = replace(
+            done, notes=[replace(note, method=self._names.get(note.method, note.method)) for note in done.notes]
+        )
         cohort, add, t = done.cohort, self.recorder.add, done.t
         nodes, buffers_stay = self.engine.nodes, self.spec.settings.local_buffers
         traffic = ledger(cohort, done.mixture, done.downlink, server, self.aggregator, buffers_stay)
@@ -429,8 +440,23 @@ def prepare(config: Config) -> tuple[Dataset, Partition]:
     faults += [f"record.sinks: {sink.missing}" for sink in config.record.sinks if sink.missing]
     if faults:
         raise ConfigError(faults)
-    host_spec(config, data).network()
+    _check_network(config, data)
     return data, partition
+
+
+def _check_network(config: Config, data: Dataset) -> None:
+    """Raises `ModelError`, and `ConfigError` where layers or methods do not go with the network or the data."""
+    try:
+        model, layers = host_spec(config, data).network()
+    except GroupingError as error:
+        raise ConfigError(str(error)) from None
+    faults = []
+    for stack in ("weighting", "server"):
+        for i, method in enumerate(getattr(config, stack)):
+            if problem := method.fits(model, layers, data.num_classes):
+                faults.append(f"{stack}.{i}.{name_in(STACKS[stack].entries, method)}: {problem}")
+    if faults:
+        raise ConfigError(faults)
 
 
 def host_spec(config: Config, data: Dataset) -> HostSpec:

@@ -9,16 +9,22 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from raysim.config import STACKS, name_in
 from raysim.core.client import Moment
 from raysim.core.mixture import Mixture
 from raysim.core.note import Note
 from raysim.core.rng import SERVER, generator
 from raysim.core.score import Score
+from raysim.engine.host import finite
 
 if TYPE_CHECKING:
     from raysim.core.server import Downlink
     from raysim.engine.engine import HostedCohort
     from raysim.federation import Federation
+
+
+class RoundFailed(RuntimeError):
+    """A round that cannot be played: no client could be trained, or the new model is not finite."""
 
 
 @dataclass(frozen=True)
@@ -81,6 +87,11 @@ def run_round(fed: Federation, t: int) -> Round:
         target = aggregator.reduce(mixture, cohort)
         clock.lap("reduce")
         server.value = aggregator.transform(target, mixture, cohort, server)
+        if not finite(server.value):
+            stack = "server" if finite(target) else "weighting"
+            names = [name_in(STACKS[stack].entries, method) for method in getattr(fed.config, stack)]
+            by = f"{stack}: {' or '.join(names)}" if names else "the mean of the clients"
+            raise RoundFailed(f"round {t + 1}: {by} made a model that is not finite (NaN or Inf)")
         clock.lap("server")
     done = Round(t, drawn, cohort, downlink, mixture, before, target, server.value, server.notes, clock.seconds)
     if mixture is not None:

@@ -81,8 +81,8 @@ def test_only_the_engine_and_the_search_import_ray():
     assert found == {"engine/ray_engine", "tune"}
 
 
-def test_core_and_methods_need_torch_and_numpy_alone():
-    allowed = {"torch", "numpy", "raysim", *sys.stdlib_module_names}
+def test_core_and_methods_need_torch_numpy_and_annotations_alone():
+    allowed = {"torch", "numpy", "annotated_types", "raysim", *sys.stdlib_module_names}
     for part, name, tree in modules():
         if part in ("core", "methods"):
             assert {module.partition(".")[0] for module in imported(tree)} <= allowed, name

@@ -198,6 +198,10 @@ def test_all_faults_are_reported_at_once_each_with_path_value_and_nearest_word(t
         ),
         ({"model": {"init": "nowhere.safetensors"}}, "model.init: there is no file nowhere.safetensors."),
         ({"evaluate": {"personal": "after_init"}}, "evaluate.personal: after_init needs client tests,"),
+        (
+            {"weighting": [{"fedldf": {"top_n:2": None}}]},
+            "weighting.0.fedldf.top_n:2: unknown field (set to null). A space is mi",
+        ),
         ({"evaluate": {"clients": 101}}, "evaluate.clients: is 101, but there are 100. null tests all."),
         ({"record": {"trace": [3, 20]}}, "record.trace: there is no round 20; rounds are 0 to 19."),
         ({"record": {"instruments": ["stethoscope"]}}, "record.instruments.0: there is no instrument 'stethoscope'."),

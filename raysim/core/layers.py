@@ -18,6 +18,10 @@ RUN = 1 << 13  # elements whose squares one BLAS call adds: it may share more am
 SQUARES = 1e-30, 1e38  # between these a sum of float32 squares has neither vanished nor overflowed
 
 
+class GroupingError(ValueError):
+    """Tensors that cannot be grouped into layers as asked."""
+
+
 @dataclass(frozen=True)
 class TensorSpec:
     """One named tensor of a model and its place in the flat vector."""
@@ -359,7 +363,7 @@ def _block(specs: Sequence[TensorSpec], blocks=()) -> Grouping:
     for spec in specs:
         match = next((i for i, pattern in enumerate(blocks) if re.search(pattern, spec.name)), None)
         if match is None:
-            raise ValueError(f"model.blocks: no pattern matches the tensor {spec.name!r}")
+            raise GroupingError(f"model.blocks: no pattern matches the tensor {spec.name!r}")
         group[spec.name] = match
     return list(blocks), group
 

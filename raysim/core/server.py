@@ -8,7 +8,7 @@ from typing import Any, ClassVar, Protocol
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from raysim.core.cohort import Cohort
 from raysim.core.layers import LayerMap
@@ -128,6 +128,7 @@ class Weighting:
     """
 
     stage: ClassVar[str] = "weigh"
+    rank: ClassVar[int] = 0  # within its stage
     base_weights: ClassVar[str | None] = None
     needs_proxy: ClassVar[bool] = False
     foresees: ClassVar[bool] = False  # plans from what is known before training: the cohort, sizes, labels, streams
@@ -136,6 +137,10 @@ class Weighting:
     def probes(self) -> tuple[Probe, ...]:
         """What clients measure for this method while they train."""
         return ()
+
+    def fits(self, model: nn.Module, layers: LayerMap, classes: int) -> str | None:
+        """What is wrong with the run's network or data for this method; asked before anything is started."""
+        return None
 
     def mask_bits(self, layers: LayerMap) -> int:
         """Bits that tell a client what to send, where the server chooses."""
@@ -149,6 +154,7 @@ class Weighting:
 class ServerStep:
     """What the server does with the reduced model; steps chain in list order."""
 
+    remembers: ClassVar[bool] = False  # updates, which are to be the clients' and not what another step made of them
     needs_proxy: ClassVar[bool] = False
     reads_models: ClassVar[bool] = True  # False: works on the aggregate alone, so that models need not be kept
 
@@ -159,6 +165,10 @@ class ServerStep:
 
     def spreads(self, mixture: Mixture) -> Mixture | None:
         """Whose `cohort.spread` this step will ask for, after an aggregation by `mixture`."""
+        return None
+
+    def fits(self, model: nn.Module, layers: LayerMap, classes: int) -> str | None:
+        """What is wrong with the run's network or data for this step; asked before anything is started."""
         return None
 
     def prepare(self, server: Server) -> None:
@@ -228,7 +238,7 @@ class Aggregator:
             mixture = mixture.select(~kept.expand(len(cohort.clients), -1))
         if self.bn_stats != "average":
             mixture = mixture.with_buffers_of(0 if self.bn_stats == "first" else None)
-        for weighting in sorted(self.weightings, key=lambda w: STAGES.index(w.stage)):
+        for weighting in sorted(self.weightings, key=lambda w: (STAGES.index(w.stage), w.rank)):
             mixture = weighting.plan(cohort, server, mixture)
         return mixture
 

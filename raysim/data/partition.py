@@ -628,7 +628,9 @@ class Proxy:
 
     samples: int
     from_: Literal["test", "train"] = "test"  # the split they are drawn from
-    long_tail: float | None = None  # ratio of the first class's size to the last's, 10 in FedLAW's table 6
+    long_tail: float | None = (
+        None  # ratio of the first class's size to the last's, 10 in FedLAW's table 6; the first has samples / classes
+    )
     balanced_sampling: bool = False  # the server's batches have all classes equally often (same table)
     oracle: bool = False  # tests use these samples too: what is learned on them is a bound and no method's result
 

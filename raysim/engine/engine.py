@@ -701,6 +701,7 @@ def equal_columns(columns: np.ndarray, layers: LayerMap) -> list[tree.Piece]:
     return pieces
 
 
+@np.errstate(over="ignore", invalid="ignore")  # a round looks at its new model
 def place(total: tree.Partial, request: SumRequest, server: Tensor, result: Tensor) -> None:
     """result = kept · server + factor · total for all pieces of the request, without a total that nobody sent."""
     begin, sums, own, new = 0, total.value.numpy(), server.numpy(), result.numpy()

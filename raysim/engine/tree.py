@@ -89,6 +89,7 @@ class WeightedSum:
             if sent:
                 yield from ((a, min(a + self.block, edges[-1])) for a in range(edges[0], edges[-1], self.block))
 
+    @np.errstate(over="ignore", invalid="ignore")  # a round looks at its new model
     def add(self, rows: Any, start: int, out: Any) -> None:
         """out [n] = the sum over `rows` [clients, n], n ≤ block, which begin at `start` of the flat vector. Where all
         weights are zero `out` stays as it is."""

@@ -8,6 +8,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from raysim.core.bounds import NonNegative
 from raysim.core.cohort import Cohort
 from raysim.core.mixture import Mixture
 from raysim.core.server import Server, ServerStep
@@ -23,7 +24,7 @@ class AdaDecay(ServerStep):
     article decays in every SGD step; FedLWS (2025) compares with a server form that it does not write down.
     """
 
-    strength: float = 5e-4  # s
+    strength: NonNegative = 5e-4  # s
     alpha: float = 4.0
     reads_models: ClassVar[bool] = False
 

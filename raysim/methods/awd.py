@@ -7,6 +7,7 @@ from typing import ClassVar
 
 from torch import Tensor
 
+from raysim.core.bounds import Fraction, NonNegative
 from raysim.core.cohort import Cohort
 from raysim.core.mixture import Mixture
 from raysim.core.server import Server, ServerStep
@@ -22,8 +23,8 @@ class AWD(ServerStep):
     down; here −d = w − ŵ is the gradient and λ̄ begins at 0.
     """
 
-    strength: float = 0.022  # s
-    smoothing: float = 0.1  # how much of λ̄ is kept
+    strength: NonNegative = 0.022  # s
+    smoothing: Fraction = 0.1  # how much of λ̄ is kept
     reads_models: ClassVar[bool] = False
 
     def apply(self, target: Tensor, mixture: Mixture, cohort: Cohort, server: Server) -> Tensor:

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
+from raysim.core.bounds import Positive
 from raysim.core.client import LocalRun, batch_slices
 from raysim.core.cohort import Cohort
+from raysim.core.layers import LayerMap
 from raysim.core.mixture import Mixture
 from raysim.core.probe import Probe
 from raysim.core.server import Server, Weighting
@@ -52,8 +54,8 @@ class LatentMean(Probe):
             return self.sweep(run)
         if self.at == "before":
             return run.scratch["ccn"]
-        _, total, samples = run.scratch["ccn"]
-        return total / samples
+        _, total, samples = run.scratch.get("ccn", (None, 0.0, 0))
+        return total / samples if samples else self.sweep(run)  # who took no step has seen no batch
 
     @torch.no_grad()
     def sweep(self, run: LocalRun) -> Tensor:
@@ -73,13 +75,10 @@ class LatentMean(Probe):
 
 
 def without_last_relu(stages: list[nn.Module]) -> list[nn.Module]:
-    """The modules before the head, but for the ReLU that ends them. Raises `ValueError` where there is none."""
+    """The modules before the head, but for the ReLU that ends them."""
     *lower, last = stages
     parts = list(last.children())
-    relus = [i for i, part in enumerate(parts) if isinstance(part, nn.ReLU)]
-    if not relus:
-        raise ValueError("ccn: activation is pre, but this model's last stage before the head has no ReLU of its own")
-    del parts[relus[-1]]
+    del parts[max(i for i, part in enumerate(parts) if isinstance(part, nn.ReLU))]
     return [*lower, *parts]
 
 
@@ -92,19 +91,24 @@ class CCN(Weighting):
     nothing but itself.
     """
 
-    temperature: float = 0.5
+    temperature: Positive = 0.5
     latent_at: Literal["after", "last_epoch", "before"] = "after"
     activation: Literal["post", "pre"] = "post"
+    rank: ClassVar[int] = 1  # after FedDisco, if both are there
 
     @property
     def probes(self) -> tuple[Probe, ...]:
         return (LatentMean(self.latent_at, self.activation),)
 
     def check(self, config: Config) -> str | None:
-        if self.temperature <= 0:
-            return f"temperature is {self.temperature}; it must be positive."
         if self.activation == "pre" and self.latent_at == "last_epoch":
             return "training yields latents after their activation only; set latent_at: after for activation: pre."
+        return None
+
+    def fits(self, model: nn.Module, layers: LayerMap, classes: int) -> str | None:
+        below = list(model.children())[:-1]
+        if self.activation == "pre" and not any(isinstance(part, nn.ReLU) for part in below[-1].children()):
+            return "activation is pre, but this model's last stage before the head has no ReLU of its own."
         return None
 
     def plan(self, cohort: Cohort, server: Server, prior: Mixture) -> Mixture:

@@ -7,6 +7,7 @@ from typing import ClassVar, Literal
 
 from torch import Tensor
 
+from raysim.core.bounds import Positive
 from raysim.core.cohort import Cohort
 from raysim.core.mixture import Mixture
 from raysim.core.server import Server, ServerStep, Weighting
@@ -17,6 +18,7 @@ class FedAvg(Weighting):
     """Weighted mean of client models (McMahan et al., 2017): by training samples, which is the default, or uniform."""
 
     weights: Literal["size", "uniform"] = "size"
+    rank: ClassVar[int] = -1  # what others refine
     foresees: ClassVar[bool] = True
 
     def plan(self, cohort: Cohort, server: Server, prior: Mixture) -> Mixture:
@@ -27,7 +29,7 @@ class FedAvg(Weighting):
 class StepSize(ServerStep):
     """Server step size (FedLAW, Li et al., 2023, table 10): w + eta (ŵ − w). That of `adaptive_gws` is its own `eta`."""
 
-    eta: float = 1.0
+    eta: Positive = 1.0
     reads_models: ClassVar[bool] = False
 
     def apply(self, target: Tensor, mixture: Mixture, cohort: Cohort, server: Server) -> Tensor:

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
+from raysim.core.bounds import Fraction, Positive
 from raysim.core.cohort import Cohort
 from raysim.core.mixture import Mixture
 from raysim.core.server import Server, ServerStep
-
-if TYPE_CHECKING:
-    from raysim.config import Config
 
 
 @dataclass(frozen=True)
@@ -24,14 +22,12 @@ class FedAvgM(ServerStep):
     a decaying local learning rate: FedNova's server momentum. Running statistics are averaged.
     """
 
-    beta: float = 0.9
-    eta: float = 1.0
+    beta: Fraction = 0.9
+    eta: Positive = 1.0
     damped: bool = False
     scale_by_lr: bool = False
     reads_models: ClassVar[bool] = False
-
-    def check(self, config: Config) -> str | None:
-        return f"beta is {self.beta}; it must be in [0, 1)." if not 0 <= self.beta < 1 else None
+    remembers: ClassVar[bool] = True
 
     def apply(self, target: Tensor, mixture: Mixture, cohort: Cohort, server: Server) -> Tensor:
         P, unit = server.layers.P, server.lr if self.scale_by_lr else 1.0

@@ -9,11 +9,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from raysim.core.bounds import NonNegativeInt, Positive
 from raysim.core.cohort import Cohort
 from raysim.core.mixture import Mixture
 from raysim.core.server import Server
 from raysim.core.workbench import Workbench
-from raysim.methods.server_ft import Course, ServerFT
+from raysim.methods.server_ft import Course, ServerFT, refuse_parts
 
 if TYPE_CHECKING:
     from raysim.config import Config
@@ -33,18 +34,16 @@ class FedBE(ServerFT):
     running statistics, where the codes sample those as well, negative variances included.
     """
 
-    epochs: int = 100
-    samples: int = 1
+    epochs: NonNegativeInt = 100
+    samples: NonNegativeInt = 1
     mode: Literal["gaussian", "dirichlet"] = "gaussian"
-    temperature: float = 1.0
+    temperature: Positive = 1.0
     swa: bool = False
 
     reads_models: ClassVar[bool] = True
 
     def check(self, config: Config) -> str | None:
-        if self.temperature <= 0 or self.samples < 0:
-            return "temperature must be positive and samples at least 0."
-        return super().check(config)
+        return refuse_parts(config)
 
     def apply(self, target: Tensor, mixture: Mixture, cohort: Cohort, server: Server) -> Tensor:
         if not self.epochs:

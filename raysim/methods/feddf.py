@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING, ClassVar
 
 from torch import Tensor
 
+from raysim.core.bounds import NonNegativeInt, Positive
 from raysim.core.cohort import Cohort
 from raysim.core.mixture import Mixture
 from raysim.core.server import Server
-from raysim.methods.server_ft import Course, ServerFT
+from raysim.methods.server_ft import Course, ServerFT, refuse_parts
 
 if TYPE_CHECKING:
     from raysim.config import Config
@@ -27,8 +28,8 @@ class FedDF(ServerFT):
     are a share `validation` of the proxy samples, which teach nothing, looked at after every epoch.
     """
 
-    epochs: int = 100
-    temperature: float = 1.0
+    epochs: NonNegativeInt = 100
+    temperature: Positive = 1.0
     cosine: bool = False
     patience: int | None = None
     validation: float = 0.2  # with `patience`
@@ -40,7 +41,7 @@ class FedDF(ServerFT):
             return "patience must be at least 1 batch and validation a share in (0, 1)."
         if self.patience is not None and config.data.proxy.samples == 1:
             return "patience needs proxy samples to learn on and others to look at, but data.proxy.samples is 1."
-        return "temperature must be positive." if self.temperature <= 0 else super().check(config)
+        return refuse_parts(config)
 
     def apply(self, target: Tensor, mixture: Mixture, cohort: Cohort, server: Server) -> Tensor:
         if not self.epochs:

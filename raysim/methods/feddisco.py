@@ -6,9 +6,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from raysim.core.bounds import NonNegative
 from raysim.core.cohort import Cohort
+from raysim.core.layers import LayerMap
 from raysim.core.mixture import Mixture
 from raysim.core.server import Server, Weighting
 
@@ -25,8 +27,8 @@ class FedDisco(Weighting):
     positive, which stops that code, the weights stay p.
     """
 
-    a: float = 0.5
-    b: float = 0.1
+    a: NonNegative = 0.5
+    b: NonNegative = 0.1
     metric: Literal["kl", "l2", "l1", "cosine"] = "kl"
     normalize_kl: bool = True
     target: tuple[float, ...] | None = None  # the known test distribution, a share for every class; null: uniform
@@ -37,6 +39,10 @@ class FedDisco(Weighting):
         if target is not None and (min(target, default=0.0) <= 0 or abs(sum(target) - 1) > 1e-6):
             return "target must be positive shares of all classes that sum to 1."
         return None
+
+    def fits(self, model: nn.Module, layers: LayerMap, classes: int) -> str | None:
+        wrong = self.target is not None and len(self.target) != classes
+        return f"target has {len(self.target or ())} shares, but the data have {classes} classes." if wrong else None
 
     def plan(self, cohort: Cohort, server: Server, prior: Mixture) -> Mixture:
         labels = server.population.labels[list(cohort.clients)].double()  # [K, C]

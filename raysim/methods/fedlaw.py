@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from raysim.core.bounds import Fraction, NonNegativeInt, Positive, PositiveInt
 from raysim.core.cohort import Cohort
 from raysim.core.mixture import Mixture
 from raysim.core.optim import Adam, OptimizerSpec
@@ -52,18 +53,16 @@ class LearnedWeights(Weighting):
     is in train mode meanwhile. Weights that do not stay finite are dropped for those they started from.
     """
 
-    epochs: int = 100
-    lr: float = 0.01
+    epochs: NonNegativeInt = 100
+    lr: Positive = 0.01
     form: Literal["exp", "quad"] = "exp"
-    batch_size: int = 128
-    betas: tuple[float, float] = (0.5, 0.999)
-    halve_every: int = 20  # epochs after which the learning rate is halved
+    batch_size: PositiveInt = 128
+    betas: tuple[Fraction, Fraction] = (0.5, 0.999)
+    halve_every: PositiveInt = 20  # epochs after which the learning rate is halved
 
     needs_proxy: ClassVar[bool] = True
 
     def check(self, config: Config) -> str | None:
-        if min(self.epochs + 1, self.batch_size, self.halve_every) < 1:
-            return "epochs must be at least 0, batch_size and halve_every at least 1."
         keeper = next((m for m in config.client if m.personal_layers), None)
         if keeper is not None:
             return f"mixes whole models, but {type(keeper).__name__} never sends its {keeper.personal_layers}."
@@ -200,7 +199,7 @@ class AttentiveLAW(LearnedWeights):
     """
 
     swa: bool = False
-    stop_round: int | None = None
+    stop_round: NonNegativeInt | None = None
 
     def check(self, config: Config) -> str | None:
         return refuse_weightings(self, config) or super().check(config)
@@ -222,7 +221,7 @@ class AdaptiveGWS(LearnedWeights):
     """
 
     gamma_clamp: tuple[float, float] | None = None
-    eta: float = 1.0
+    eta: Positive = 1.0
 
     stage: ClassVar[str] = "rescale"
 

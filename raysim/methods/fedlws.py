@@ -71,6 +71,7 @@ class FedLWS(ServerStep):
             server.note(self, name, value[:-1], "layer")
             server.note(self, f"model_{name}", value[-1])
         factors = torch.from_numpy(gamma[:-1] if self.per == "layer" else gamma[-1:].repeat(layers.L))
+        server.note(self, "applied", factors, "layer")
         return self.shrink(factors, before, reduced if self.shrink_buffers else target, mixture)
 
     def disagreement(self, before: Tensor, sent: Mixture, cohort: Cohort) -> np.ndarray:

@@ -22,14 +22,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Normaliser(Probe):
-    """[2]: A_k = ‖a_k‖₁, the gradients that the client's steps have applied, and what it adds to τ_eff.
-
-    That is A_k, or with a proximal term the number of steps. Where a method steps without the optimiser, so is A_k.
+    """A_k = ‖a_k‖₁, the gradients that the client's steps have applied, and with a proximal term the number of steps,
+    which is then what it adds to τ_eff: [1] or [2]. Where a method steps without the optimiser, A_k is that number.
     """
 
     def end(self, run: LocalRun) -> Tensor:
         applied = run.optimizer.normaliser or float(run.steps)
-        return torch.tensor([applied, run.steps if run.optimizer.proximal else applied], dtype=torch.float64)
+        return torch.tensor([applied, run.steps] if run.optimizer.proximal else [applied], dtype=torch.float64)
 
 
 @dataclass(frozen=True)
@@ -55,11 +54,11 @@ class FedNova(Weighting):
 
     def plan(self, cohort: Cohort, server: Server, prior: Mixture) -> Mixture:
         measured = cohort.stat(Normaliser())
-        applied, effective = measured.numpy().T  # [K]
+        applied, effective = measured[:, 0].numpy(), measured[:, -1].numpy()  # [K]
         tau = effective @ prior.base.numpy()[:, : server.layers.T]  # τ_eff over the uploaders of each tensor  [T]
         inverse = np.divide(1.0, applied, out=np.zeros_like(applied), where=applied > 0)
         factor = np.outer(inverse, tau)
         anchor = 1 - (prior.weights.numpy() * factor).sum(0)
         server.note(self, "normaliser", measured[:, 0], "client")
-        server.note(self, "tau_eff", prior.lam @ measured[:, 1] / prior.lam.sum())
+        server.note(self, "tau_eff", prior.lam @ measured[:, -1] / prior.lam.sum())
         return prior.scaled(torch.from_numpy(factor), torch.from_numpy(anchor))

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
+from raysim.core.bounds import Fraction, NonNegative, Positive
 from raysim.core.cohort import Cohort
 from raysim.core.mixture import Mixture
 from raysim.core.server import Server, ServerStep
-
-if TYPE_CHECKING:
-    from raysim.config import Config
 
 
 @dataclass(frozen=True)
@@ -23,16 +21,12 @@ class FedOpt(ServerStep):
     As in the article there is no bias correction. Running statistics are averaged.
     """
 
-    eta: float = 0.01
-    beta1: float = 0.9
-    epsilon: float = 1e-3
-    initial: float | None = None  # s before the first round; null: ε² (FedLAW's code begins at 0, with ε 1e-5)
+    eta: Positive = 0.01
+    beta1: Fraction = 0.9
+    epsilon: Positive = 1e-3
+    initial: NonNegative | None = None  # s before the first round; null: ε² (FedLAW's code begins at 0, with ε 1e-5)
     reads_models: ClassVar[bool] = False
-
-    def check(self, config: Config) -> str | None:
-        if not all(0 <= beta < 1 for beta in (self.beta1, getattr(self, "beta2", 0.0))):
-            return "beta1 and beta2 must be in [0, 1)."
-        return f"epsilon is {self.epsilon}; it must be positive." if self.epsilon <= 0 else None
+    remembers: ClassVar[bool] = True
 
     def second(self, s: Tensor, squared: Tensor) -> Tensor:
         """s after the round whose update, squared, is `squared`."""
@@ -55,8 +49,8 @@ class FedOpt(ServerStep):
 class FedAdagrad(FedOpt):
     """Steps divided by the root of all squared updates so far (FedAdagrad, Reddi et al., 2021): s ← s + d²."""
 
-    eta: float = 0.1
-    beta1: float = 0.0
+    eta: Positive = 0.1
+    beta1: Fraction = 0.0
 
     def second(self, s: Tensor, squared: Tensor) -> Tensor:
         return s + squared
@@ -66,7 +60,7 @@ class FedAdagrad(FedOpt):
 class FedAdam(FedOpt):
     """Steps divided by the root of recent squared updates (FedAdam, Reddi et al., 2021): s ← β₂ s + (1 − β₂) d²."""
 
-    beta2: float = 0.99
+    beta2: Fraction = 0.99
 
     def second(self, s: Tensor, squared: Tensor) -> Tensor:
         return self.beta2 * s + (1 - self.beta2) * squared
@@ -76,7 +70,7 @@ class FedAdam(FedOpt):
 class FedYogi(FedOpt):
     """FedAdam whose s changes by d² at most (FedYogi, Reddi et al., 2021): s ← s − (1 − β₂) d² sign(s − d²)."""
 
-    beta2: float = 0.99
+    beta2: Fraction = 0.99
 
     def second(self, s: Tensor, squared: Tensor) -> Tensor:
         return s - (1 - self.beta2) * squared * (s - squared).sign()

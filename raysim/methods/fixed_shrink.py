@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from raysim.core.bounds import Positive
 from raysim.core.cohort import Cohort
+from raysim.core.layers import LayerMap
 from raysim.core.mixture import Mixture
 from raysim.core.server import Server, ServerStep
-
-if TYPE_CHECKING:
-    from raysim.config import Config
 
 
 @dataclass(frozen=True)
@@ -23,12 +22,13 @@ class FixedShrink(ServerStep):
     FedLAW tries one gamma from 0.9 to 1 for the whole model, FedLWS `{gamma: 1, decrement: 0.01}` on a CNN of 5 layers.
     """
 
-    gamma: float
+    gamma: Positive
     decrement: float = 0.0
     reads_models: ClassVar[bool] = False
 
-    def check(self, config: Config) -> str | None:
-        return f"gamma is {self.gamma}; it must be positive." if self.gamma <= 0 else None
+    def fits(self, model: nn.Module, layers: LayerMap, classes: int) -> str | None:
+        last = self.gamma - self.decrement * (layers.L - 1)
+        return f"gamma of the last of {layers.L} layers would be {last:g}; it must be positive." if last <= 0 else None
 
     def apply(self, target: Tensor, mixture: Mixture, cohort: Cohort, server: Server) -> Tensor:
         layers = server.layers

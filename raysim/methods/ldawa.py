@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 import torch
 from torch import Tensor
 
+from raysim.core.bounds import NonNegativeInt
 from raysim.core.client import LocalRun
 from raysim.core.cohort import Cohort
 from raysim.core.mixture import Mixture
@@ -46,7 +47,7 @@ class LDAWA(Weighting):
     """
 
     base: Literal["uniform", "size"] = "uniform"  # size: the weights of the other weightings, by default p
-    warmup: int = 3
+    warmup: NonNegativeInt = 3
     layer_by: Literal["tensor", "module", "unit", "model"] = "tensor"
     scale_buffers: bool = False
     renormalize: bool = False

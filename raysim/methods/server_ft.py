@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from raysim.core.bounds import Fraction, NonNegativeInt, Positive, PositiveInt
 from raysim.core.cohort import Cohort
 from raysim.core.mixture import Mixture
 from raysim.core.optim import OptimizerSpec
@@ -43,18 +44,14 @@ class ServerFT(ServerStep):
     gives none. BatchNorm's running statistics follow the proxy batches.
     """
 
-    epochs: int = 2
-    lr: float = 1e-3
-    batch_size: int = 128
-    betas: tuple[float, float] = (0.5, 0.999)
+    epochs: NonNegativeInt = 2
+    lr: Positive = 1e-3
+    batch_size: PositiveInt = 128
+    betas: tuple[Fraction, Fraction] = (0.5, 0.999)
     server_ft_official: bool = False
 
     needs_proxy: ClassVar[bool] = True
     reads_models: ClassVar[bool] = False
-
-    def check(self, config: Config) -> str | None:
-        bad = min(self.epochs + 1, self.batch_size) < 1
-        return "epochs must be at least 0 and batch_size at least 1." if bad else None
 
     def apply(self, target: Tensor, mixture: Mixture, cohort: Cohort, server: Server) -> Tensor:
         return self.train(target, cohort, server) if self.epochs else target
@@ -74,6 +71,14 @@ class ServerFT(ServerStep):
         server.note(self, "proxy_loss_before", losses[0])
         server.note(self, "proxy_loss_after", losses[1])
         return value
+
+
+def refuse_parts(config: Config) -> str | None:
+    """Teachers are models that the server has: whole ones, sent by everybody."""
+    choosing = [type(w).__name__ for w in config.weighting if w.stage == "select"]
+    keeping = [f"{type(m).__name__} never sends its {m.personal_layers}" for m in config.client if m.personal_layers]
+    reasons = [*(f"with {name} not every client sends its whole model" for name in choosing), *keeping]
+    return f"learns from all clients' whole models, but {reasons[0]}." if reasons else None
 
 
 def train_on_proxy(

@@ -195,7 +195,7 @@ def test_balance_of_a_learned_factor(tmp_path: Path) -> None:
     changes = {"weighting": [{"adaptive_gws": {"epochs": 3}}], "data": {"proxy": {"samples": 20}}}
     federation = play(tiny(**changes, record={"instruments": ["balance"], "trace": [1]}), tmp_path)
     round_ = Traced(tmp_path, 1, federation)
-    gamma = round_.note("adaptivegws", "gamma")[-1]
+    gamma = round_.note("adaptive_gws", "gamma")[-1]
     names = [s.name for s in federation.server.layers.tensors if s.kind == "parameter"]
     before, after = (np.concatenate([round_.load(n)[name].ravel() for name in names]) for n in ("before", "after"))
     assert round_.note("balance", "gamma") == pytest.approx(gamma)

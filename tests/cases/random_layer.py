@@ -4,7 +4,7 @@ from cases.fedldf import over_uploaders
 
 def recompute(round_: Traced) -> State:
     """The draw is the run's, what follows from it is 3.1."""
-    drawn = round_.note("randomlayer", "uploads").reshape(len(round_.clients), len(UNITS)) == 1
+    drawn = round_.note("random_layer", "uploads").reshape(len(round_.clients), len(UNITS)) == 1
     assert (drawn.sum(0) == 2).all()
     return over_uploaders(round_, dict(zip(UNITS, drawn.T, strict=True)))
 

@@ -1,15 +1,19 @@
 """CCN."""
 
+from dataclasses import dataclass
+
 import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
 from case import Traced
-from conftest import play, tiny
+from conftest import play, table, tiny
 from reference import forward, gradient, inputs, tensors, train
 from toy import ToyCohort, noted, planned, toy_server
 
 from raysim.config import ConfigError
+from raysim.core.client import ClientMethod, LocalRun
+from raysim.methods import CLIENTS
 from raysim.methods.ccn import CCN, LatentMean
 
 
@@ -109,6 +113,22 @@ def test_latents_of_the_last_epoch_are_those_trained_on(tmp_path):
     np.testing.assert_allclose(round_.note("ccn", "lambda"), expected(round_, latents), atol=1e-5)
 
 
+def test_of_a_client_that_takes_no_step_latents_are_measured_by_a_sweep(monkeypatch, tmp_path):
+    @dataclass(frozen=True)
+    class Idle(ClientMethod):
+        """Trains nothing."""
+
+        def train(self, run: LocalRun) -> None: ...
+
+    monkeypatch.setitem(CLIENTS, "idle", Idle)
+    found = {}
+    for latent_at in ("last_epoch", "after"):
+        play(tiny(client=["idle"], weighting=[{"ccn": {"latent_at": latent_at}}]), tmp_path / latent_at)
+        notes = table(tmp_path / latent_at, "notes")
+        found[latent_at] = notes["value"][notes["name"] == "similarity"]
+    assert (found["last_epoch"] == found["after"]).all()
+
+
 def test_latents_before_their_activation(tmp_path):
     round_ = traced(tmp_path, activation="pre")
 
@@ -137,7 +157,5 @@ def test_measuring_leaves_the_training_alone(tmp_path):
 
 
 def test_refusals():
-    with pytest.raises(ConfigError, match="temperature is 0"):
-        tiny(weighting=[{"ccn": {"temperature": 0}}])
     with pytest.raises(ConfigError, match="latent_at: after"):
         tiny(weighting=[{"ccn": {"latent_at": "last_epoch", "activation": "pre"}}])

@@ -11,6 +11,7 @@ from conftest import play, table, tiny
 from raysim.config import ConfigError
 from raysim.methods import CLIENTS
 
+PROXY = {"data": {"proxy": {"samples": 8}}}
 WEIGHTINGS: list[dict[str, Any]] = [
     {"ccn": {"temperature": 0.1}}, {"fednova": {}}, {"feddisco": {}}, {"ldawa": {"warmup": 0}}, {"hdfl": 2},
     {"random_layer": 2}, {"fedavg": {"weights": "uniform"}},
@@ -47,12 +48,30 @@ def test_all_go_together(client, weighting, tmp_path):
         ({"weighting": ["feddisco", "ldawa"]}, "Set base: size"),
         ({"client": ["scaffold", "fedala"], "local": {"momentum": 0.0, "weight_decay": 0.0}}, "mean_grad"),
         ({"client": ["fedamp", "fedala"], "rounds": {"participation": 1.0}}, "init: cloud"),
+        (
+            {"weighting": [{"hdfl": 1}], "server": ["feddf"], **PROXY},
+            "with HDFL not every client sends its whole model",
+        ),
+        ({"weighting": [{"fedldf": 1}], "server": ["fedbe"], **PROXY}, "with FedLDF not every client sends its whole"),
+        ({"client": ["fedrep"], "server": ["feddf"], **PROXY}, "FedRep never sends its head"),
+        ({"server": ["fedlws", "fedavgm"]}, "server.1: fedavgm remembers updates, which fedlws before it has changed"),
     ],
     ids=str,
 )
 def test_what_cannot_compose_is_refused_with_the_reason(changes, reason):
     with pytest.raises(ConfigError, match=reason):
         tiny(**changes)
+
+
+def test_weights_are_refined_in_one_order(tmp_path):
+    """Of the base weights, then FedDisco, then CCN, however they are listed."""
+    stack = [{"fedavg": {"weights": "uniform"}}, {"feddisco": {"a": 0.1, "b": 0.2}}, "ccn"]
+    hashes = [play(tiny(weighting=order), tmp_path / str(i)).sha256() for i, order in enumerate((stack, stack[::-1]))]
+    hashes += [
+        play(tiny(weighting=part), tmp_path / f"part{i}").sha256() for i, part in enumerate((stack[:1], stack[:2]))
+    ]
+    assert hashes[0] == hashes[1]
+    assert len({*hashes}) == 3
 
 
 def test_scaffold_with_ccn_and_fedldf(tmp_path):
@@ -89,13 +108,13 @@ STACK = {
 
 
 def recomputed(round_: Traced) -> State:
-    """FedDisco and CCN in the order listed, normalised directions over each layer's uploaders, momentum, then shrinking
-    with τ over the uploaders. FedDisco sees CCN's weights in the place of p."""
+    """FedDisco and then CCN, whatever the list says, normalised directions over each layer's uploaders, momentum, then
+    shrinking with τ over the uploaders. CCN sees FedDisco's weights in the place of p."""
     before, clients = round_.before, round_.clients
     factor, shares = round_.note("ccn", "factor"), round_.note("feddisco", "discrepancy")
-    ccn = factor * round_.p / (factor * round_.p).sum()
-    lam = np.maximum(0, ccn - 0.1 * shares + 0.2)
-    np.testing.assert_allclose(round_.note("feddisco", "lambda"), lam / lam.sum(), rtol=1e-9)
+    disco = np.maximum(0, round_.p - 0.1 * shares + 0.2)
+    lam = factor * disco / disco.sum()
+    np.testing.assert_allclose(round_.note("ccn", "lambda"), lam / lam.sum(), rtol=1e-9)
     steps = np.array([len(c.steps) for c in clients])
     applied = (steps - 9 * (1 - 0.9**steps)) / 0.1
     after = fedavg(round_)

@@ -360,7 +360,6 @@ PROXY = {"data": {"proxy": {"samples": 16}}}
         ({"weighting": ["adaptive_gws"], "server": ["fedlws"], **PROXY}, "and so does FedLWS"),
         ({"weighting": ["fedlaw"], "client": ["fedrep"], **PROXY}, "FedRep never sends its head"),
         ({"weighting": [{"fedlaw": {"gamma_clamp": [0.0, 1.0]}}], **PROXY}, "a positive lower and an upper bound"),
-        ({"weighting": [{"fedlaw": {"epochs": -1}}], **PROXY}, "epochs must be at least 0"),
     ],
 )
 def test_refused_when_the_configuration_is_read(changes, fault):

@@ -49,6 +49,8 @@ def test_regularisation_over_optimisation_is_beta_tau(per, tau_stat):
     r = (1 - note["gamma"]) * note["norm"] / (note["gamma"] * note["moved"])
     torch.testing.assert_close(r, 0.3 * note["tau"], rtol=1e-12, atol=0)
     torch.testing.assert_close(note["r"], r, rtol=1e-12, atol=0)
+    used = note["gamma"] if per == "layer" else noted(cohort.server, "model_gamma").expand(3)
+    assert torch.equal(noted(cohort.server, "applied"), used)
     torch.testing.assert_close(note["model_r"], 0.3 * note["model_tau"], rtol=1e-12, atol=0)
 
 

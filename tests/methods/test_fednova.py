@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from conftest import tiny
+from conftest import play, table, tiny
 from toy import TWO_LAYERS, ToyCohort, planned, toy_server
 
 from raysim.config import ConfigError
@@ -102,6 +102,12 @@ def test_after_a_selection_it_is_over_the_uploaders():
     mixture = FedNova().plan(toy, toy.server, FedLDF(2).plan(toy, toy.server, toy.by_size()))
     expected = [3 + 1.5 * 0.5 * 1, 4 + 10 / 3 * (1 / 3 * 1 / 2 - 2 / 3 * 2 / 4)]
     assert toy.reduce(mixture).tolist() == pytest.approx(expected, abs=1e-12)
+
+
+@pytest.mark.parametrize(("client", "numbers"), [([], 1), (["fedprox"], 2)])
+def test_steps_are_sent_beside_a_proximal_term_only(client, numbers, tmp_path):
+    play(tiny(client=client, weighting=["fednova"]), tmp_path)
+    assert (table(tmp_path, "traffic")["up_scalars"] == 4 * numbers).all()
 
 
 def test_momentum_must_start_anew():

@@ -8,6 +8,7 @@ from toy import ToyCohort, applied, noted, toy_server
 
 from raysim.config import ConfigError
 from raysim.core.layers import LayerMap
+from raysim.federation import prepare
 from raysim.methods.fixed_shrink import FixedShrink
 
 FIVE = LayerMap.of(nn.Sequential(*(nn.Linear(1, 1) for _ in range(5))))
@@ -26,6 +27,8 @@ def test_one_gamma():
     assert applied(FixedShrink(0.9), cohort).tolist() == pytest.approx([0.9 * 3.25] * 2)
 
 
-def test_gamma_is_positive():
-    with pytest.raises(ConfigError, match="gamma is 0"):
-        tiny(server=[{"fixed_shrink": 0}])
+def test_gamma_is_positive_in_every_layer():
+    """The tiny network has three layers."""
+    prepare(tiny(server=[{"fixed_shrink": {"gamma": 0.5, "decrement": 0.24}}]))
+    with pytest.raises(ConfigError, match=r"server\.0\.fixed_shrink: gamma of the last of 3 layers would be -0\.02"):
+        prepare(tiny(server=[{"fixed_shrink": {"gamma": 0.5, "decrement": 0.26}}]))

@@ -92,7 +92,5 @@ def test_momentum_survives_a_checkpoint(tmp_path):
 
 
 def test_refused():
-    with pytest.raises(ConfigError, match="epochs must be at least 0"):
-        tiny(server=[{"server_ft": {"epochs": -1}}], **PROXY)
     with pytest.raises(ConfigError, match=r"data\.proxy\.samples is 0"):
         tiny(server=["server_ft"])

@@ -1,11 +1,8 @@
 """FedAvgM and FedOpt, and server state that outlives an interruption."""
 
-import pytest
 import torch
-from conftest import tiny
 from toy import ToyCohort, applied, toy_server
 
-from raysim.config import ConfigError
 from raysim.methods.fedavgm import FedAvgM
 from raysim.methods.fedopt import FedAdagrad, FedAdam, FedYogi
 
@@ -69,16 +66,3 @@ def test_fedopt_by_hand():
 def test_without_an_update_nothing_moves():
     for method in (FedAvgM(), FedAdagrad(), FedAdam(), FedYogi(), FedAdam(initial=0.0)):
         same(steps(method, updates=[[0.0, 0.0]] * 3)[1], torch.zeros(2).double())
-
-
-@pytest.mark.parametrize(
-    ("server", "reason"),
-    [
-        ({"fedavgm": 1.0}, "beta is 1"),
-        ({"fedadam": {"beta2": 1.0}}, "beta1 and beta2"),
-        ({"fedyogi": {"epsilon": 0}}, "epsilon"),
-    ],
-)
-def test_refusals(server, reason):
-    with pytest.raises(ConfigError, match=reason):
-        tiny(server=[server])
