@@ -38,6 +38,7 @@ from raysim.core.client import ClientMethod, LocalRun, Moment
 from raysim.core.server import Aggregator, Downlink
 from raysim.core.workbench import Workbench
 from raysim.engine.engine import HostedCohort
+from raysim.engine.tree import BLOCK
 from raysim.federation import Federation, aggregator, host_spec, local_engine
 from raysim.methods import CLIENTS
 from raysim.methods.fedlaw import LearnedWeights
@@ -219,15 +220,27 @@ def cost(trained: Trained, method: Aggregator) -> str:
     return " ".join(f"{n}{letter}" for letter, n in count.items() if n)
 
 
-def flat(trained: Trained, repeats: int) -> float:
-    """The models as one matrix, summed by one product: no order of additions is promised."""
+def flat(trained: Trained, repeats: int) -> dict[str, float]:
+    """Seconds of the bare arithmetic as matrix products, which promise no order of additions: FedAvg's sum; FedLWS's two
+    sums, and the clients' products with one of them, of one block after the other, which stays in the cache."""
     rows, weights = trained.cohort.gather(), trained.cohort.by_size().per_client().float()
-    return statistics.median(timed(lambda: weights @ rows) for _ in range(repeats))
+    both = torch.stack([weights, torch.full_like(weights, 1 / len(weights))])
+
+    def two_sums_and_products() -> None:
+        for block in rows.split(BLOCK, dim=1):
+            block @ (both @ block)[1]
+
+    seconds: dict[str, list[float]] = {"fedavg": [], "fedlws": []}
+    for _ in range(repeats):
+        seconds["fedavg"].append(timed(lambda: weights @ rows))
+        seconds["fedlws"].append(timed(two_sums_and_products))
+    return {name: statistics.median(taken) for name, taken in seconds.items()}
 
 
-def show(model: str, parameters: int, found: Mapping[str, Any], law: Mapping[str, Any] | None) -> None:
+def show(result: Mapping[str, Any]) -> None:
+    model, found, law, flat = (result[key] for key in ("model", "methods", "fedlaw", "flat"))
     fedavg, lws, theirs = found["fedavg"], found["fedlws"], PAPER[model]
-    print(f"{model}, {parameters:,} parameters")
+    print(f"{model}, {result['parameters']:,} parameters")
     print(f"  FedAvg {fedavg['seconds']:.4f} s (paper {theirs[0]})")
     print(
         f"  FedLWS {lws['seconds']:.4f} s, {lws['ratio']:.2f} x FedAvg (paper {theirs[2]}, {theirs[2] / theirs[0]:.2f} x)"
@@ -237,7 +250,9 @@ def show(model: str, parameters: int, found: Mapping[str, Any], law: Mapping[str
         print(f"  FedLAW {sign}{law['seconds']:.2f} s, of which {100 * law['rest_share']:.1f} % is not the proxy samples' "
               f"passes; {law['steps_timed']} steps timed (paper {theirs[1]})")  # fmt: skip
     others = (f"{name} {r['ratio']:.2f}" for name, r in found.items() if name not in ("fedavg", "fedlws"))
-    print(f"  x FedAvg: {', '.join(others)}", flush=True)
+    print(f"  x FedAvg: {', '.join(others)}")
+    more = flat["fedlws"] / flat["fedavg"]
+    print(f"  bare matrix products: FedAvg {flat['fedavg']:.5f} s, FedLWS {more:.2f} x FedAvg", flush=True)
 
 
 def main() -> None:
@@ -257,11 +272,11 @@ def main() -> None:
             law = learned(trained, args.server_steps, args.limit) if args.server_steps else None
             result = {
                 "engine": "local", "model": model, "parameters": trained.server.layers.P, "methods": found, "fedlaw": law,
-                "flat_fedavg": flat(trained, args.repeats),
+                "flat": flat(trained, args.repeats),
                 "paper": dict(zip(("fedavg", "fedlaw", "fedlws"), PAPER[model], strict=True)),
             }  # fmt: skip
             trained.close()
-        show(model, result["parameters"], found, law)
+        show(result)
         results.append(result)
     if args.ray:
         results += through_ray(args.ray, args.repeats)

@@ -310,7 +310,7 @@ class Config:
     client: tuple[Annotated[Any, STACKS["client"]], ...] = ()
     """Local objectives and initialisations; empty: FedAvg."""
     weighting: tuple[Annotated[Any, STACKS["weighting"]], ...] = ()
-    """How client models are weighted; empty: by training samples."""
+    """How client models are weighted, in the methods' own order whatever the list's; empty: by training samples."""
     server: tuple[Annotated[Any, STACKS["server"]], ...] = ()
     """What the server does with the weighted mean, in order; empty: nothing."""
     evaluate: EvaluateConfig = EvaluateConfig()

@@ -73,7 +73,7 @@ def test_a_grid_is_every_value_with_every_seed(base: Path) -> None:
 
 
 def test_values_may_be_whole_lists(base: Path) -> None:
-    points = grid(base, ["server=[],[fedlws, fedavgm],[{fedlws: {beta: 0.5}}]"], [], Path("out"))
+    points = grid(base, ["server=[],[fedavgm, fedlws],[{fedlws: {beta: 0.5}}]"], [], Path("out"))
     assert [len(point.config.server) for point in points] == [0, 2, 1]
     assert points[2].config.server[0].beta == 0.5
     assert len({point.name for point in points}) == 3

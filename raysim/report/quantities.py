@@ -21,6 +21,7 @@ WORDS = {  # with the method where several mean different things by one word
     "update_norm": "norm of the update ‖Δw‖",
     "relative_update": "relative update ‖Δw‖ / ‖w‖",
     "gamma": "shrink factor γ",
+    "applied": "factor applied to the layer",
     "lambda": "aggregation weight λ",
     "tau": "spread of the clients τ",
     "moved": "step of the mean ‖d‖",
