@@ -4,7 +4,8 @@
 
 The 20 models are there already, made by clients that train nothing; what is timed is what a round does then: plan, sum,
 server steps. What is ready by then is not in it: statistics that clients measure while they train (CCN's latents, FedLDF's
-norms), and plans that a round makes before it (FedAvg's, FedDisco's). Methods take turns in changing order.
+norms), and what of a plan a round makes before it (FedAvg's and FedDisco's, the prior weights of others). Methods take
+turns in changing order.
 
 FedLAW learns on 200 proxy samples for 100 epochs, 200 steps. Its seconds are split into the proxy samples' passes,
 forward and backward, and the rest. Where all its steps would take more than --limit seconds it is timed over
@@ -128,9 +129,9 @@ class Trained:
     def aggregate(self, method: Aggregator) -> float:
         """What a round does once its clients are back, and its seconds; the server keeps the model it had."""
         self.server.notes, self.server.batches = [], []
-        foreseen = method.plan(self.cohort, self.server) if method.foresees else None
+        foreseen = method.foresee(self.cohort, self.server)
         begun = time.perf_counter()
-        mixture = foreseen or method.plan(self.cohort, self.server)
+        mixture = method.plan(self.cohort, self.server, foreseen)
         method.transform(method.reduce(mixture, self.cohort), mixture, self.cohort, self.server)
         return time.perf_counter() - begun
 

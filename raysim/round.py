@@ -65,12 +65,12 @@ def run_round(fed: Federation, t: int) -> Round:
 
     downlink = aggregator.rule.downlink(clients, engine.models, server)
     cohort = engine.cohort(moment, clients, downlink, test=fed.tests_after_training(t), trace=fed.trace.wants(t))
-    # Where the plan needs nothing that training tells, models are summed as they are trained and never kept.
+    # Where the whole plan needs nothing that training tells, models are summed as they are trained and never kept.
     told = len(server.notes)
     watched = any(instrument.reads_models for instrument in fed.config.record.instruments)
-    foreseen = aggregator.plan(cohort, server) if aggregator.foresees and clients and not watched else None
+    foreseen = aggregator.foresee(cohort, server) if clients else None
     told_by_plan = slice(told, len(server.notes))
-    cohort.train(foreseen, meanwhile=fed.write_down)
+    cohort.train(foreseen if aggregator.foresees and not watched else None, meanwhile=fed.write_down)
     if engine.spec.stack.starts_everyone:
         others = tuple(c for c in range(moment.clients) if server.population.sizes[c] > 0 and c not in drawn)
         cohort.new_kept |= engine.initialize(moment, others, aggregator.rule.downlink(others, engine.models, server))
@@ -79,10 +79,10 @@ def run_round(fed: Federation, t: int) -> Round:
     before, mixture, target = server.value, None, server.value
     server.notes.extend(note for c in cohort.clients for note in cohort.outcomes[c].notes)
     if cohort.clients:
-        mixture = foreseen if cohort.clients == clients else None
-        if mixture is None:
-            del server.notes[told_by_plan]  # of clients that did not all come back
-            mixture = aggregator.plan(cohort, server)
+        if cohort.clients != clients:  # what was foreseen is of some that did not come back
+            del server.notes[told_by_plan]
+            foreseen = None
+        mixture = aggregator.plan(cohort, server, foreseen)
         clock.lap("plan")
         target = aggregator.reduce(mixture, cohort)
         clock.lap("reduce")

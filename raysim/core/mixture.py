@@ -37,7 +37,7 @@ class Mixture:
     def reweighted(self, lam: Tensor) -> Mixture:
         """Other client weights [K]; where all are zero or any is not finite there is no average, and they stay."""
         lam = lam.double()
-        total = float(lam.sum())  # not finite where one of them is not
+        total = lam.numpy().sum()  # not finite where one of them is not
         return replace(self, lam=lam) if 0 < total < math.inf else self
 
     def select(self, mask: Tensor) -> Mixture:
@@ -59,7 +59,9 @@ class Mixture:
         product = self.factor.numpy().copy()
         every = factor.dim() > 0 and factor.shape[-1] == product.shape[1]
         product[:, : None if every else self.layers.T] *= factor.numpy()
-        return replace(self, factor=torch.from_numpy(product), anchor=self.anchor if anchor is None else anchor)
+        scaled = replace(self, factor=torch.from_numpy(product), anchor=self.anchor if anchor is None else anchor)
+        scaled.__dict__["base"] = self.base  # which depends on neither
+        return scaled
 
     def with_buffers_of(self, client: int | None) -> Mixture:
         """Take the buffers of the client at one position, or of nobody: then they are not sent and stay as they are."""

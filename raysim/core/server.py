@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
+from itertools import takewhile
 from typing import Any, ClassVar, Protocol
 
 import numpy as np
@@ -114,7 +116,8 @@ class Server:
 
     def note(self, method: object, name: str, value: Tensor, *axes: str, clients: Sequence[int] | None = None) -> None:
         """Record `value` of this round; one axis name a dimension. `clients`, if not those that came back, are "client"."""
-        value = value.detach().cpu().double()
+        if value.requires_grad or value.is_cuda or value.dtype != torch.float64:
+            value = value.detach().cpu().double()
         asked = None if clients is None else tuple(clients)
         self.notes.append(Note(type(method).__name__.lower(), name, value, axes, asked))
 
@@ -225,20 +228,35 @@ class Aggregator:
     personal_layers: str | None = None  # layers that no client sends
     bn_stats: str = "average"  # average | local | first | proxy | recalibrate
 
+    @cached_property
+    def _in_order(self) -> tuple[list[Weighting], list[Weighting]]:
+        """The weightings by stage and rank, however they were listed: those that plan before training, and the others."""
+        order = sorted(self.weightings, key=lambda w: (STAGES.index(w.stage), w.rank))
+        first = [*takewhile(lambda w: w.foresees, order)]
+        return first, order[len(first) :]
+
     @property
     def foresees(self) -> bool:
         """Whether the plan is known before training and no step reads a client's model."""
-        return all(w.foresees for w in self.weightings) and not any(s.reads_models for s in self.steps)
+        return not self._in_order[1] and not any(s.reads_models for s in self.steps)
 
-    def plan(self, cohort: Cohort, server: Server) -> Mixture:
-        """Fold the weightings by stage, whatever order they were listed in."""
+    def foresee(self, cohort: Cohort, server: Server) -> Mixture:
+        """The plan as far as it is known before training."""
         mixture = cohort.by_size() if self.base_weights == "size" else cohort.uniform()
         if self.personal_layers:
             kept = server.layers.where(self.personal_layers)
             mixture = mixture.select(~kept.expand(len(cohort.clients), -1))
         if self.bn_stats != "average":
             mixture = mixture.with_buffers_of(0 if self.bn_stats == "first" else None)
-        for weighting in sorted(self.weightings, key=lambda w: (STAGES.index(w.stage), w.rank)):
+        for weighting in self._in_order[0]:
+            mixture = weighting.plan(cohort, server, mixture)
+        _ = mixture.coefficients  # computed now, while nobody waits
+        return mixture
+
+    def plan(self, cohort: Cohort, server: Server, foreseen: Mixture | None = None) -> Mixture:
+        """The whole plan, continued from what was `foreseen` of this cohort."""
+        mixture = foreseen or self.foresee(cohort, server)
+        for weighting in self._in_order[1]:
             mixture = weighting.plan(cohort, server, mixture)
         return mixture
 

@@ -117,10 +117,11 @@ class CCN(Weighting):
         inverse = 1 / np.maximum(length, EPS)
         # Σ_p ⟨ẑ_k, ẑ_p⟩ = ⟨ẑ_k, Σ_p ẑ_p⟩; of ‖ẑ_k‖², its own part, 1 is made.
         total = np.einsum("k,kd->d", inverse, z)
-        rows = torch.from_numpy(inverse * np.einsum("kd,d->k", z, total) + 1 - (length * inverse) ** 2)
-        factor = 1 - (rows / self.temperature).softmax(0)  # sums to K − 1; of a single client it is 0, and ν stays
-        mixture = prior.reweighted(factor * prior.lam)
-        server.note(self, "similarity", rows, "client")
-        server.note(self, "factor", factor, "client")
+        rows = inverse * np.einsum("kd,d->k", z, total) + 1 - (length * inverse) ** 2
+        exponentials = np.exp((rows - rows.max()) / self.temperature)
+        factor = 1 - exponentials / exponentials.sum()  # sums to K − 1; of a single client it is 0, and ν stays
+        mixture = prior.reweighted(torch.from_numpy(factor * prior.lam.numpy()))
+        server.note(self, "similarity", torch.from_numpy(rows), "client")
+        server.note(self, "factor", torch.from_numpy(factor), "client")
         server.note(self, "lambda", mixture.lam / mixture.lam.sum(), "client")
         return mixture

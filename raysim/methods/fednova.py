@@ -57,8 +57,7 @@ class FedNova(Weighting):
         applied, effective = measured[:, 0].numpy(), measured[:, -1].numpy()  # [K]
         tau = effective @ prior.base.numpy()[:, : server.layers.T]  # τ_eff over the uploaders of each tensor  [T]
         inverse = np.divide(1.0, applied, out=np.zeros_like(applied), where=applied > 0)
-        factor = np.outer(inverse, tau)
-        anchor = 1 - (prior.weights.numpy() * factor).sum(0)
+        anchor = 1 - tau * (inverse @ prior.weights.numpy())
         server.note(self, "normaliser", measured[:, 0], "client")
         server.note(self, "tau_eff", prior.lam @ measured[:, -1] / prior.lam.sum())
-        return prior.scaled(torch.from_numpy(factor), torch.from_numpy(anchor))
+        return prior.scaled(torch.from_numpy(np.outer(inverse, tau)), torch.from_numpy(anchor))
