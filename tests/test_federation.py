@@ -10,7 +10,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from case import UNITS, Traced
-from conftest import play, tiny
+from conftest import play, table, tiny
 from safetensors.numpy import load_file
 
 from raysim import records
@@ -396,6 +396,21 @@ def test_traffic_of_fedldf(top_n, tmp_path):
         assert total["up_buffers"] == top_n * B * 4
         assert (total["up_vectors"], total["up_masks"]) == (0, 0)
         assert (total["down_params"], total["down_buffers"]) == (K * P * 4, K * B * 4)
+
+
+@pytest.mark.parametrize(
+    ("changes", "numbers"),
+    [
+        ({"record": {"instruments": ["objective"]}}, 0),  # an observer's
+        ({"weighting": [{"ldawa": {"warmup": 0}}]}, 0),  # the server has the models
+        ({"server": [{"fedlws": {"tau_stat": "rms"}}]}, 0),
+        ({"weighting": ["ccn"], "record": {"instruments": ["objective"]}}, 64),  # latents
+    ],
+    ids=str,
+)
+def test_of_what_clients_measure_the_methods_messages_are_traffic(changes, numbers, tmp_path):
+    play(tiny(**changes), tmp_path)
+    assert (table(tmp_path, "traffic")["up_scalars"] == 4 * numbers).all()
 
 
 @pytest.mark.parametrize(

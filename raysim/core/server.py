@@ -134,6 +134,7 @@ class Weighting:
     rank: ClassVar[int] = 0  # within its stage
     base_weights: ClassVar[str | None] = None
     needs_proxy: ClassVar[bool] = False
+    reported: ClassVar[bool] = True  # clients send what `probes` measure; False: the server sees it in their models
     foresees: ClassVar[bool] = False  # plans from what is known before training: the cohort, sizes, labels, streams
 
     @property

@@ -27,7 +27,12 @@ def ledger(
         floats = mixture.sent.numpy() * np.stack(whole)  # [K, T + Tb]
         up["up_params"][came], up["up_buffers"][came] = FLOAT * floats[:, :T].sum(1), FLOAT * floats[:, T:].sum(1)
         up["up_vectors"][came] = [outcome.vector_bytes for outcome in outcomes]
-        numbers = [[a.size for a in (*o.stats, *o.scalars.values()) if a.dtype != bool] for o in outcomes]
+        # Of what was measured, observers and the server's own steps are told nothing over the network.
+        spec = cohort.engine.spec
+        reported = {p for w in aggregator.weightings if w.reported for p in w.probes} | {*spec.stack.probes}
+        told = [[stat for p, stat in zip(spec.probes, o.stats, strict=True) if p in reported] for o in outcomes]
+        told = [[*stats, *o.scalars.values()] for stats, o in zip(told, outcomes, strict=True)]
+        numbers = [[a.size for a in own if a.dtype != bool] for own in told]
         once = [server.once.get(c, 0) for c in cohort.clients]
         up["up_scalars"][came] = [FLOAT * (sum(own) + more) for own, more in zip(numbers, once, strict=True)]
         masks = [[int(a.sum()) for a in outcome.scalars.values() if a.dtype == bool] for outcome in outcomes]

@@ -52,6 +52,7 @@ class LDAWA(Weighting):
     scale_buffers: bool = False
     renormalize: bool = False
     stage: ClassVar[str] = "multiply"
+    reported: ClassVar[bool] = False
 
     @property
     def probes(self) -> tuple[Probe, ...]:
