@@ -12,7 +12,6 @@ import difflib
 import functools
 import hashlib
 import inspect
-import itertools
 import json
 import os
 import re
@@ -41,7 +40,7 @@ from raysim.data import PARTITIONS, SOURCES, Proxy
 from raysim.data.partition import Natural
 from raysim.methods import CLIENTS, STEPS, WEIGHTINGS
 from raysim.models import MODELS, torchvision
-from raysim.records import begun
+from raysim.records import DamagedManifest, begun
 from raysim.sinks import SINKS
 
 Fraction = Annotated[float, Field(ge=0, lt=1)]
@@ -325,7 +324,8 @@ class Config:
     @property
     def cohort_size(self) -> int | None:
         """Clients drawn each round; None where the data alone tell."""
-        return self.rounds.cohort_size(self.clients) if self.clients else None
+        clients = self.clients
+        return self.rounds.cohort_size(clients) if clients and clients > 0 else None
 
 
 # -------------------------------------------------------------------------------------------------------- reading
@@ -423,7 +423,7 @@ def check_unchanged(config: Config, folder: Path) -> None:
     faults = []
     try:
         settings = begun(folder).get("settings")
-    except ValueError:
+    except DamagedManifest:
         settings = None
     if not isinstance(settings, dict):
         if not (folder / "manifest.json").exists() and not any((folder / "checkpoints").glob("*.json")):
@@ -821,10 +821,11 @@ def _check_rescale(config: Config) -> Found:
 
 
 def _check_order(config: Config) -> Found:
-    steps = [*_methods(config, "server")]
-    for (_, before, earlier), (path, name, step) in itertools.pairwise(steps):
-        if step.remembers and not earlier.remembers:
-            yield path, f"{name} remembers updates, which {before} before it has changed. List {name} first."
+    refined = None
+    for path, name, step in _methods(config, "server"):
+        if step.remembers and refined:
+            yield path, f"{name} remembers updates, which {refined} before it has changed. List {name} first."
+        refined = name if step.refines else refined
 
 
 def _check_proxy(config: Config) -> Found:
@@ -839,7 +840,7 @@ def _check_evaluation(config: Config) -> Found:
     if config.evaluate.personal and not (data.client_test_frac or data.partition.test_frac or natural):
         message = f"{config.evaluate.personal} needs client tests, but data.client_test_frac is 0. The papers use 0.25."
         yield "evaluate.personal", message
-    if config.clients and (config.evaluate.clients or 0) > config.clients:
+    if 0 < (config.clients or 0) < (config.evaluate.clients or 0):
         yield "evaluate.clients", f"is {config.evaluate.clients}, but there are {config.clients}. null tests all."
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ast
 import inspect
+import re
 import shutil
 import sys
 import textwrap
@@ -96,7 +97,9 @@ def explain(name: str | None = None) -> str:
     if name is None:
         return "\n\n".join(map(str, sections))
     topics = [*sections, *_entries(), *_models(), *_presets()]
-    if found := [topic for topic in topics if topic.name == name]:
+    name = re.sub(r"^(client|weighting|server)\.(\d+\.)?", "", name)  # as faults name what stands in a stack
+    last = [topic for topic in sections if topic.name.rpartition(".")[2] == name]
+    if found := [topic for topic in topics if topic.name == name] or last:
         return "\n\n".join(map(str, found))
     settings = [topic.alone(row) for topic in topics for row in topic.rows]
     found = [setting for setting in settings if setting.name == name]

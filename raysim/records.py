@@ -448,12 +448,19 @@ def _assemble(table: str, chunks: Sequence[tuple[int, Mapping[str, Any]]]) -> pa
 _PACKAGES = ("raysim", "torch", "torchvision", "ray", "numpy", "pyarrow", "safetensors", "scikit-learn")
 
 
+class DamagedManifest(ValueError):
+    """A run's manifest that cannot be read."""
+
+
 def begun(folder: Path) -> dict[str, Any]:
-    """The `manifest` of the run in `folder`; empty where there is none yet. Raises `ValueError` where it is damaged."""
+    """The `manifest` of the run in `folder`; empty where there is none yet. Raises `DamagedManifest`."""
     path = folder / "manifest.json"
-    written = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+    try:
+        written = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+    except ValueError:
+        written = None
     if not isinstance(written, dict):
-        raise ValueError(f"{path} is not a manifest")
+        raise DamagedManifest(f"{path} is damaged: it says what the run began with. Put it back, or start another run.")
     return written
 
 

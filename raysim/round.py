@@ -66,7 +66,7 @@ def run_round(fed: Federation, t: int) -> Round:
     downlink = aggregator.rule.downlink(clients, engine.models, server)
     cohort = engine.cohort(moment, clients, downlink, test=fed.tests_after_training(t), trace=fed.trace.wants(t))
     # Where the whole plan needs nothing that training tells, models are summed as they are trained and never kept.
-    told = len(server.notes)
+    told, remembered = len(server.notes), dict(server.memory)
     watched = any(instrument.reads_models for instrument in fed.config.record.instruments)
     foreseen = aggregator.foresee(cohort, server) if clients else None
     told_by_plan = slice(told, len(server.notes))
@@ -81,16 +81,14 @@ def run_round(fed: Federation, t: int) -> Round:
     if cohort.clients:
         if cohort.clients != clients:  # what was foreseen is of some that did not come back
             del server.notes[told_by_plan]
-            foreseen = None
+            server.memory, server.once, foreseen = remembered, {}, None
         mixture = aggregator.plan(cohort, server, foreseen)
         clock.lap("plan")
         target = aggregator.reduce(mixture, cohort)
         clock.lap("reduce")
         server.value = aggregator.transform(target, mixture, cohort, server)
         if not finite(server.value):
-            stack = "server" if finite(target) else "weighting"
-            names = [name_in(STACKS[stack].entries, method) for method in getattr(fed.config, stack)]
-            by = f"{stack}: {' or '.join(names)}" if names else "the mean of the clients"
+            by = culprit(fed, target, mixture, cohort)
             raise RoundFailed(f"round {t + 1}: {by} made a model that is not finite (NaN or Inf)")
         clock.lap("server")
     done = Round(t, drawn, cohort, downlink, mixture, before, target, server.value, server.notes, clock.seconds)
@@ -111,6 +109,22 @@ def run_round(fed: Federation, t: int) -> Round:
             personal = fed.evaluate_personal(t + 1)
         clock.lap("evaluate")
     return replace(done, accuracy=accuracy, loss=loss, personal=personal)
+
+
+def culprit(fed: Federation, target: Tensor, mixture: Mixture, cohort: HostedCohort) -> str:
+    """What made a model that is not finite of finite ones. Steps are taken again: of the run nothing is lost by it."""
+    config, aggregator = fed.config, fed.aggregator
+    if not finite(target):
+        names = [name_in(STACKS["weighting"].entries, method) for method in config.weighting]
+        return f"weighting: {' or '.join(names)}" if names else "the mean of the clients' models"
+    server = replace(fed.server, value=cohort.server_value)
+    for step in aggregator.steps:
+        target = step.apply(target, mixture, cohort, server)
+        if not finite(target):
+            owners = (("client", m) for m in config.client if type(step) in map(type, m.server_steps()))
+            stack, method = next(owners, ("server", step))
+            return f"{stack}: {name_in(STACKS[stack].entries, method)}"
+    return f"model.bn_stats: {config.model.bn_stats}"
 
 
 class Clock:

@@ -70,6 +70,9 @@ def test_what_the_source_says_stands_behind_the_options() -> None:
         == "model: one γ from the norms of the whole model (the paper's Eq. 7)"
     )
     assert "— Factor on the learning rate after every round." in " ".join(explain("local.lr_decay").split())
+    assert explain("server.0.fedlws.per") == explain("fedlws.per")  # as a fault names it
+    assert explain("proxy") == explain("data.proxy")
+    assert "so that the set is smaller." in explain("long_tail")
     lines = explain("top_n").splitlines()
     assert lines[0] == "fedldf.top_n (option of this weighting)"
 

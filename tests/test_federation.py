@@ -11,11 +11,14 @@ import torch
 import torch.nn.functional as F
 from case import UNITS, Traced
 from conftest import play, table, tiny
+from sabotage import Fails
 from safetensors.numpy import load_file
 
 from raysim import records
 from raysim.config import ConfigError, LocalConfig, load
+from raysim.core.server import STAGES, Aggregator
 from raysim.federation import Federation
+from raysim.methods import CLIENTS
 from raysim.models import Inputs, build
 
 SCAFFOLD = {"client": ["scaffold"], "local": {"momentum": 0.0, "weight_decay": 0.0}}
@@ -396,6 +399,29 @@ def test_traffic_of_fedldf(top_n, tmp_path):
         assert total["up_buffers"] == top_n * B * 4
         assert (total["up_vectors"], total["up_masks"]) == (0, 0)
         assert (total["down_params"], total["down_buffers"]) == (K * P * 4, K * B * 4)
+
+
+@pytest.mark.parametrize(
+    "weighting",
+    [["feddisco"], ["feddisco", "ccn"], [{"hdfl": 2}, "ccn"], [{"random_layer": 2}, "feddisco", "fednova"]],
+    ids=str,
+)
+def test_a_plan_begun_before_training_is_begun_anew_where_a_client_fails(weighting, monkeypatch, tmp_path):
+    """As if it had been made after training: model, notes, and the label counts that clients send once."""
+    monkeypatch.setitem(CLIENTS, "fails", Fails)
+    config = tiny(
+        client=[{"fails": {"how": "raises", "client": 5}}], weighting=weighting, rounds={"participation": 1.0}
+    )
+    hashes = [play(config, tmp_path / "before").sha256()]
+    order = property(lambda self: ([], sorted(self.weightings, key=lambda w: (STAGES.index(w.stage), w.rank))))
+    monkeypatch.setattr(Aggregator, "_in_order", order)
+    hashes += [play(config, tmp_path / "after").sha256()]
+    assert hashes[0] == hashes[1]
+    assert table(tmp_path / "before", "rounds")["clients_failed"].tolist() == [1, 1, 1]
+    for name in ("notes", "traffic"):
+        before, after = (records.read(tmp_path / when, name).to_pydict() for when in ("before", "after"))
+        for column in before.keys() - {"transport_up"}:
+            assert before[column] == after[column], (name, column)
 
 
 @pytest.mark.parametrize(

@@ -158,7 +158,8 @@ class Weighting:
 class ServerStep:
     """What the server does with the reduced model; steps chain in list order."""
 
-    remembers: ClassVar[bool] = False  # updates, which are to be the clients' and not what another step made of them
+    refines: ClassVar[bool] = False  # shrinks or trains the model that the others have made
+    remembers: ClassVar[bool] = False  # updates, which are to be those of a model that is not refined
     needs_proxy: ClassVar[bool] = False
     reads_models: ClassVar[bool] = True  # False: works on the aggregate alone, so that models need not be kept
 

@@ -626,12 +626,12 @@ PARTITIONS: dict[str, type[Scheme]] = {
 class Proxy:
     """P10: the server's labelled set, class-balanced up to one sample or long-tailed, out of one split."""
 
-    samples: int
+    samples: int  # of all classes together
     from_: Literal["test", "train"] = "test"  # the split they are drawn from
-    long_tail: float | None = (
-        None  # ratio of the first class's size to the last's, 10 in FedLAW's table 6; the first has samples / classes
-    )
-    balanced_sampling: bool = False  # the server's batches have all classes equally often (same table)
+    long_tail: float | None = None
+    """Ratio of the first class's size to the last's, 10 in FedLAW's table 6. The first class has its share of `samples`, the
+    others less, so that the set is smaller."""
+    balanced_sampling: bool = False  # the server's batches have all classes equally often (FedLAW's table 6)
     oracle: bool = False  # tests use these samples too: what is learned on them is a bound and no method's result
 
     def __post_init__(self) -> None:

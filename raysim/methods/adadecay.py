@@ -27,6 +27,7 @@ class AdaDecay(ServerStep):
     strength: NonNegative = 5e-4  # s
     alpha: float = 4.0
     reads_models: ClassVar[bool] = False
+    refines: ClassVar[bool] = True
 
     def apply(self, target: Tensor, mixture: Mixture, cohort: Cohort, server: Server) -> Tensor:
         layers, P, params = server.layers, server.layers.P, server.params

@@ -26,6 +26,7 @@ class AWD(ServerStep):
     strength: NonNegative = 0.022  # s
     smoothing: Fraction = 0.1  # how much of λ̄ is kept
     reads_models: ClassVar[bool] = False
+    refines: ClassVar[bool] = True
 
     def apply(self, target: Tensor, mixture: Mixture, cohort: Cohort, server: Server) -> Tensor:
         P, params = server.layers.P, server.params

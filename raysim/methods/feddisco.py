@@ -70,7 +70,8 @@ def discrepancy(q: Tensor, u: Tensor, metric: str) -> Tensor:
 
 def ask_once(server: Server, clients: tuple[int, ...], classes: int) -> None:
     """Count the label counts that a client sends in the first round in which it takes part."""
-    asked = server.memory.setdefault("feddisco", torch.full((len(server.population.sizes),), -1))  # round, or -1
+    never = torch.full((len(server.population.sizes),), -1)
+    asked = server.memory["feddisco"] = server.memory.get("feddisco", never).clone()  # the round, or -1
     new = [c for c, round_ in zip(clients, asked[list(clients)].tolist(), strict=True) if round_ in (-1, server.t)]
     asked[new] = server.t
     server.once |= dict.fromkeys(new, classes)

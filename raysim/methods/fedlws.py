@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 import numpy as np
 import torch
@@ -38,6 +38,7 @@ class FedLWS(ServerStep):
     tau_clamp: tuple[float, float] | None = None  # bounds of β τ
     lws_stats: Literal["parameters", "all"] = "parameters"
     shrink_buffers: bool = False
+    refines: ClassVar[bool] = True
 
     @property
     def probes(self) -> tuple[Probe, ...]:

@@ -25,6 +25,7 @@ class FixedShrink(ServerStep):
     gamma: Positive
     decrement: float = 0.0
     reads_models: ClassVar[bool] = False
+    refines: ClassVar[bool] = True
 
     def fits(self, model: nn.Module, layers: LayerMap, classes: int) -> str | None:
         last = self.gamma - self.decrement * (layers.L - 1)

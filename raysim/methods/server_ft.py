@@ -52,6 +52,7 @@ class ServerFT(ServerStep):
 
     needs_proxy: ClassVar[bool] = True
     reads_models: ClassVar[bool] = False
+    refines: ClassVar[bool] = True
 
     def apply(self, target: Tensor, mixture: Mixture, cohort: Cohort, server: Server) -> Tensor:
         return self.train(target, cohort, server) if self.epochs else target

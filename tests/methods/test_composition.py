@@ -54,7 +54,10 @@ def test_all_go_together(client, weighting, tmp_path):
         ),
         ({"weighting": [{"fedldf": 1}], "server": ["fedbe"], **PROXY}, "with FedLDF not every client sends its whole"),
         ({"client": ["fedrep"], "server": ["feddf"], **PROXY}, "FedRep never sends its head"),
-        ({"server": ["fedlws", "fedavgm"]}, "server.1: fedavgm remembers updates, which fedlws before it has changed"),
+        (
+            {"server": ["fedlws", "step_size", "fedavgm"]},
+            "server.2: fedavgm remembers updates, which fedlws before it has",
+        ),
     ],
     ids=str,
 )
