@@ -1,6 +1,7 @@
 """A whole run, against plain PyTorch and arithmetic on what it wrote: training, aggregation, tables, traces, traffic."""
 
 import json
+from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -11,11 +12,11 @@ import torch
 import torch.nn.functional as F
 from case import UNITS, Traced
 from conftest import play, table, tiny
-from sabotage import Fails
 from safetensors.numpy import load_file
 
 from raysim import records
 from raysim.config import ConfigError, LocalConfig, load
+from raysim.core.client import ClientMethod, LocalRun, Upload
 from raysim.core.server import STAGES, Aggregator
 from raysim.federation import Federation
 from raysim.methods import CLIENTS
@@ -401,6 +402,14 @@ def test_traffic_of_fedldf(top_n, tmp_path):
         assert (total["down_params"], total["down_buffers"]) == (K * P * 4, K * B * 4)
 
 
+@dataclass(frozen=True)
+class Late(ClientMethod):
+    """Client 5 fails in the first round."""
+
+    def finish(self, run: LocalRun, upload: Upload) -> None:
+        assert (run.t, run.client) != (0, 5)
+
+
 @pytest.mark.parametrize(
     "weighting",
     [["feddisco"], ["feddisco", "ccn"], [{"hdfl": 2}, "ccn"], [{"random_layer": 2}, "feddisco", "fednova"]],
@@ -408,16 +417,14 @@ def test_traffic_of_fedldf(top_n, tmp_path):
 )
 def test_a_plan_begun_before_training_is_begun_anew_where_a_client_fails(weighting, monkeypatch, tmp_path):
     """As if it had been made after training: model, notes, and the label counts that clients send once."""
-    monkeypatch.setitem(CLIENTS, "fails", Fails)
-    config = tiny(
-        client=[{"fails": {"how": "raises", "client": 5}}], weighting=weighting, rounds={"participation": 1.0}
-    )
+    monkeypatch.setitem(CLIENTS, "late", Late)
+    config = tiny(client=["late"], weighting=weighting, rounds={"participation": 1.0})
     hashes = [play(config, tmp_path / "before").sha256()]
     order = property(lambda self: ([], sorted(self.weightings, key=lambda w: (STAGES.index(w.stage), w.rank))))
     monkeypatch.setattr(Aggregator, "_in_order", order)
     hashes += [play(config, tmp_path / "after").sha256()]
     assert hashes[0] == hashes[1]
-    assert table(tmp_path / "before", "rounds")["clients_failed"].tolist() == [1, 1, 1]
+    assert table(tmp_path / "before", "rounds")["clients_failed"].tolist() == [1, 0, 0]
     for name in ("notes", "traffic"):
         before, after = (records.read(tmp_path / when, name).to_pydict() for when in ("before", "after"))
         for column in before.keys() - {"transport_up"}:
