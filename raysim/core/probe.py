@@ -23,7 +23,7 @@ class Probe:
         """`z` [B, D]: the latents of the batch just trained on."""
 
     def end(self, run: LocalRun) -> Tensor:
-        """The measurement; comes back as `cohort.stat(probe)` with a leading client dimension."""
+        """The measurement, of one shape for all clients; comes back as `cohort.stat(probe)` with a leading dimension."""
         raise NotImplementedError
 
     @property
