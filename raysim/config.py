@@ -26,15 +26,12 @@ import yaml
 from pydantic import (
     ConfigDict,
     Field,
-    NonNegativeFloat,
-    NonNegativeInt,
-    PositiveFloat,
-    PositiveInt,
     TypeAdapter,
     ValidationError,
 )
 
 from raysim.analysis import INSTRUMENTS
+from raysim.core.bounds import Fraction, NonNegative, NonNegativeInt, Positive, PositiveInt
 from raysim.core.client import exclusive_hooks
 from raysim.data import PARTITIONS, SOURCES, Proxy
 from raysim.data.partition import Natural
@@ -42,8 +39,6 @@ from raysim.methods import CLIENTS, STEPS, WEIGHTINGS
 from raysim.models import MODELS, torchvision
 from raysim.records import DamagedManifest, begun
 from raysim.sinks import SINKS
-
-Fraction = Annotated[float, Field(ge=0, lt=1)]
 
 # Applied before the file, whose keys win: mappings are merged, lists and values replaced. Besides sections a preset may
 # say what `fields` a method has, and which sections hold in a run `with` a method.
@@ -148,7 +143,7 @@ class RayEngineConfig:
 
     clients_per_actor: Literal["auto"] | PositiveInt = "auto"
     """Clients of a round that share an actor. 1: each has its own; `auto`: as many as the cluster carries."""
-    gpu_per_client: Literal["auto"] | NonNegativeFloat = "auto"
+    gpu_per_client: Literal["auto"] | NonNegative = "auto"
     """Fraction of one GPU that an actor reserves for a client; 0 trains on CPUs."""
     fan_in: Annotated[int, Field(ge=2)] = 4
     """Partial sums that one node of the aggregation tree adds. Never changes the result."""
@@ -225,7 +220,7 @@ class RoundsConfig:
 
     total: PositiveInt
     """Rounds."""
-    participation: PositiveFloat = 1.0
+    participation: Positive = 1.0
     """Fraction of the clients drawn each round, in (0, 1]."""
     evaluate_every: PositiveInt = 1
     """Rounds between evaluations; the last round is always evaluated."""
@@ -248,17 +243,17 @@ class LocalConfig:
     drop_last: bool = False
     """Leave out an epoch's last batch where it is not full."""
     optimizer: Literal["sgd", "adam"] = "sgd"
-    lr: PositiveFloat
+    lr: Positive
     """Learning rate of round 0."""
     lr_decay: Annotated[float, Field(gt=0, le=1)] = 1.0
     """Factor on the learning rate after every round."""
     momentum: Fraction = 0.0
     nesterov: bool = False
-    weight_decay: NonNegativeFloat = 0.0
+    weight_decay: NonNegative = 0.0
     """L2 coefficient, added to the gradient."""
     betas: tuple[Fraction, Fraction] = (0.9, 0.999)
     """Adam's averaging factors of gradient and squared gradient."""
-    grad_clip: PositiveFloat | None = None
+    grad_clip: Positive | None = None
     """Greatest L2 norm of a step's gradient; null: no limit."""
     state: Literal["reset", "persist"] = "reset"
     """Whether a client's optimizer starts every round anew or keeps its momentum."""

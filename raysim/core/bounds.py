@@ -1,4 +1,4 @@
-"""Numbers that a method's option may be; a configuration is held to them."""
+"""Numbers that a setting or a method's option may be; a configuration is held to them."""
 
 from typing import Annotated
 

@@ -293,6 +293,7 @@ class HostedCohort:
         self.new_kept: dict[int, Handle] = {}
         self.new_bank: dict[int, Handle] = {}
         self.traces: dict[int, Handle] = {}
+        self._stats: dict[Probe, Tensor] = {}  # [K, ...] each
         self._computed = 0  # calls of `compute`
         self._foreseen: tuple[Mixture, SumRequest] | None = None
         self._spread: tuple[Mixture, Tensor] | None = None  # the last one asked for
