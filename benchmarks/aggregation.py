@@ -26,11 +26,11 @@ import torch
 os.environ.setdefault("RAY_worker_niceness", "0")  # actors are to compete as the loops do; Ray would make them yield
 
 from raysim.config import from_dict
-from raysim.core.client import ClientMethod, LocalRun, Moment
+from raysim.core.client import ClientMethod, LocalRun, RoundInfo
 from raysim.core.server import Downlink
-from raysim.federation import Federation
+from raysim.federation.federation import Federation
 from raysim.methods import CLIENTS
-from raysim.records import manifest
+from raysim.store.records import manifest
 
 WARM_UP = 50  # turns until the object store gives out memory that processes have touched before
 MODELS = {"fedavg_cnn": (1, 28, 28), "resnet18": (3, 32, 32)}
@@ -45,7 +45,7 @@ class Untrained(ClientMethod):
 
 
 def federation(model: str, clients: int, folder: Path) -> Federation:
-    from raysim.engine.ray_engine import ray_engine
+    from raysim.engine.ray.ray_engine import ray_engine
 
     CLIENTS["untrained"] = Untrained
     config = from_dict(
@@ -82,8 +82,8 @@ def in_turns(actions: dict[str, Any], repeats: int, before: int = 0) -> dict[str
 def measure(model: str, clients: int, repeats: int) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
         fed = federation(model, clients, Path(folder))
-        moment = Moment(0, 0, 1, clients, 0.1, 10 * clients)
-        cohort = fed.engine.cohort(moment, range(clients), Downlink())
+        round_info = RoundInfo(0, 0, 1, clients, 0.1, 10 * clients)
+        cohort = fed.engine.cohort(round_info, range(clients), Downlink())
         cohort.train()
         mix = cohort.by_size()
         weights = mix.per_client().tolist()

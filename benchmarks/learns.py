@@ -25,8 +25,8 @@ import yaml
 from catalogue import SETTINGS, Setting
 
 from raysim.config import from_dict
-from raysim.federation import Federation
-from raysim.records import manifest, read
+from raysim.federation.federation import Federation
+from raysim.store.records import manifest, read
 
 CASES: dict[str, Setting] = SETTINGS
 FEDAVG = "FedAvg"

@@ -23,8 +23,8 @@ from catalogue import SETTINGS, Setting
 from torch.utils.flop_counter import FlopCounterMode
 
 from raysim.config import Config, from_dict
-from raysim.federation import Federation, prepare
-from raysim.records import manifest
+from raysim.federation.federation import Federation, prepare
+from raysim.store.records import manifest
 
 SEED, WARM_UP, BATCH = 0, 3, 10
 CASES: dict[str, Setting] = SETTINGS

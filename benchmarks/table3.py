@@ -35,15 +35,15 @@ from typing import Any
 import torch
 
 from raysim.config import from_dict
-from raysim.core.client import ClientMethod, LocalRun, Moment
+from raysim.core.client import ClientMethod, LocalRun, RoundInfo
 from raysim.core.server import Aggregator, Downlink
 from raysim.core.workbench import Workbench
 from raysim.engine.engine import HostedCohort
 from raysim.engine.tree import BLOCK
-from raysim.federation import Federation, aggregator, host_spec, local_engine
+from raysim.federation.federation import Federation, aggregator, host_spec, local_engine
 from raysim.methods import CLIENTS
 from raysim.methods.fedlaw import LearnedWeights
-from raysim.records import manifest
+from raysim.store.records import manifest
 
 CLIENTS_IN_COHORT, PROXY_SAMPLES, EPOCHS = 20, 200, 100
 # Seconds for FedAvg, FedLAW and FedLWS in table 3 of the paper (Shi et al., 2025).
@@ -103,11 +103,11 @@ class Trained:
         plain = configuration(model, engine, {})
         make = local_engine
         if engine != "local":
-            from raysim.engine.ray_engine import ray_engine as make  # type: ignore[assignment]
+            from raysim.engine.ray.ray_engine import ray_engine as make  # type: ignore[assignment]
         self.federation = Federation(plain, folder, make_engine=partial(self._measuring, make, model, engine))
         self.server = self.federation.server
-        moment = Moment(0, 0, 1, CLIENTS_IN_COHORT, 0.1, 160)
-        self.cohort = self.federation.engine.cohort(moment, range(CLIENTS_IN_COHORT), Downlink())
+        round_info = RoundInfo(0, 0, 1, CLIENTS_IN_COHORT, 0.1, 160)
+        self.cohort = self.federation.engine.cohort(round_info, range(CLIENTS_IN_COHORT), Downlink())
         self.cohort.train()
         assert len(self.cohort.clients) == CLIENTS_IN_COHORT
 
@@ -129,7 +129,7 @@ class Trained:
     def aggregate(self, method: Aggregator) -> float:
         """What a round does once its clients are back, and its seconds; the server keeps the model it had."""
         self.server.notes, self.server.batches = [], []
-        foreseen = method.foresee(self.cohort, self.server)
+        foreseen = method.plan_early(self.cohort, self.server)
         begun = time.perf_counter()
         mixture = method.plan(self.cohort, self.server, foreseen)
         method.transform(method.reduce(mixture, self.cohort), mixture, self.cohort, self.server)

@@ -37,8 +37,8 @@ from raysim.data import PARTITIONS, SOURCES, Proxy
 from raysim.data.partition import Natural
 from raysim.methods import CLIENTS, STEPS, WEIGHTINGS
 from raysim.models import MODELS, torchvision
-from raysim.records import DamagedManifest, begun
-from raysim.sinks import SINKS
+from raysim.store.records import DamagedManifest, begun
+from raysim.store.sinks import SINKS
 
 # Applied before the file, whose keys win: mappings are merged, lists and values replaced. Besides sections a preset may
 # say what `fields` a method has, and which sections hold in a run `with` a method.

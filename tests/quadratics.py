@@ -17,7 +17,16 @@ import torch
 from torch import Tensor, nn
 from toy import ToyCohort, toy_server, vector
 
-from raysim.core.client import ClientData, ClientMethod, ClientStack, LocalRun, LocalSettings, Moment, Samples, Upload
+from raysim.core.client import (
+    ClientData,
+    ClientMethod,
+    ClientStack,
+    LocalRun,
+    LocalSettings,
+    RoundInfo,
+    Samples,
+    Upload,
+)
 from raysim.core.flat import FlatModel
 from raysim.core.layers import LayerMap
 from raysim.core.mixture import Mixture
@@ -82,10 +91,10 @@ class Quadratics:
         """Client k before its local initialisation, sent the global model or `received`."""
         y = self.rows[k].expand(self.sizes[k], -1)
         data = ClientData(lambda part: Samples(torch.ones_like(y[:, :1]), y))
-        moment = Moment(0, self.t, 10, len(self.rows), self.lr, sum(self.sizes))
+        round_info = RoundInfo(0, self.t, 10, len(self.rows), self.lr, sum(self.sizes))
         received = self.server.value if received is None else vector(received)
         return LocalRun(
-            k, moment, self.flat, self.settings, self.stack, data, received, self.server.shared, {}, self.kept[k]
+            k, round_info, self.flat, self.settings, self.stack, data, received, self.server.shared, {}, self.kept[k]
         )
 
     @quadratics()

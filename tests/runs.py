@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from raysim.core.client import ClientData, ClientMethod, ClientStack, LocalRun, LocalSettings, Moment, Samples
+from raysim.core.client import ClientData, ClientMethod, ClientStack, LocalRun, LocalSettings, RoundInfo, Samples
 from raysim.core.flat import FlatModel
 from raysim.core.layers import LayerMap
 from raysim.core.optim import OptimizerSpec
@@ -36,7 +36,7 @@ def local_run(
     settings = LocalSettings(epochs, batch_size, drop_last, OptimizerSpec(**optimizer), clip)
     received = flat.value.clone() if received is None else received
     run = LocalRun(
-        0, Moment(0, t, 10, 1, lr, samples), flat, settings, ClientStack(methods), ClientData(lambda part: data),
+        0, RoundInfo(0, t, 10, 1, lr, samples), flat, settings, ClientStack(methods), ClientData(lambda part: data),
         received, {}, {}, {} if kept is None else kept,
     )  # fmt: skip
     run.orders = []

@@ -20,11 +20,11 @@ from hypothesis import strategies as st
 from safetensors.torch import load, save
 from torch import Tensor
 
-import raysim.checkpoint
-from raysim.checkpoint import CheckpointError, Checkpoints
+import raysim.federation.checkpoint
 from raysim.core.state import pack, unpack
+from raysim.federation.checkpoint import CheckpointError, Checkpoints
 
-ROOT = Path(raysim.checkpoint.__file__).parents[1]
+ROOT = Path(raysim.federation.checkpoint.__file__).parents[2]
 CLIENTS = 12
 
 

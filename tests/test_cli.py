@@ -16,10 +16,10 @@ import pytest
 import torch
 from typer.testing import CliRunner, Result
 
-from raysim import doctor, records
-from raysim.__main__ import app, new_folder
+from raysim.cli import doctor, records
+from raysim.cli.main import app, new_folder
+from raysim.cli.play import aligned, bytes_, percent
 from raysim.config import ConfigError, load, to_yaml
-from raysim.play import aligned, bytes_, percent
 
 ROOT = Path(__file__).parent.parent
 
@@ -54,7 +54,7 @@ def sha256(text: str) -> str:
 
 
 def test_help_needs_no_heavy_package() -> None:
-    code = "import sys, raysim.__main__; print(*{'torch', 'ray', 'numpy', 'pydantic', 'matplotlib'} & set(sys.modules))"
+    code = "import sys, raysim.cli.main; print(*{'torch', 'ray', 'numpy', 'pydantic', 'matplotlib'} & set(sys.modules))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == ""
 

@@ -11,11 +11,11 @@ from data.test_datasets import png, write_cifar, write_idx, write_parquet
 from models.test_model_behaviour import INPUTS
 from safetensors.torch import load_file
 
-from raysim import records
 from raysim.config import ConfigError
 from raysim.data import PARTITIONS, SOURCES
-from raysim.federation import Federation, MakeEngine
+from raysim.federation.federation import Federation, MakeEngine
 from raysim.models import MODELS, ModelError
+from raysim.store import records
 
 RNG = np.random.default_rng(0)
 ONE_ROUND = {

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import yaml
 
+from raysim.cli.explain import ENTRIES, explain
 from raysim.config import ConfigError, from_dict, to_dict
-from raysim.explain import ENTRIES, explain
 from raysim.methods import STEPS
 
 GIVEN = {

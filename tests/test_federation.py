@@ -14,13 +14,13 @@ from case import UNITS, Traced
 from conftest import play, table, tiny
 from safetensors.numpy import load_file
 
-from raysim import records
 from raysim.config import ConfigError, LocalConfig, load
 from raysim.core.client import ClientMethod, LocalRun, Upload
 from raysim.core.server import STAGES, Aggregator
-from raysim.federation import Federation
+from raysim.federation.federation import Federation
 from raysim.methods import CLIENTS
 from raysim.models import Inputs, build
+from raysim.store import records
 
 SCAFFOLD = {"client": ["scaffold"], "local": {"momentum": 0.0, "weight_decay": 0.0}}
 UNIT_NAMES = ["conv1.conv", "conv2.conv", "head"]

@@ -11,13 +11,13 @@ from conftest import play, tiny
 from reference import forward, inputs, parameters, tensors
 from toy import toy_server
 
-from raysim import records
+from raysim.cli.play import header
 from raysim.config import ConfigError, from_dict, to_dict
 from raysim.core import workbench
-from raysim.core.client import Moment
+from raysim.core.client import RoundInfo
 from raysim.core.server import Downlink, ProxyData
-from raysim.federation import Federation
-from raysim.play import header
+from raysim.federation.federation import Federation
+from raysim.store import records
 
 PROXY = {"data": {"proxy": {"samples": 24}}}
 FEDLAW = {"weighting": [{"fedlaw": {"epochs": 3, "batch_size": 64}}]}  # a batch is the whole proxy set
@@ -203,7 +203,7 @@ def test_layers_that_draw_have_a_stream_for_each_call(tmp_path):
     engine = Federation(tiny(), tmp_path).engine
 
     def draws(t: int) -> torch.Tensor:
-        cohort = engine.cohort(Moment(3, t, 3, 8, 0.1), (0, 1), Downlink())
+        cohort = engine.cohort(RoundInfo(3, t, 3, 8, 0.1), (0, 1), Downlink())
         return torch.stack([cohort.compute(draw) for _ in range(2)])
 
     before = torch.get_rng_state()
@@ -216,7 +216,7 @@ def test_layers_that_draw_have_a_stream_for_each_call(tmp_path):
 
 def test_gathering_past_the_limit_is_refused(tmp_path):
     engine = Federation(tiny(engine={"local": {"gather_bytes": 1}}), tmp_path).engine
-    cohort = engine.cohort(Moment(3, 0, 3, 8, 0.1), (0, 1), Downlink())
+    cohort = engine.cohort(RoundInfo(3, 0, 3, 8, 0.1), (0, 1), Downlink())
     assert not cohort.gathers
     for gather in (cohort.gather, lambda: cohort.compute(draw, models=True)):
         with pytest.raises(MemoryError, match=r"2 models in one process are .* engine\.gather_bytes allows"):

@@ -15,10 +15,10 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-import raysim.records
-from raysim.records import MERGE, TABLES, Recorder, Trace, manifest, read, read_arrays, write_json, write_table
+import raysim.store.records
+from raysim.store.records import MERGE, TABLES, Recorder, Trace, manifest, read, read_arrays, write_json, write_table
 
-ROOT = Path(raysim.records.__file__).parents[1]
+ROOT = Path(raysim.store.records.__file__).parents[2]
 
 
 def played(recorder: Recorder, t: int, clients: int = 3) -> None:
@@ -126,7 +126,7 @@ def test_flushes_wait_for_their_time(tmp_path, monkeypatch):
     played(recorder, 0)
     recorder.maybe_flush()
     assert rounds_of(tmp_path, "rounds") == []
-    later = time.monotonic() + raysim.records.FLUSH_SECONDS
+    later = time.monotonic() + raysim.store.records.FLUSH_SECONDS
     monkeypatch.setattr(time, "monotonic", lambda: later)
     recorder.maybe_flush()
     assert rounds_of(tmp_path, "rounds") == [0]
@@ -135,7 +135,7 @@ def test_flushes_wait_for_their_time(tmp_path, monkeypatch):
 READER = """
 import sys
 from pathlib import Path
-from raysim.records import read
+from raysim.store.records import read
 
 run, reads, seen = Path(sys.argv[1]), 0, 0
 while True:

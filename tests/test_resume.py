@@ -13,12 +13,12 @@ from uuid import uuid4
 import pytest
 from conftest import play, tiny
 
-import raysim.federation
-from raysim import records
+import raysim.federation.federation
 from raysim.config import to_yaml
 from raysim.engine.engine import StateLost
-from raysim.federation import Federation, local_engine
-from raysim.round import Round
+from raysim.federation.federation import Federation, local_engine
+from raysim.federation.round import Round
+from raysim.store import records
 
 METHODS = {
     "fedavg": {"local": {"state": "persist"}},
@@ -70,7 +70,7 @@ def test_lost_client_states(checkpoint_every, tmp_path, monkeypatch):
     """As with a node that dies: what was played since the last checkpoint, or the start, is played again."""
     changes = {**METHODS["scaffold"], "rounds": {"total": 6, "checkpoint_every": checkpoint_every}}
     undisturbed = play(tiny(**changes), tmp_path / "undisturbed").sha256()
-    played, play_round = [], raysim.federation.run_round
+    played, play_round = [], raysim.federation.federation.run_round
 
     def lossy(federation: Federation, t: int) -> Round:
         played.append(t)
@@ -78,7 +78,7 @@ def test_lost_client_states(checkpoint_every, tmp_path, monkeypatch):
             raise StateLost("gone")
         return play_round(federation, t)
 
-    monkeypatch.setattr(raysim.federation, "run_round", lossy)
+    monkeypatch.setattr(raysim.federation.federation, "run_round", lossy)
     federation = play(tiny(**changes), tmp_path / "lossy")
     assert played == ([0, 1, 2, 3, 2, 3, 4, 5] if checkpoint_every == 2 else [0, 1, 2, 3, *range(6)])
     assert federation.sha256() == undisturbed

@@ -17,11 +17,11 @@ import pytest
 from conftest import play
 from typer.testing import CliRunner
 
-from raysim.__main__ import app
+from raysim.cli.main import app
 from raysim.config import ConfigError, load
-from raysim.parallel import carried, start
 from raysim.report.runs import Run
-from raysim.sweep import grid, play_all
+from raysim.sweep.parallel import carried, start
+from raysim.sweep.sweep import grid, play_all
 
 ROOT = Path(__file__).parent.parent
 
@@ -221,7 +221,7 @@ def test_as_many_as_the_machine_carries(base: Path, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr("os.sched_getaffinity", lambda _: set(range(8)))
     config = grid(base, ["engine={local: {device: cpu}}"], [], Path("out"))[0].config
     for free, threads, number in ((100 << 30, 1, 8), (100 << 30, 3, 2), (5 << 30, 1, 4), (1 << 20, 1, 1), (None, 1, 8)):
-        monkeypatch.setattr("raysim.parallel.free_memory", lambda free=free: free)
+        monkeypatch.setattr("raysim.sweep.parallel.free_memory", lambda free=free: free)
         engine = replace(config.engine, threads=threads)
         assert carried([replace(config, engine=engine)]) == number
     for wish in ("0", "-1", "many"):
@@ -232,7 +232,7 @@ def test_as_many_as_the_machine_carries(base: Path, monkeypatch: pytest.MonkeyPa
 
 def test_a_run_on_ray_gives_back_what_it_took(cluster: object, base: Path) -> None:
     """Else the next run of a sweep finds no room: hosts die a moment after their driver."""
-    from raysim.engine.ray_engine import free_resources, session
+    from raysim.engine.ray.ray_engine import free_resources, session
 
     config = grid(base, ["engine=ray"], [], Path("out"))[0].config
     free = free_resources().cpus

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from conftest import play, table
 
-import raysim.tune
+import raysim.sweep.tune
 from raysim.config import ConfigError, load
 
 BASE = """
@@ -29,7 +29,7 @@ def base(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_trials_are_runs_that_report_every_evaluation(cluster: object, base: Path, tmp_path: Path) -> None:
     tune = pytest.importorskip("ray.tune", reason="needs raysim[tune]")
     tuner = tune.Tuner(
-        raysim.tune.trainable(base, ["server=[fedlws]"]),
+        raysim.sweep.tune.trainable(base, ["server=[fedlws]"]),
         param_space={"local.lr": tune.grid_search([0.05, 0.2])},
         tune_config=tune.TuneConfig(metric="loss", mode="min", reuse_actors=True, max_concurrent_trials=1),
         run_config=tune.RunConfig(storage_path=str(tmp_path / "trials"), verbose=0),
@@ -51,7 +51,7 @@ def test_trials_are_runs_that_report_every_evaluation(cluster: object, base: Pat
 
 def test_what_is_wrong_shows_before_any_trial(base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ConfigError, match="Did you mean 'lr'"):
-        raysim.tune.trainable(base, ["local.lrr=1"])
+        raysim.sweep.tune.trainable(base, ["local.lrr=1"])
     monkeypatch.setitem(sys.modules, "ray.tune", None)
     with pytest.raises(ImportError, match=r"pip install 'raysim\[tune\]'"):
-        raysim.tune.trainable(base)
+        raysim.sweep.tune.trainable(base)

@@ -14,7 +14,7 @@ from raysim.core.server import Population
 
 if TYPE_CHECKING:
     from raysim.config import Config
-    from raysim.round import Round
+    from raysim.federation.round import Round
 
 SHRINKS = {"FedLWS", "FixedShrink"}  # server steps that do nothing but scale layers
 

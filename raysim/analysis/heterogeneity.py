@@ -14,7 +14,7 @@ from raysim.core.note import Note
 from raysim.core.server import Population
 
 if TYPE_CHECKING:
-    from raysim.round import Round
+    from raysim.federation.round import Round
 
 
 @dataclass(frozen=True)

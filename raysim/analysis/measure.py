@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow as pa
 from torch import Tensor
 
-from raysim import records
+from raysim.store import records
 
 if TYPE_CHECKING:
     from raysim.analysis.saved import SavedRun

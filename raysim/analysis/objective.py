@@ -17,7 +17,7 @@ from raysim.core.probe import Probe
 from raysim.core.server import Population
 
 if TYPE_CHECKING:
-    from raysim.round import Round
+    from raysim.federation.round import Round
 
 BATCH = 256  # samples of one pass
 

@@ -17,9 +17,9 @@ from raysim.config import load
 from raysim.core.client import Samples
 from raysim.core.rng import SERVER, generator
 from raysim.core.score import correct_and_loss
-from raysim.engine.host import ClientHost
-from raysim.federation import deal, host_spec
-from raysim.records import begun
+from raysim.federation.federation import deal, host_spec
+from raysim.host.host import ClientHost
+from raysim.store.records import begun
 
 Part = Literal["test", "train"]
 Score = Callable[[Tensor], tuple[float, float]]  # a model [S] -> its mean loss and its accuracy

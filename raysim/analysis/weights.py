@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 from pydantic import PositiveFloat
 
-from raysim import records
 from raysim.analysis.measure import Measure, MeasureError, Taken
+from raysim.store import records
 
 if TYPE_CHECKING:
     from raysim.analysis.saved import SavedRun

@@ -224,7 +224,7 @@ class LocalSettings:
 
 
 @dataclass(frozen=True)
-class Moment:
+class RoundInfo:
     """When and in what company a client runs: known to the server and to every client."""
 
     seed: int
@@ -244,17 +244,17 @@ class LocalRun:
     """
 
     def __init__(
-        self, client: int, moment: Moment, flat: FlatModel, settings: LocalSettings, stack: ClientStack, data: ClientData,
+        self, client: int, round_info: RoundInfo, flat: FlatModel, settings: LocalSettings, stack: ClientStack, data: ClientData,
         received: Tensor, shared: Mapping[str, Tensor], peers: Mapping[int, Tensor], kept: dict[str, Any],
     ):  # fmt: skip
-        self.client, self.moment, self.flat, self.settings = client, moment, flat, settings
+        self.client, self.round_info, self.flat, self.settings = client, round_info, flat, settings
         self.stack, self.data, self.received, self.shared, self.peers = stack, data, received, shared, peers
         self.layers: LayerMap = flat.layers
         self.model, self.value, self.grad = flat.model, flat.value, flat.grad
         self.params, self.buffers = flat.params, flat.buffers
         self.uploaded = flat.value  # [S] what the server gets to see, for probes: a method may send another model
         self._kept = kept  # states by method name, and the simulator's own entries: previous, personal, buffers, ...
-        self.lr = moment.lr
+        self.lr = round_info.lr
         self.optimizer: SGD | Adam = stack.optimizer(settings.optimizer).build(self.params, self.grad, self.lr)
         if settings.persist and "optimizer" in kept:
             self.optimizer.load(kept["optimizer"])
@@ -271,7 +271,7 @@ class LocalRun:
 
     @property
     def t(self) -> int:
-        return self.moment.t
+        return self.round_info.t
 
     @property
     def previous(self) -> Tensor | None:
@@ -290,7 +290,7 @@ class LocalRun:
     def generator(self, purpose: str) -> torch.Generator:
         """The client's random stream for `purpose` in this round; the same object on every call."""
         if purpose not in self._streams:
-            self._streams[purpose] = generator(self.moment.seed, self.t, self.client, purpose)
+            self._streams[purpose] = generator(self.round_info.seed, self.t, self.client, purpose)
         return self._streams[purpose]
 
     def note(self, method: ClientMethod, name: str, value: Tensor, *axes: str) -> None:
@@ -304,7 +304,7 @@ class LocalRun:
         """Passes besides the main training: what layers draw in them (dropout) is not taken from that one's stream."""
         device = self.value.device
         with torch.random.fork_rng([device] if device.type == "cuda" else []):
-            seed_layers(stream_seed(self.moment.seed, self.t, self.client, f"{purpose} model"), device)
+            seed_layers(stream_seed(self.round_info.seed, self.t, self.client, f"{purpose} model"), device)
             yield
 
     def receive(self) -> None:

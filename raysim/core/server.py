@@ -135,7 +135,7 @@ class Weighting:
     base_weights: ClassVar[str | None] = None
     needs_proxy: ClassVar[bool] = False
     reported: ClassVar[bool] = True  # clients send what `probes` measure; False: the server sees it in their models
-    foresees: ClassVar[bool] = False  # plans from what is known before training: the cohort, sizes, labels, streams
+    plans_early: ClassVar[bool] = False  # plans from what is known before training: the cohort, sizes, labels, streams
 
     @property
     def probes(self) -> tuple[Probe, ...]:
@@ -198,7 +198,7 @@ class Downlink:
     peers: tuple[tuple[int, ...], ...] = ()  # per client of the cohort: whose last models it is sent
 
 
-class ModelBank(Protocol):
+class ModelStore(Protocol):
     """The last uploads of all clients that have taken part. They stay where they are; only numbers come back."""
 
     @property
@@ -214,7 +214,7 @@ class ModelBank(Protocol):
 class DownlinkRule:
     """The default: everybody is sent the global model."""
 
-    def downlink(self, clients: Sequence[int], bank: ModelBank, server: Server) -> Downlink:
+    def downlink(self, clients: Sequence[int], bank: ModelStore, server: Server) -> Downlink:
         """What `clients` (sorted) are sent in this round. It is also asked for evaluations, so it remembers nothing."""
         return Downlink()
 
@@ -234,15 +234,15 @@ class Aggregator:
     def _in_order(self) -> tuple[list[Weighting], list[Weighting]]:
         """The weightings by stage and rank, however they were listed: those that plan before training, and the others."""
         order = sorted(self.weightings, key=lambda w: (STAGES.index(w.stage), w.rank))
-        first = [*takewhile(lambda w: w.foresees, order)]
+        first = [*takewhile(lambda w: w.plans_early, order)]
         return first, order[len(first) :]
 
     @property
-    def foresees(self) -> bool:
+    def plans_early(self) -> bool:
         """Whether the plan is known before training and no step reads a client's model."""
         return not self._in_order[1] and not any(s.reads_models for s in self.steps)
 
-    def foresee(self, cohort: Cohort, server: Server) -> Mixture:
+    def plan_early(self, cohort: Cohort, server: Server) -> Mixture:
         """The plan as far as it is known before training."""
         mixture = cohort.by_size() if self.base_weights == "size" else cohort.uniform()
         if self.personal_layers:
@@ -257,7 +257,7 @@ class Aggregator:
 
     def plan(self, cohort: Cohort, server: Server, foreseen: Mixture | None = None) -> Mixture:
         """The whole plan, continued from what was `foreseen` of this cohort."""
-        mixture = foreseen or self.foresee(cohort, server)
+        mixture = foreseen or self.plan_early(cohort, server)
         for weighting in self._in_order[1]:
             mixture = weighting.plan(cohort, server, mixture)
         return mixture

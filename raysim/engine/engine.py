@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from raysim.core.client import Moment
+from raysim.core.client import RoundInfo
 from raysim.core.layers import LayerMap
 from raysim.core.mixture import Mixture
 from raysim.core.probe import Probe
@@ -25,14 +25,14 @@ from raysim.core.score import Score
 from raysim.core.server import Downlink
 from raysim.data import Dataset, Partition
 from raysim.engine import tree
-from raysim.engine.host import (
+from raysim.host.host import (
     Arrays,
+    ClientResult,
     HostSpec,
-    Outcome,
-    Report,
     SumRequest,
     SumsTo,
-    Visit,
+    TrainReply,
+    TrainRequest,
     keep_freed_memory,
     tensor_of,
 )
@@ -146,9 +146,9 @@ class Engine(ABC):
         return self.put(arrays)
 
     @property
-    def models(self) -> HostedBank:
+    def models(self) -> HostedModels:
         """The clients' last models, for downlink rules."""
-        return HostedBank(self)
+        return HostedModels(self)
 
     def ask(self, calls: Sequence[Call]) -> list[Any]:
         """Make calls side by side and return their first results."""
@@ -170,15 +170,21 @@ class Engine(ABC):
         self.published_shared = self.put({n: tensor.numpy() for n, tensor in shared.items()}) if shared else {}
 
     def cohort(
-        self, moment: Moment, clients: Sequence[int], downlink: Downlink, *, test: bool = False, trace: bool = False
+        self,
+        round_info: RoundInfo,
+        clients: Sequence[int],
+        downlink: Downlink,
+        *,
+        test: bool = False,
+        trace: bool = False,
     ) -> HostedCohort:
         """`clients` (sorted) that will train from the published model."""
         self.spans = []
-        return HostedCohort(self, moment, tuple(clients), downlink, test, trace)
+        return HostedCohort(self, round_info, tuple(clients), downlink, test, trace)
 
-    def initialize(self, moment: Moment, clients: Sequence[int], downlink: Downlink) -> dict[int, Handle]:
+    def initialize(self, round_info: RoundInfo, clients: Sequence[int], downlink: Downlink) -> dict[int, Handle]:
         """Let `clients` (sorted) initialise from the published model without training; returns what they then keep."""
-        cohort = HostedCohort(self, moment, tuple(clients), downlink)
+        cohort = HostedCohort(self, round_info, tuple(clients), downlink)
 
         def start() -> dict[int, Handle]:
             shares = [(i, share) for i, share in enumerate(self.deal(clients)) if share]
@@ -187,7 +193,7 @@ class Engine(ABC):
             kept = [zip(share, result[1:], strict=True) for (_, share), result in zip(shares, results, strict=True)]
             return {client: handle for pairs in kept for client, handle in pairs}
 
-        return self.recovering(start) if clients else {}
+        return self.retry_after_loss(start) if clients else {}
 
     def deal(self, clients: Sequence[int]) -> list[tuple[int, ...]]:
         """Contiguous runs of a sorted cohort, one a host, with the dearest run as cheap as can be."""
@@ -209,33 +215,33 @@ class Engine(ABC):
             return [pair for result in self.ask(calls) for pair in result]
 
         started = time.time()
-        scores = self.recovering(score)
+        scores = self.retry_after_loss(score)
         self.spans += [Span(i, "evaluate", started, time.time()) for i, _ in shares]
         # Batches are the same ones however they are shared, and are added in their order.
         return sum(c for c, _ in scores) / len(rows), sum(loss for _, loss in scores) / len(rows)
 
-    def personal(self, moment: Moment, clients: Sequence[int], downlink: Downlink) -> dict[int, Score]:
+    def personal(self, round_info: RoundInfo, clients: Sequence[int], downlink: Downlink) -> dict[int, Score]:
         """For each client the model it would now be given, tested on its own test samples."""
-        cohort = HostedCohort(self, moment, tuple(clients), downlink)
+        cohort = HostedCohort(self, round_info, tuple(clients), downlink)
 
         def score() -> list[dict[int, Score]]:
             shares = enumerate(self.deal(clients))
             return self.ask([cohort.call_for(i, "personal", share, 1) for i, share in shares if share])
 
-        return {client: s for result in self.recovering(score) for client, s in result.items()}
+        return {client: s for result in self.retry_after_loss(score) for client, s in result.items()}
 
-    def renew(self, hosts: set[int]) -> None:
+    def replace_lost(self, hosts: set[int]) -> None:
         """`replace`, and remember that it was necessary."""
         self.lost += [self.nodes[i] for i in sorted(hosts)]
         self.replace(hosts)
 
-    def recovering(self, action: Callable[[], Any], restore: Callable[[set[int]], None] | None = None) -> Any:
+    def retry_after_loss(self, action: Callable[[], Any], restore: Callable[[set[int]], None] | None = None) -> Any:
         """`action`, again after every loss of hosts."""
         while True:
             try:
                 return action()
             except HostLost as lost:
-                self.renew(lost.hosts)
+                self.replace_lost(lost.hosts)
                 if restore:
                     restore(lost.hosts)
 
@@ -246,8 +252,8 @@ class Engine(ABC):
 
 
 @dataclass(frozen=True)
-class HostedBank:
-    """The engine's bank as downlink rules see it. See `raysim.core.server.ModelBank`."""
+class HostedModels:
+    """The engine's bank as downlink rules see it. See `raysim.core.server.ModelStore`."""
 
     engine: Engine
 
@@ -269,7 +275,7 @@ class HostedBank:
             return squared + squared.T
 
         started = time.time()
-        squared = engine.recovering(measure)
+        squared = engine.retry_after_loss(measure)
         engine.spans += [Span(i, "distances", started, time.time()) for i, share in enumerate(shares) if share]
         return squared
 
@@ -278,17 +284,17 @@ class HostedCohort:
     """A cohort whose models rest on hosts. See `raysim.core.cohort.Cohort`."""
 
     def __init__(
-        self, engine: Engine, moment: Moment, asked: tuple[int, ...], downlink: Downlink,
+        self, engine: Engine, round_info: RoundInfo, asked: tuple[int, ...], downlink: Downlink,
         test: bool = False, trace: bool = False,
     ):  # fmt: skip
-        self.engine, self.moment, self.asked, self.downlink = engine, moment, asked, downlink
+        self.engine, self.round_info, self.asked, self.downlink = engine, round_info, asked, downlink
         self._test, self._trace = test, trace
         self.layers: LayerMap = engine.layers
         self.clients = asked
         self.sizes = self._sizes()
         self.spans = engine.spans  # of this round
         self.held: dict[int, tuple[int, ...]] = {}  # host -> the clients whose models it holds
-        self.outcomes: dict[int, Outcome] = {}
+        self.outcomes: dict[int, ClientResult] = {}
         self.trained_by: dict[int, int] = {}  # client -> the host it was tried on
         self.new_kept: dict[int, Handle] = {}
         self.new_bank: dict[int, Handle] = {}
@@ -330,20 +336,20 @@ class HostedCohort:
             objects.append(engine.bank[peer])
         keep_models = engine.spec.stack.peer_models
         foreseen = self._foreseen[1] if self._foreseen else None
-        visit = Visit(
-            self.moment, clients, kept, bank, mix, peers, keep_models, self._test, self._trace, foreseen, sums
+        visit = TrainRequest(
+            self.round_info, clients, kept, bank, mix, peers, keep_models, self._test, self._trace, foreseen, sums
         )
         return Call(host, method, (visit, engine.published, engine.published_shared, *objects), returns)
 
-    def train(self, foreseen: Mixture | None = None, meanwhile: Callable[[], None] = nothing) -> None:
+    def train(self, foreseen: Mixture | None = None, while_training: Callable[[], None] = nothing) -> None:
         """Train all; returns once they have come back or failed. With a plan that was `foreseen` hosts add the models
-        as they train them and keep none; whatever else is then asked of the models trains them again. `meanwhile` is called
+        as they train them and keep none; whatever else is then asked of the models trains them again. `while_training` is called
         once the hosts are busy."""
         if foreseen is not None:
             self._foreseen = foreseen, replace(self._aggregation(foreseen), foreseen=True)
         shares = {i: self._visits(share) for i, share in enumerate(self.engine.deal(self.asked)) if share}
         sums = self._sums_to(list(shares)) if foreseen is not None and all(len(s) == 1 for s in shares.values()) else {}
-        self._train(shares, sums, meanwhile)
+        self._train(shares, sums, while_training)
         self._count()
 
     def _visits(self, share: tuple[int, ...]) -> list[tuple[int, ...]]:
@@ -375,7 +381,7 @@ class HostedCohort:
 
     def _train(
         self, queue: dict[int, list[tuple[int, ...]]], sums: Mapping[int, SumsTo] | None = None,
-        meanwhile: Callable[[], None] = nothing,
+        while_training: Callable[[], None] = nothing,
     ) -> None:  # fmt: skip
         """Train each host's shares, one at a time. A share that brings its host down is tried again on the host's
         replacement, then client by client; a client that does so `ATTEMPTS` times is left out.
@@ -399,8 +405,8 @@ class HostedCohort:
                     {i: results[1] for (i, _), results in zip(wave, handles, strict=True)}, sums
                 )
                 sums = None
-            meanwhile()
-            meanwhile = nothing
+            while_training()
+            while_training = nothing
             lost: set[int] = set()
             for (i, share), results in zip(wave, handles, strict=True):
                 try:
@@ -409,7 +415,9 @@ class HostedCohort:
                     lost |= error.hosts
                     deaths.update(share)
                     if max(deaths[c] for c in share) >= ATTEMPTS:
-                        self.outcomes |= {c: Outcome("the process training it died again and again") for c in share}
+                        self.outcomes |= {
+                            c: ClientResult("the process training it died again and again") for c in share
+                        }
                         self.trained_by |= dict.fromkeys(share, i)
                     elif deaths[share[0]] > 1:
                         queue[i] = [(c,) for c in share] + queue[i]
@@ -420,7 +428,7 @@ class HostedCohort:
                     self._take(report, i, share, results[2:])
             if lost:
                 self._root = None
-                engine.renew(lost)
+                engine.replace_lost(lost)
                 for i in lost & self.held.keys():  # models of this round that died with their host
                     queue.setdefault(i, []).insert(0, self.held.pop(i))
             queue = {i: shares for i, shares in queue.items() if shares}
@@ -429,7 +437,7 @@ class HostedCohort:
         """Train again, to the same bits, what died with hosts."""
         self._train({i: self._visits(self.held.pop(i)) for i in lost & self.held.keys()})
 
-    def _take(self, report: Report, host: int, share: tuple[int, ...], handles: list[Handle]) -> None:
+    def _take(self, report: TrainReply, host: int, share: tuple[int, ...], handles: list[Handle]) -> None:
         self.outcomes |= report.outcomes
         self.trained_by |= dict.fromkeys(share, host)
         rest = iter(handles)
@@ -448,7 +456,7 @@ class HostedCohort:
 
     # What came back with training.
 
-    def _stack(self, array: Callable[[Outcome], Any]) -> Tensor:
+    def _stack(self, array: Callable[[ClientResult], Any]) -> Tensor:
         return torch.from_numpy(np.array([array(self.outcomes[c]) for c in self.clients]))
 
     def stat(self, probe: Probe) -> Tensor:
@@ -482,7 +490,7 @@ class HostedCohort:
             }
             return torch.from_numpy(np.stack([by_client[c] for c in self.clients]))
 
-        return self.engine.recovering(ask, self._restore)
+        return self.engine.retry_after_loss(ask, self._restore)
 
     def each(self, function: Callable[..., Tensor], *payload: Any) -> Tensor:
         sent = [self.engine.put(p.numpy()) if isinstance(p, Tensor) else p for p in payload]  # once for all hosts
@@ -522,7 +530,7 @@ class HostedCohort:
     def compute(self, function: Callable[..., Any], *payload: Any, models: bool = False) -> Any:
         engine = self.engine
         # One stream for each call of a round, for layers that draw for themselves.
-        seed = stream_seed(self.moment.seed, self.moment.t, SERVER, f"compute {self._computed}")
+        seed = stream_seed(self.round_info.seed, self.round_info.t, SERVER, f"compute {self._computed}")
         self._computed += 1
         if models:
             self._need_room()
@@ -534,7 +542,7 @@ class HostedCohort:
                 updates = [engine.call(Call(i, "rows", (held,)))[0] for i, held in self.held.items()]
             return engine.ask([Call(0, "compute", (function, seed, engine.published, payload, *updates))])[0]
 
-        return engine.recovering(run, self._restore)
+        return engine.retry_after_loss(run, self._restore)
 
     def reduce(self, mix: Mixture, of: str = "model", power: int = 1, spread: Mixture | None = None) -> Tensor:
         if spread is not None and len(self.held) == 1:
@@ -577,7 +585,7 @@ class HostedCohort:
             ((host, held),) = self.held.items()
             return self.engine.ask([Call(host, "spread", (held, *requests))])[0]
 
-        total, per_run = map(tensor_of, self.engine.recovering(ask, self._restore))
+        total, per_run = map(tensor_of, self.engine.retry_after_loss(ask, self._restore))
         self._spread = spread, self.layers.gathered(per_run).sqrt()
         result, sent = torch.empty(self.layers.S), [bool(weights.any()) for *_, weights in requests[0].pieces]
         done = replace(requests[0], factors=[1.0] * len(sent))
@@ -614,7 +622,7 @@ class HostedCohort:
                 ((value, sent),) = engine.fetch([where])[0].values()
                 place(tree.Partial(tensor_of(value), sent), part, self.server_value, result)
 
-        engine.recovering(total, self._restore)
+        engine.retry_after_loss(total, self._restore)
         return result
 
     def _partials(self, request: SumRequest, turn: int) -> tuple[dict[int, Handle], dict[int, SumsTo]]:

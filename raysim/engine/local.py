@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from raysim.engine.engine import Call, Engine, Handle
-from raysim.engine.host import Arrays, ClientHost
-from raysim.engine.shelf import Shelf
+from raysim.engine.state_store import StateStore
+from raysim.host.host import Arrays, ClientHost
 
 
 @dataclass
@@ -20,8 +20,10 @@ class LocalEngine(Engine):
     def __post_init__(self) -> None:
         super().__post_init__()
         self._host = ClientHost(self.spec, self.data, self.partition)
-        self.shelf = Shelf(self.state_bytes)
-        self._host.park = self.shelf.put  # at once, not with the round's other results: they may be more than fits
+        self.state_store = StateStore(self.state_bytes)
+        self._host.park = (
+            self.state_store.put
+        )  # at once, not with the round's other results: they may be more than fits
         self.nodes = ["local"]
 
     @property
@@ -39,7 +41,7 @@ class LocalEngine(Engine):
         return value
 
     def park(self, arrays: Arrays) -> Handle:
-        return self.shelf.put(arrays)
+        return self.state_store.put(arrays)
 
     def value_of(self, handle: Handle) -> Any:
         return handle

@@ -14,7 +14,7 @@ from raysim.core.client import ClientMethod, LocalRun, Upload
 from raysim.core.cohort import Cohort
 from raysim.core.layers import LayerMap
 from raysim.core.mixture import Mixture
-from raysim.core.server import Downlink, DownlinkRule, ModelBank, Server, ServerStep
+from raysim.core.server import Downlink, DownlinkRule, ModelStore, Server, ServerStep
 
 if TYPE_CHECKING:
     from raysim.config import Config
@@ -65,7 +65,7 @@ class APPLE(ClientMethod, DownlinkRule):
     def downlink_rule(self) -> DownlinkRule:
         return self
 
-    def downlink(self, clients: Sequence[int], bank: ModelBank, server: Server) -> Downlink:
+    def downlink(self, clients: Sequence[int], bank: ModelStore, server: Server) -> Downlink:
         others = server.population.sizes.nonzero()[:, 0]
         relations = server.memory["apple"].abs()
 
@@ -90,7 +90,7 @@ class APPLE(ClientMethod, DownlinkRule):
         cores = {peer: model[:P] for peer, model in run.peers.items()}
         run.scratch["apple"] = cores | {run.client: run.params.clone()}
         if self.official:
-            run.optimizer.lr = run.lr * run.moment.clients
+            run.optimizer.lr = run.lr * run.round_info.clients
         self._mix(run)
 
     def step(self, run: LocalRun, x: Tensor, y: Tensor) -> None:
@@ -123,7 +123,7 @@ class APPLE(ClientMethod, DownlinkRule):
 
     def _loosening(self, run: LocalRun) -> float:
         """λ_t: the pull of π towards the clients' shares of the samples ends after a fraction L of the rounds."""
-        last = int(self.L * run.moment.rounds)
+        last = int(self.L * run.round_info.rounds)
         if run.t >= last:
             return 0.0
         passed = run.t / last

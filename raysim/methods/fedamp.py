@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from raysim.core.client import ClientMethod, LocalRun, overrides
-from raysim.core.server import Downlink, DownlinkRule, ModelBank, Server
+from raysim.core.server import Downlink, DownlinkRule, ModelStore, Server
 
 if TYPE_CHECKING:
     from raysim.config import Config
@@ -45,7 +45,7 @@ class FedAMP(ClientMethod, DownlinkRule):
     def downlink_rule(self) -> DownlinkRule:
         return self
 
-    def downlink(self, clients: Sequence[int], bank: ModelBank, server: Server) -> Downlink:
+    def downlink(self, clients: Sequence[int], bank: ModelStore, server: Server) -> Downlink:
         if not bank.clients:
             return Downlink()
         place = {c: i for i, c in enumerate(bank.clients)}

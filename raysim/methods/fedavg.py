@@ -19,7 +19,7 @@ class FedAvg(Weighting):
 
     weights: Literal["size", "uniform"] = "size"
     rank: ClassVar[int] = -1  # what others refine
-    foresees: ClassVar[bool] = True
+    plans_early: ClassVar[bool] = True
 
     def plan(self, cohort: Cohort, server: Server, prior: Mixture) -> Mixture:
         return prior.reweighted((cohort.by_size() if self.weights == "size" else cohort.uniform()).lam)

@@ -32,7 +32,7 @@ class FedDisco(Weighting):
     metric: Literal["kl", "l2", "l1", "cosine"] = "kl"
     normalize_kl: bool = True
     target: tuple[float, ...] | None = None  # the known test distribution, a share for every class; null: uniform
-    foresees: ClassVar[bool] = True
+    plans_early: ClassVar[bool] = True
 
     def check(self, config: Config) -> str | None:
         target = self.target

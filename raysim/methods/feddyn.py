@@ -54,7 +54,7 @@ class FedDyn(ClientMethod):
     def _alpha(self, run: LocalRun) -> float:
         if not self.adaptive_alpha:
             return self.alpha
-        mean = run.moment.samples / run.moment.clients
+        mean = run.round_info.samples / run.round_info.clients
         return self.alpha * mean / len(run.data.train.y)
 
     def correct_grad(self, run: LocalRun) -> None:

@@ -14,7 +14,7 @@ from raysim.core.client import ClientMethod, LocalRun, Upload
 from raysim.core.cohort import Cohort
 from raysim.core.layers import LayerMap
 from raysim.core.mixture import Mixture
-from raysim.core.server import Downlink, DownlinkRule, ModelBank, Server, ServerStep
+from raysim.core.server import Downlink, DownlinkRule, ModelStore, Server, ServerStep
 
 if TYPE_CHECKING:
     from raysim.config import Config
@@ -59,7 +59,7 @@ class FedFomo(ClientMethod, DownlinkRule):
     def downlink_rule(self) -> DownlinkRule:
         return self
 
-    def downlink(self, clients: Sequence[int], bank: ModelBank, server: Server) -> Downlink:
+    def downlink(self, clients: Sequence[int], bank: ModelStore, server: Server) -> Downlink:
         available = torch.tensor(bank.clients, dtype=torch.long)
         count = min(self.models or len(available), len(available))
         stream = server.generator("fedfomo")
@@ -76,7 +76,7 @@ class FedFomo(ClientMethod, DownlinkRule):
         return Downlink(peers=tuple(chosen(c) if c in bank.clients else () for c in clients))
 
     def start(self, run: LocalRun) -> None:
-        state, scores = run.state(self), torch.zeros(run.moment.clients, dtype=torch.float64)
+        state, scores = run.state(self), torch.zeros(run.round_info.clients, dtype=torch.float64)
         if state.value is None or run.previous is None:
             run.receive()
         else:

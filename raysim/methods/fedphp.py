@@ -55,7 +55,7 @@ class FedPHP(ClientMethod):
         return self.lam * (mmd(z, inherited) - loss)
 
     def finish(self, run: LocalRun, upload: Upload) -> None:
-        run.state(self).q = run.value.lerp(self._private(run), self.mu * run.t / run.moment.rounds)
+        run.state(self).q = run.value.lerp(self._private(run), self.mu * run.t / run.round_info.rounds)
 
     def personal(self, run: LocalRun) -> None:
         if self.evaluate == "private":

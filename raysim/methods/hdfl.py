@@ -42,7 +42,7 @@ class HDFL(Weighting):
     stage: ClassVar[str] = "select"
 
     @property
-    def foresees(self) -> bool:  # type: ignore[override]
+    def plans_early(self) -> bool:  # type: ignore[override]
         return self.select == "random"
 
     @property

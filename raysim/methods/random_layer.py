@@ -22,7 +22,7 @@ class RandomLayer(Weighting):
 
     n: int
     stage: ClassVar[str] = "select"
-    foresees: ClassVar[bool] = True
+    plans_early: ClassVar[bool] = True
 
     def mask_bits(self, layers: LayerMap) -> int:
         return layers.L

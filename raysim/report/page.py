@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from raysim.records import replacing
 from raysim.report import NoData, ReportError, need
 from raysim.report.runs import Group, Run, compare, differences
 from raysim.report.summary import Summary, summarise
+from raysim.store.records import replacing
 
 ENLARGED = 1.6  # figures are made for paper, which is held closer than a screen
 PORTRAITS = 6  # of so many configurations one run each is shown in detail; of more, none

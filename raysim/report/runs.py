@@ -13,8 +13,8 @@ import numpy as np
 import pyarrow as pa
 import yaml
 
-from raysim import records
 from raysim.report import NoData, ReportError, need
+from raysim.store import records
 
 if TYPE_CHECKING:
     from raysim.report.canvas import Canvas

@@ -12,13 +12,13 @@ from conftest import tiny
 from matplotlib.collections import PathCollection
 
 import raysim
-from raysim import records
 from raysim.config import to_yaml
-from raysim.records import Recorder
 from raysim.report import NoData
 from raysim.report.figures import draw
 from raysim.report.observed import BALANCES, critical_point
 from raysim.report.runs import Run
+from raysim.store import records
+from raysim.store.records import Recorder
 
 
 def by_hand(folder: Path, notes: dict[str, Sequence[Any]], seed: int = 3, **changes: Any) -> Run:

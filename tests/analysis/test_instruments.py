@@ -23,7 +23,7 @@ from raysim.analysis.similarity import Similarity
 from raysim.config import ConfigError
 from raysim.core.mixture import Mixture
 from raysim.core.server import Server
-from raysim.federation import MakeEngine
+from raysim.federation.federation import MakeEngine
 from raysim.methods.fedlws import FedLWS
 from raysim.methods.fixed_shrink import FixedShrink
 
@@ -131,7 +131,7 @@ ALL = [{"coherence": {"groups": {"low": [0, 1, 2, 3]}}}, "heterogeneity", "balan
 
 
 def notes(folder: Path) -> list[tuple[Any, ...]]:
-    from raysim import records
+    from raysim.store import records
 
     rows = records.read(folder, "notes").to_pylist()
     return [tuple(row.values()) for row in rows if row["method"] in INSTRUMENTS]

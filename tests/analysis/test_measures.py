@@ -16,8 +16,6 @@ from torch import nn
 from typer.testing import CliRunner
 
 import raysim
-from raysim import records
-from raysim.__main__ import app
 from raysim.analysis import MEASURES
 from raysim.analysis.landscape import Histogram, Rescaling, Simplex, Slice, eigenpairs, top_eigenpairs, triangle
 from raysim.analysis.measure import MeasureError
@@ -25,6 +23,8 @@ from raysim.analysis.saved import SavedRun
 from raysim.analysis.trajectory import Trajectory, plane
 from raysim.analysis.transport import Transport, dataset_distance, squared_wasserstein
 from raysim.analysis.weights import Correlation, degrees, pearson
+from raysim.cli.main import app
+from raysim.store import records
 
 
 def flat(folder: Path, t: int, name: str) -> torch.Tensor:

@@ -9,9 +9,9 @@ from conftest import play, tiny
 from sklearn.metrics import roc_auc_score
 from sklearn.preprocessing import label_binarize
 
-from raysim import records
 from raysim.core.score import Score, micro_auc
-from raysim.federation import Federation, personal_scores
+from raysim.federation.federation import Federation, personal_scores
+from raysim.store import records
 
 
 def test_auc_counts_won_pairs():

@@ -11,11 +11,11 @@ from ray import cloudpickle
 from sabotage import Fails, Stalls, ending, kill
 from test_recovery import pid_of
 
-from raysim import records
 from raysim.engine import engine as engines
-from raysim.engine.ray_engine import RayEngine
-from raysim.federation import Federation, MakeEngine, local_engine
+from raysim.engine.ray.ray_engine import RayEngine
+from raysim.federation.federation import Federation, MakeEngine, local_engine
 from raysim.methods import CLIENTS
+from raysim.store import records
 
 PAIR = {"ray": {"clients_per_actor": 4}}  # two hosts for eight clients
 ALL = {"participation": 1.0}

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from raysim.engine.placement import HOST_BYTES, Placement, PlacementError, Resources, place
+from raysim.engine.ray.placement import HOST_BYTES, Placement, PlacementError, Resources, place
 
 GIB = 2**30
 

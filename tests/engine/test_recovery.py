@@ -15,18 +15,18 @@ from sabotage import Fails, Stalls, Tells, ending, kill
 from typer.testing import CliRunner
 
 import raysim.engine.engine
-import raysim.engine.ray_engine
-from raysim import records
-from raysim.__main__ import app
+import raysim.engine.ray.ray_engine
+from raysim.cli.main import app
 from raysim.config import to_yaml
 from raysim.core.cohort import Cohort
 from raysim.core.mixture import Mixture
 from raysim.core.server import Server, Weighting
-from raysim.engine.placement import PlacementError
-from raysim.engine.ray_engine import HostActor, RayEngine, RemoteFederation
-from raysim.federation import Federation, RoundFailed, local_engine
+from raysim.engine.ray.placement import PlacementError
+from raysim.engine.ray.ray_engine import HostActor, RayEngine, RemoteFederation
+from raysim.federation.federation import Federation, RoundFailed, local_engine
+from raysim.federation.round import sample
 from raysim.methods import CLIENTS, WEIGHTINGS
-from raysim.round import sample
+from raysim.store import records
 
 PAIR = {"ray": {"clients_per_actor": 2}}  # three clients a round: one host trains two of them
 EACH = {"ray": {"clients_per_actor": 1}}
@@ -223,7 +223,7 @@ def no_room(monkeypatch) -> Callable[[], None]:
         return actor, actor.become.remote(engine.spec, None, None)
 
     def start() -> None:
-        monkeypatch.setattr(raysim.engine.ray_engine, "START_SECONDS", 0.2)
+        monkeypatch.setattr(raysim.engine.ray.ray_engine, "START_SECONDS", 0.2)
         monkeypatch.setattr(RayEngine, "_new_host", greedy)
 
     return start

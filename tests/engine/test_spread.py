@@ -7,13 +7,13 @@ import torch
 from conftest import tiny
 
 import raysim.core.layers
-import raysim.engine.host
-from raysim.core.client import Moment
+import raysim.host.host
+from raysim.core.client import RoundInfo
 from raysim.core.mixture import Mixture
 from raysim.core.server import Downlink
 from raysim.engine import tree
 from raysim.engine.engine import HostedCohort
-from raysim.federation import Federation
+from raysim.federation.federation import Federation
 
 CLIENTS = (0, 1, 3, 4, 6)
 
@@ -27,7 +27,7 @@ def federation(tmp_path):
 
 def trained(federation: Federation) -> HostedCohort:
     samples = int(federation.server.population.sizes.sum())
-    cohort = federation.engine.cohort(Moment(3, 0, 1, 8, 0.1, samples), CLIENTS, Downlink())
+    cohort = federation.engine.cohort(RoundInfo(3, 0, 1, 8, 0.1, samples), CLIENTS, Downlink())
     cohort.train()
     return cohort
 
@@ -51,7 +51,7 @@ def mixtures(cohort: HostedCohort) -> dict[str, Mixture]:
 @pytest.mark.parametrize("small", [False, True])
 def test_one_read_or_many(name, small, federation, monkeypatch):
     if small:  # many blocks of many runs
-        for module in (raysim.core.layers, raysim.engine.host):
+        for module in (raysim.core.layers, raysim.host.host):
             monkeypatch.setattr(module, "RUN", 16)
         monkeypatch.setattr(tree, "BLOCK", 100)
     cohort = trained(federation)

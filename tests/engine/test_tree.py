@@ -13,7 +13,7 @@ import raysim.engine.engine
 from raysim.core.layers import LayerMap
 from raysim.engine import tree
 from raysim.engine.engine import chunks, cut, equal_columns
-from raysim.engine.host import SumRequest
+from raysim.host.host import SumRequest
 from raysim.models import Inputs, build
 
 N = 5  # floats of a row

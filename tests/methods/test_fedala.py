@@ -8,13 +8,13 @@ from runs import STAGES, batches, local_run, loss, perceptron, slope
 from torch import nn
 from toy import vector
 
-from raysim import records
 from raysim.config import ConfigError, from_dict
 from raysim.core.layers import LayerMap
 from raysim.methods.fedala import FedALA, has_settled
 from raysim.methods.fedrep import FedRep
 from raysim.models import MODELS, Inputs, build
 from raysim.models.staged import classifier, stage
+from raysim.store import records
 
 SMALL = {
     "data": {"name": {"synthetic": {"samples": 96, "shape": [1, 8, 8], "classes": 4}},
@@ -284,7 +284,7 @@ def test_all_clients_mix_to_the_same_bits_on_ray(tmp_path, warm_ray):
 
 def test_its_state_survives_a_restart(tmp_path):
     """`clients: all`, interrupted after two rounds: clients that were only initialised are saved, too."""
-    from raysim.federation import Federation
+    from raysim.federation.federation import Federation
 
     config = tiny(client=[{"fedala": {"clients": "all"}}], rounds={"checkpoint_every": 1})
     whole = play(config, tmp_path / "whole").sha256()

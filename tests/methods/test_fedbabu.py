@@ -6,10 +6,10 @@ from case import Traced
 from conftest import play, tiny
 from runs import batches, local_run
 
-from raysim import records
 from raysim.core.layers import LayerMap
 from raysim.methods.fedbabu import FedBABU
 from raysim.methods.fedrep import FedRep
+from raysim.store import records
 
 HEAD = 64 * 4 + 4  # parameters of the tiny net's last layer
 TESTS = {"data": {"client_test_frac": 0.25}, "evaluate": {"personal": "after_init"}}

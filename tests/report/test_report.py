@@ -24,17 +24,17 @@ from matplotlib.text import Text
 from typer.testing import CliRunner
 
 import raysim
-from raysim.__main__ import app
+from raysim.cli.main import app
 from raysim.config import to_yaml
 from raysim.data import Dataset, Partition
-from raysim.federation import Federation
-from raysim.records import Recorder, write_json
+from raysim.federation.federation import Federation
 from raysim.report import MissingExtra, NoData, ReportError, canvas, clients, quantities
 from raysim.report.canvas import COLUMN, PAGE
 from raysim.report.figures import FIGURES, available, draw
 from raysim.report.page import write
 from raysim.report.runs import Run, Shares, compare, find
 from raysim.report.summary import Spread, summarise
+from raysim.store.records import Recorder, write_json
 
 NONE = np.nan
 PERSONAL = {"client_test_frac": 0.25}
@@ -590,7 +590,7 @@ def test_without_the_extra_it_says_what_to_install(
 
 
 def test_reports_need_neither_torch_nor_engine() -> None:
-    heavy = "{'torch', 'ray', 'raysim.engine', 'raysim.core', 'raysim.config', 'raysim.federation'}"
+    heavy = "{'torch', 'ray', 'raysim.engine', 'raysim.core', 'raysim.config', 'raysim.federation.federation'}"
     code = (
         "import sys, raysim; print({'numpy', 'pyarrow', 'torch', 'ray'} & set(sys.modules));"
         f"import raysim.report.figures, raysim.report.page; print({heavy} & set(sys.modules))"

@@ -36,7 +36,7 @@ from raysim.config import ConfigError, load
 from raysim.report import summary
 from raysim.report.runs import Run
 from raysim.report.summary import GLOBAL, Spread, judged_by
-from raysim.sweep import Choice, Point, choice, runs, seeded
+from raysim.sweep.sweep import Choice, Point, choice, runs, seeded
 
 PAPERS = {
     "ccn": "Client contribution normalization (CCN, 2024)",
@@ -382,7 +382,7 @@ def _cell(points: Sequence[Point], measure: Measure, theirs: float | None) -> st
 
 def folder() -> Path:
     """`configs` in the working directory, or else in the checkout that raysim is imported from."""
-    places = [Path("configs"), Path(__file__).parents[1] / "configs"]
+    places = [Path("configs"), Path(__file__).parents[2] / "configs"]
     for place in places:
         if any(place.glob("*/*.yaml")):
             return place

@@ -1,4 +1,4 @@
-"""Hosts and the driver as Ray actors. But for the search in `raysim.tune`, the only file that imports Ray."""
+"""Hosts and the driver as Ray actors. But for the search in `raysim.sweep.tune`, the only file that imports Ray."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ from ray.exceptions import ActorDiedError, ActorUnavailableError, ObjectLostErro
 
 from raysim.config import Config, ConfigError, RayEngineConfig
 from raysim.engine.engine import Call, Engine, Handle, HostLost, StateLost
-from raysim.engine.host import ClientHost, HostSpec
-from raysim.engine.placement import Placement, PlacementError, Resources, place
+from raysim.engine.ray.placement import Placement, PlacementError, Resources, place
+from raysim.host.host import ClientHost, HostSpec
 
 START_SECONDS = 120  # to place a new host; a cluster that cannot by then has too little left
 RELEASE_SECONDS = 10  # to wait at a run's end until the cluster has its share back
@@ -236,7 +236,7 @@ class Driver:
     """The federation, in an actor: what the loop over rounds holds never passes the process of the command line."""
 
     def build(self, config: Config, out: Path, resume: bool, resources: Resources, dealt: list[Any]) -> None:
-        from raysim.federation import Federation
+        from raysim.federation.federation import Federation
 
         pool = Pool()
         pool.warm(config, resources)  # processes start while the federation is built
@@ -255,7 +255,7 @@ class RemoteFederation:
         resources: Resources | None = None,
     ):  # fmt: skip
         """`resources` are the run's part of the cluster (default: all that is free)."""
-        from raysim.federation import prepare
+        from raysim.federation.federation import prepare
 
         self._config, self._out = config, Path(out).absolute()
         self._dealt = [ray.put(part) for part in dealt or prepare(config)]
@@ -317,7 +317,7 @@ def session(
     config: Config, address: str | None = None, resources: Resources | None = None
 ) -> Iterator[Callable[[Config, Path, bool], RemoteFederation]]:
     """`cluster`, with the data of `config` dealt; yields what makes a federation on `resources` of it."""
-    from raysim.federation import prepare
+    from raysim.federation.federation import prepare
 
     dealt = prepare(config)  # what is wrong with the data shows before anything is started
     settings, joined = config.engine, address or cluster_address()

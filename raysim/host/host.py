@@ -19,7 +19,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from raysim.core.client import ClientData, ClientMethod, ClientStack, LocalRun, LocalSettings, Moment, Samples, Upload
+from raysim.core.client import (
+    ClientData,
+    ClientMethod,
+    ClientStack,
+    LocalRun,
+    LocalSettings,
+    RoundInfo,
+    Samples,
+    Upload,
+)
 from raysim.core.flat import FlatModel
 from raysim.core.layers import RUN, LayerMap
 from raysim.core.note import Note
@@ -71,10 +80,10 @@ class HostSpec:
 
 
 @dataclass(frozen=True)
-class Visit:
+class TrainRequest:
     """One host's share of a round: which clients to train, and where in the accompanying objects their inputs are."""
 
-    moment: Moment
+    round_info: RoundInfo
     clients: tuple[int, ...]
     kept: Mapping[int, int] = field(default_factory=dict)  # client -> index of its kept arrays
     bank: Mapping[int, int] = field(default_factory=dict)  # client -> index of its last model
@@ -88,7 +97,7 @@ class Visit:
 
 
 @dataclass
-class Outcome:
+class ClientResult:
     """What comes back from one client in numbers. Where `status` is not "ok" it says why, and the rest is empty."""
 
     status: str
@@ -106,10 +115,10 @@ class Outcome:
 
 
 @dataclass
-class Report:
+class TrainReply:
     """What comes back from a visit."""
 
-    outcomes: dict[int, Outcome]  # by client
+    outcomes: dict[int, ClientResult]  # by client
     started: float  # seconds since the epoch
     stopped: float
 
@@ -145,16 +154,16 @@ class ClientHost:
         """The round whose trained models this host holds."""
         return self.t
 
-    def train(self, visit: Visit, value: np.ndarray, shared: Arrays, *objects: Arrays) -> list[Any]:
-        """Train the visit's clients: [Report, foreseen sums], then for each client its new state, model and trace, as
+    def train(self, visit: TrainRequest, value: np.ndarray, shared: Arrays, *objects: Arrays) -> list[Any]:
+        """Train the visit's clients: [TrainReply, foreseen sums], then for each client its new state, model and trace, as
         asked."""
         started = time.time()
-        if self.t != visit.moment.t:
+        if self.t != visit.round_info.t:
             self.close()
-        self.t = visit.moment.t
+        self.t = visit.round_info.t
         self._server = server = on_device(value, self.device)
         shared_tensors = {name: on_device(array, self.device) for name, array in shared.items()}
-        outcomes: dict[int, Outcome] = {}
+        outcomes: dict[int, ClientResult] = {}
         outputs: dict[int, list[Arrays]] = {}
 
         def train(client: int, update: Tensor, check: bool = True) -> bool:
@@ -167,11 +176,11 @@ class ClientHost:
                 outcome, upload = self._train(run, trace)
                 torch.sub(upload.value, server, out=update)
                 if check and not finite(update):
-                    outcome = Outcome(
+                    outcome = ClientResult(
                         "its model is not finite (NaN or Inf): refused. A lower local.lr or local.grad_clip may help"
                     )
             except Exception:
-                outcome = Outcome(traceback.format_exc())
+                outcome = ClientResult(traceback.format_exc())
             outcome.seconds = time.perf_counter() - begun
             outcomes[client] = outcome
             ok = outcome.status == "ok"
@@ -200,10 +209,10 @@ class ClientHost:
         results = [item for client in visit.clients for item in outputs[client]]
         stopped = time.time()
         sums = self._leave(self._foreseen, visit.sums, stopped) if visit.sums else {}
-        return [Report(outcomes, started, stopped), sums, *results]
+        return [TrainReply(outcomes, started, stopped), sums, *results]
 
     def _sum_while_training(
-        self, visit: Visit, request: SumRequest, train: Callable[[int, Tensor, bool], bool]
+        self, visit: TrainRequest, request: SumRequest, train: Callable[[int, Tensor, bool], bool]
     ) -> None:
         """Train in the order of the tree and add each model as it comes: no more than its depth are held at once."""
         positions = {request.position[c]: c for c in visit.clients}
@@ -239,7 +248,8 @@ class ClientHost:
             torch.set_rng_state(before)
 
     def _run(
-        self, visit: Visit, client: int, server: Tensor, shared: Mapping[str, Tensor], kept: Arrays, objects: Sequence[Arrays]
+        self, visit: TrainRequest, client: int, server: Tensor, shared: Mapping[str, Tensor], kept: Arrays,
+        objects: Sequence[Arrays],
     ) -> LocalRun:  # fmt: skip
         peers = PeerModels(visit, client, server, objects)
         received = mixed(peers, client, visit.mix[client], self.layers.P) if visit.mix is not None else server
@@ -247,17 +257,17 @@ class ClientHost:
         if visit.keep_models and client in visit.bank:
             kept_objects["previous"] = peers.model(client)
         run = LocalRun(
-            client, visit.moment, self.flat, self.spec.settings, self.stack, self.client_data(client),
+            client, visit.round_info, self.flat, self.spec.settings, self.stack, self.client_data(client),
             received, shared, peers, kept_objects,
         )  # fmt: skip
         run.orders = [] if visit.trace else None
         run.batch_probes = [p for p in self.spec.probes if p.watches_batches]
-        seed_layers(stream_seed(visit.moment.seed, visit.moment.t, client, "start"), self.device)
+        seed_layers(stream_seed(visit.round_info.seed, visit.round_info.t, client, "start"), self.device)
         return run
 
-    def _train(self, run: LocalRun, trace: Arrays) -> tuple[Outcome, Upload]:
+    def _train(self, run: LocalRun, trace: Arrays) -> tuple[ClientResult, Upload]:
         self.stack.start(run)
-        seed_layers(stream_seed(run.moment.seed, run.t, run.client, "model"), self.device)
+        seed_layers(stream_seed(run.round_info.seed, run.t, run.client, "model"), self.device)
         for begin in self.stack.beginners:
             begin(run)
         if run.orders is not None:
@@ -275,7 +285,7 @@ class ClientHost:
             trace |= {f"samples.{i:04d}.{name}": rows[batch.numpy()] for i, (name, batch) in enumerate(run.orders)}
         losses = [mean_loss(batches) for batches in {id(b): b for b in (run.losses[:1] + run.losses[-1:])}.values()]
         first, last = (losses[0], losses[-1]) if losses else (float("nan"), float("nan"))
-        outcome = Outcome(
+        outcome = ClientResult(
             "ok", run.steps, first, last,
             stats=[to_numpy(stat) for stat in stats],
             scalars={name: to_numpy(scalar) for name, scalar in upload.scalars.items()},
@@ -291,7 +301,7 @@ class ClientHost:
         trace = {"model": to_numpy(upload.value)} | {f"state.after.{name}": array for name, array in kept.items()}
         return trace | {f"upload.{name}": to_numpy(v) for name, v in (*upload.vectors.items(), *upload.scalars.items())}
 
-    def initialize(self, visit: Visit, value: np.ndarray, shared: Arrays, *objects: Arrays) -> list[Any]:
+    def initialize(self, visit: TrainRequest, value: np.ndarray, shared: Arrays, *objects: Arrays) -> list[Any]:
         """The clients' local initialisation alone: how many they are, then for each what it keeps of it."""
         server = on_device(value, self.device)
         shared_tensors = {name: on_device(array, self.device) for name, array in shared.items()}
@@ -388,7 +398,7 @@ class ClientHost:
         parts = [self.samples(rows[i : i + self.spec.eval_batch], client) for i in batches]
         return Score.of(torch.cat([self._logits(x) for x, _ in parts]), torch.cat([y for _, y in parts]))
 
-    def personal(self, visit: Visit, value: np.ndarray, shared: Arrays, *objects: Arrays) -> dict[int, Score]:
+    def personal(self, visit: TrainRequest, value: np.ndarray, shared: Arrays, *objects: Arrays) -> dict[int, Score]:
         """Test, for each client, the model it would now be given. No state is kept."""
         server = on_device(value, self.device)
         shared_tensors = {name: on_device(array, self.device) for name, array in shared.items()}
@@ -577,7 +587,7 @@ class PeerModels(Mapping[int, Tensor]):
     """The models a client is sent, by client, in the order of the plan. Each is read when it is asked for, because all
     of them together may be more than fits into memory."""
 
-    visit: Visit
+    visit: TrainRequest
     client: int
     server: Tensor
     objects: Sequence[Arrays]

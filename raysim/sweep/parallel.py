@@ -18,13 +18,13 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
+from raysim.cli.doctor import free_memory
+from raysim.cli.play import faults_of, percent, play
 from raysim.config import Config, LocalEngineConfig, from_dict, to_dict
-from raysim.doctor import free_memory
-from raysim.engine.placement import HOST_BYTES, Resources
-from raysim.play import faults_of, percent, play
+from raysim.engine.ray.placement import HOST_BYTES, Resources
 
 if TYPE_CHECKING:
-    from raysim.sweep import Point
+    from raysim.sweep.sweep import Point
 
 LOG = "log.txt"
 POLL = 0.1  # seconds between looks at whether a run has ended
@@ -72,7 +72,7 @@ def carried(configs: Sequence[Config]) -> int:
     cpus, gpus, processes = float(len(os.sched_getaffinity(0))), 0.0, 1
     on_ray = [config for config in configs if not isinstance(config.engine, LocalEngineConfig)]
     if on_ray:
-        from raysim.engine.ray_engine import free_resources
+        from raysim.engine.ray.ray_engine import free_resources
 
         free = free_resources()
         cpus, gpus, processes = free.cpus, free.gpus, 3  # of the command line, of the federation, of its clients
@@ -88,7 +88,7 @@ def carried(configs: Sequence[Config]) -> int:
 
 
 def _share(at_once: int) -> Resources:
-    from raysim.engine.ray_engine import free_resources
+    from raysim.engine.ray.ray_engine import free_resources
 
     free = free_resources()
 
@@ -140,7 +140,7 @@ def start(point: Point, address: str | None, share: Resources | None) -> tuple[s
     point.folder.mkdir(parents=True, exist_ok=True)
     log = (point.folder / LOG).open("a", encoding="utf-8")
     process = subprocess.Popen(
-        [sys.executable, "-m", "raysim.parallel"], stdin=subprocess.PIPE, stdout=log, stderr=log, text=True,
+        [sys.executable, "-m", "raysim.sweep.parallel"], stdin=subprocess.PIPE, stdout=log, stderr=log, text=True,
         process_group=0,  # a terminal's Ctrl-C reaches this process alone, which passes it on
     )  # fmt: skip
     assert process.stdin is not None

@@ -17,7 +17,7 @@ from safetensors.numpy import save_file
 Arrays = Mapping[str, np.ndarray]
 
 
-class Shelf:
+class StateStore:
     """Holds at most `limit` bytes of arrays in memory. Those used longest ago move to files in the system's temporary
     folder (which the environment variable TMPDIR names) and are read from there, one array at a time."""
 
@@ -29,14 +29,14 @@ class Shelf:
         self._memory: OrderedDict[int, Arrays] = OrderedDict()  # what was used longest ago comes first
         self._folder: Path | None = None
 
-    def put(self, arrays: Arrays) -> Parked:
+    def put(self, arrays: Arrays) -> StoredArrays:
         """Take `arrays` over. They are forgotten with the handle that this returns."""
         number = next(self._numbers)
         self._memory[number] = arrays
         self.bytes += size(arrays)
         while self.bytes > self.limit:
             self._spill()
-        return Parked(self, number, tuple(arrays))
+        return StoredArrays(self, number, tuple(arrays))
 
     def read(self, number: int, name: str) -> np.ndarray:
         if number in self._memory:
@@ -65,12 +65,12 @@ class Shelf:
         return self._folder / f"{number}.safetensors"
 
 
-class Parked(Mapping[str, np.ndarray]):
-    """Arrays on a shelf, by name."""
+class StoredArrays(Mapping[str, np.ndarray]):
+    """Arrays on a state_store, by name."""
 
-    def __init__(self, shelf: Shelf, number: int, names: tuple[str, ...]):
-        self._shelf, self._number, self._names = shelf, number, names
-        weakref.finalize(self, shelf.forget, number).atexit = False
+    def __init__(self, state_store: StateStore, number: int, names: tuple[str, ...]):
+        self._shelf, self._number, self._names = state_store, number, names
+        weakref.finalize(self, state_store.forget, number).atexit = False
 
     def __getitem__(self, name: str) -> np.ndarray:
         if name not in self._names:

@@ -10,17 +10,17 @@ import torch
 from torch import Tensor
 
 from raysim.config import STACKS, name_in
-from raysim.core.client import Moment
+from raysim.core.client import RoundInfo
 from raysim.core.mixture import Mixture
 from raysim.core.note import Note
 from raysim.core.rng import SERVER, generator
 from raysim.core.score import Score
-from raysim.engine.host import finite
+from raysim.host.host import finite
 
 if TYPE_CHECKING:
     from raysim.core.server import Downlink
     from raysim.engine.engine import HostedCohort
-    from raysim.federation import Federation
+    from raysim.federation.federation import Federation
 
 
 class RoundFailed(RuntimeError):
@@ -59,21 +59,23 @@ def run_round(fed: Federation, t: int) -> Round:
     server.t, server.lr, server.notes = t, fed.config.local.lr * fed.config.local.lr_decay**t, []
     server.once, server.batches, server.statistics = {}, [], None
     samples = int(server.population.sizes.sum())
-    moment = Moment(server.seed, t, server.rounds, len(server.population.sizes), server.lr, samples)
-    drawn = sample(server.seed, t, moment.clients, fed.cohort_size)
+    round_info = RoundInfo(server.seed, t, server.rounds, len(server.population.sizes), server.lr, samples)
+    drawn = sample(server.seed, t, round_info.clients, fed.cohort_size)
     clients = tuple(c for c, n in zip(drawn, server.population.sizes[list(drawn)].tolist(), strict=True) if n)
 
     downlink = aggregator.rule.downlink(clients, engine.models, server)
-    cohort = engine.cohort(moment, clients, downlink, test=fed.tests_after_training(t), trace=fed.trace.wants(t))
+    cohort = engine.cohort(round_info, clients, downlink, test=fed.tests_after_training(t), trace=fed.trace.wants(t))
     # Where the whole plan needs nothing that training tells, models are summed as they are trained and never kept.
     told, remembered = len(server.notes), dict(server.memory)
     watched = any(instrument.reads_models for instrument in fed.config.record.instruments)
-    foreseen = aggregator.foresee(cohort, server) if clients else None
+    foreseen = aggregator.plan_early(cohort, server) if clients else None
     told_by_plan = slice(told, len(server.notes))
-    cohort.train(foreseen if aggregator.foresees and not watched else None, meanwhile=fed.write_down)
+    cohort.train(foreseen if aggregator.plans_early and not watched else None, while_training=fed.write_down)
     if engine.spec.stack.starts_everyone:
-        others = tuple(c for c in range(moment.clients) if server.population.sizes[c] > 0 and c not in drawn)
-        cohort.new_kept |= engine.initialize(moment, others, aggregator.rule.downlink(others, engine.models, server))
+        others = tuple(c for c in range(round_info.clients) if server.population.sizes[c] > 0 and c not in drawn)
+        cohort.new_kept |= engine.initialize(
+            round_info, others, aggregator.rule.downlink(others, engine.models, server)
+        )
     clock.lap("train")
 
     before, mixture, target = server.value, None, server.value
@@ -88,7 +90,7 @@ def run_round(fed: Federation, t: int) -> Round:
         clock.lap("reduce")
         server.value = aggregator.transform(target, mixture, cohort, server)
         if not finite(server.value):
-            by = culprit(fed, target, mixture, cohort)
+            by = find_nonfinite_step(fed, target, mixture, cohort)
             raise RoundFailed(f"round {t + 1}: {by} made a model that is not finite (NaN or Inf)")
         clock.lap("server")
     done = Round(t, drawn, cohort, downlink, mixture, before, target, server.value, server.notes, clock.seconds)
@@ -111,7 +113,7 @@ def run_round(fed: Federation, t: int) -> Round:
     return replace(done, accuracy=accuracy, loss=loss, personal=personal)
 
 
-def culprit(fed: Federation, target: Tensor, mixture: Mixture, cohort: HostedCohort) -> str:
+def find_nonfinite_step(fed: Federation, target: Tensor, mixture: Mixture, cohort: HostedCohort) -> str:
     """What made a model that is not finite of finite ones. Steps are taken again: of the run nothing is lost by it."""
     config, aggregator = fed.config, fed.aggregator
     if not finite(target):

@@ -1,7 +1,7 @@
 """Search with Ray Tune: a configuration as a trainable.
 
 from ray import tune
-from raysim.tune import trainable
+from raysim.sweep.tune import trainable
 
 space = {"local.lr": tune.loguniform(0.001, 0.1), "server.0.fedlws.beta": tune.choice([0.01, 0.1])}
 tuner = tune.Tuner(
@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from raysim.config import load
-from raysim.federation import Federation
+from raysim.federation.federation import Federation
 
 REPORTED = ("accuracy", "loss", "train_loss", "personal_accuracy_micro", "personal_accuracy_macro")
 

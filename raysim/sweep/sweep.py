@@ -26,9 +26,9 @@ from typing import Any
 
 import yaml
 
+from raysim.cli.play import aligned, check_address, faults_of, play
 from raysim.config import Config, ConfigError, RayEngineConfig, load, to_dict
-from raysim.parallel import carried, play_parallel
-from raysim.play import aligned, check_address, faults_of, play
+from raysim.sweep.parallel import carried, play_parallel
 
 Choice = tuple[str, list[str]]  # how it is called in the folder's name, if it is, and its overrides
 
@@ -168,7 +168,7 @@ def play_all(points: Sequence[Point], address: str | None = None, at_once: int |
         joined = None
         on_ray = [point.config.engine for point in left if isinstance(point.config.engine, RayEngineConfig)]
         if on_ray:
-            from raysim.engine.ray_engine import cluster
+            from raysim.engine.ray.ray_engine import cluster
 
             check_address(address)
             object_store = max(engine.state_bytes or 0 for engine in on_ray)  # one for all

@@ -15,8 +15,6 @@ import pyarrow as pa
 import torch
 from torch import Tensor
 
-from raysim import records
-from raysim.checkpoint import Checkpoints
 from raysim.config import (
     STACKS,
     Config,
@@ -28,7 +26,7 @@ from raysim.config import (
     to_dict,
     to_yaml,
 )
-from raysim.core.client import LocalSettings, Moment
+from raysim.core.client import LocalSettings, RoundInfo
 from raysim.core.layers import GroupingError, LayerMap
 from raysim.core.note import Note
 from raysim.core.optim import OptimizerSpec
@@ -38,12 +36,14 @@ from raysim.core.server import Aggregator, DownlinkRule, Population, ProxyData, 
 from raysim.core.state import pack, unpack
 from raysim.data import Dataset, Partition, make_partition
 from raysim.engine.engine import Engine, StateLost
-from raysim.engine.host import Arrays, HostSpec, Outcome
 from raysim.engine.local import LocalEngine
 from raysim.engine.traffic import ledger
+from raysim.federation.checkpoint import Checkpoints
+from raysim.federation.round import Round, RoundFailed, run_round, summary
+from raysim.host.host import Arrays, ClientResult, HostSpec
 from raysim.models import Inputs
-from raysim.round import Round, RoundFailed, run_round, summary
-from raysim.sinks import Sinks
+from raysim.store import records
+from raysim.store.sinks import Sinks
 
 MakeEngine = Callable[[Config, HostSpec, Dataset, Partition, int], Engine]
 
@@ -181,9 +181,11 @@ class Federation:
         order = torch.randperm(len(clients), generator=generator(self.server.seed, t, SERVER, "evaluate"))
         clients = sorted(clients[i] for i in order[: self.config.evaluate.clients].tolist())
         samples = int(self.partition.sizes.sum())
-        moment = Moment(self.server.seed, t, self.server.rounds, self.partition.clients, self.server.lr, samples)
+        round_info = RoundInfo(self.server.seed, t, self.server.rounds, self.partition.clients, self.server.lr, samples)
         server = replace(self.server, t=t, notes=[])  # what is measured here is not part of a round
-        return self.engine.personal(moment, clients, self.aggregator.rule.downlink(clients, self.engine.models, server))
+        return self.engine.personal(
+            round_info, clients, self.aggregator.rule.downlink(clients, self.engine.models, server)
+        )
 
     def finish(self) -> dict[str, Any]:
         """Write the final model and say how the run went."""
@@ -331,7 +333,7 @@ class Federation:
         weights = done.mixture.lam / done.mixture.lam.sum() if done.mixture is not None else torch.empty(0)
         ok = {c: i for i, c in enumerate(cohort.clients)}
         held = {c: i for i, clients in cohort.held.items() for c in clients}
-        empty = Outcome("has no training samples")
+        empty = ClientResult("has no training samples")
         outcomes = [cohort.outcomes.get(c, empty) for c in done.drawn]
         tests = [outcome.test for outcome in outcomes]
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from raysim.config import Config
-    from raysim.engine.placement import Resources
+    from raysim.engine.ray.placement import Resources
 
 
 class Interrupts:
@@ -106,7 +106,7 @@ def claimed(folder: Path) -> Iterator[None]:
 
 def moved(folder: Path) -> list[str]:
     """In what the machine differs from the one that the run in `folder` began on, where low bits depend on it."""
-    from raysim.records import begun, manifest
+    from raysim.store.records import begun, manifest
 
     then, now = begun(folder), manifest("", 0, {})
     deciding = (("versions", "torch"), ("hardware", "cpu"), ("hardware", "cpu_capability"))
@@ -122,8 +122,8 @@ def finished(config: Config, folder: Path) -> dict[str, Any] | None:
 
 
 def check_address(address: str | None) -> None:
+    from raysim.cli.doctor import answers
     from raysim.config import ConfigError
-    from raysim.doctor import answers
 
     joined = address or os.environ.get("RAY_ADDRESS", "")
     if not answers(joined):  # Ray would try for many minutes, deaf to Ctrl-C
@@ -137,7 +137,7 @@ def engine(
     from raysim.config import ConfigError, LocalEngineConfig
 
     if not isinstance(config.engine, LocalEngineConfig):
-        from raysim.engine.ray_engine import session
+        from raysim.engine.ray.ray_engine import session
 
         check_address(address)
         with session(config, address, resources) as launch:
@@ -145,7 +145,7 @@ def engine(
         return
     if address:
         raise ConfigError("--address: engine is local, which joins no cluster. Use --set engine=ray.")
-    from raysim.federation import Federation
+    from raysim.federation.federation import Federation
 
     yield Federation
 

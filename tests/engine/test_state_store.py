@@ -13,9 +13,9 @@ from conftest import play, tiny
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from raysim.engine.host import ClientHost
 from raysim.engine.local import LocalEngine
-from raysim.engine.shelf import Shelf
+from raysim.engine.state_store import StateStore
+from raysim.host.host import ClientHost
 
 ALL = {"participation": 1.0}
 STATEFUL = {  # a kept vector; several; a bank; both, and what the server remembers
@@ -45,34 +45,36 @@ def same(parked, expected: dict[str, np.ndarray]) -> None:
 @settings(deadline=None, max_examples=30)
 @given(st.integers(0, 2000), st.lists(st.integers(0, 30), min_size=1, max_size=12), st.data())
 def test_keeps_what_was_put_within_its_limit(limit, sizes, data):
-    shelf, held = Shelf(limit), {}
+    state_store, held = StateStore(limit), {}
     for i, size in enumerate(sizes):
-        held[i] = shelf.put(arrays(i, size))
-        assert shelf.bytes <= limit
+        held[i] = state_store.put(arrays(i, size))
+        assert state_store.bytes <= limit
         if data.draw(st.booleans()):
             same(held[i // 2], arrays(i // 2, sizes[i // 2]))
     for i, parked in held.items():
         same(parked, arrays(i, sizes[i]))
-    assert (shelf.spilled > 0) == (sum(a.nbytes for i, n in enumerate(sizes) for a in arrays(i, n).values()) > limit)
+    assert (state_store.spilled > 0) == (
+        sum(a.nbytes for i, n in enumerate(sizes) for a in arrays(i, n).values()) > limit
+    )
 
 
 def test_what_was_used_longest_ago_goes_first():
-    shelf = Shelf(2 * 400)
-    a, b = (shelf.put({"x": np.zeros(100, np.float32)}) for _ in range(2))
+    state_store = StateStore(2 * 400)
+    a, b = (state_store.put({"x": np.zeros(100, np.float32)}) for _ in range(2))
     assert a["x"].shape == (100,)  # used: now b is the oldest
-    c = shelf.put({"x": np.ones(100, np.float32)})
-    assert [parked._number in shelf._memory for parked in (a, b, c)] == [True, False, True]
+    c = state_store.put({"x": np.ones(100, np.float32)})
+    assert [parked._number in state_store._memory for parked in (a, b, c)] == [True, False, True]
 
 
 def test_files_go_with_their_handles_and_the_folder_with_the_shelf():
-    shelf = Shelf(0)
-    handles = [shelf.put(arrays(i, 5)) for i in range(3)]
-    folder = shelf._folder
+    state_store = StateStore(0)
+    handles = [state_store.put(arrays(i, 5)) for i in range(3)]
+    folder = state_store._folder
     assert len(list(folder.iterdir())) == 3
     del handles[1:]
     gc.collect()
     assert len(list(folder.iterdir())) == 1
-    del handles, shelf
+    del handles, state_store
     gc.collect()
     assert not folder.exists()
 
@@ -80,7 +82,7 @@ def test_files_go_with_their_handles_and_the_folder_with_the_shelf():
 def test_a_missing_name_is_a_key_error():
     for limit in (0, 1000):
         with pytest.raises(KeyError, match="y"):
-            Shelf(limit).put({"x": np.zeros(1)})["y"]
+            StateStore(limit).put({"x": np.zeros(1)})["y"]
 
 
 @pytest.mark.parametrize("name", STATEFUL)
@@ -89,15 +91,15 @@ def test_a_run_that_spills_is_the_same_run(name, tmp_path):
 
     def run(limit: int, folder: Path) -> tuple[str, LocalEngine]:
         federation = play(tiny(**STATEFUL[name], engine={"local": {"state_bytes": limit}}), folder)
-        assert federation.engine.shelf.bytes <= limit
+        assert federation.engine.state_store.bytes <= limit
         return federation.sha256(), federation.engine
 
     expected, roomy = run(1 << 30, tmp_path / "roomy")
-    assert roomy.shelf.spilled == 0
+    assert roomy.state_store.spilled == 0
     for limit in (0, 30_000):
         found, engine = run(limit, tmp_path / str(limit))
         assert found == expected
-        assert engine.shelf.spilled > 0
+        assert engine.state_store.spilled > 0
 
 
 def test_states_are_parked_as_they_are_made(tmp_path, monkeypatch):
@@ -112,7 +114,7 @@ def test_states_are_parked_as_they_are_made(tmp_path, monkeypatch):
         return counted
 
     monkeypatch.setattr(ClientHost, "_kept_arrays", count(1, made))
-    monkeypatch.setattr(Shelf, "put", count(-1, Shelf.put))
+    monkeypatch.setattr(StateStore, "put", count(-1, StateStore.put))
     play(tiny(client=["ditto"], rounds=ALL), tmp_path)
     assert len(waiting) == 1 + 3 * 8 * 2
     assert max(waiting) == 1
@@ -130,7 +132,7 @@ from pathlib import Path
 import ray
 from ray._private.internal_api import memory_summary
 from conftest import play, tiny
-from raysim.engine.ray_engine import ray_engine
+from raysim.engine.ray.ray_engine import ray_engine
 
 changes, folder, store = json.loads(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3])
 ray.init("local", num_cpus=2, include_dashboard=False, log_to_driver=False, object_store_memory=store)
@@ -142,7 +144,7 @@ print(json.dumps([federation.sha256(), memory_summary(ray.get_runtime_context().
 def test_ray_spills_what_exceeds_its_object_store(tmp_path):
     """In a cluster of its own, with the smallest store that Ray allows; the same bits as in one process that spills."""
     local = play(tiny(**LARGE, engine={"local": {"state_bytes": 20 << 20}}), tmp_path / "local")
-    assert local.engine.shelf.spilled > 100 << 20
+    assert local.engine.state_store.spilled > 100 << 20
     command = [sys.executable, "-c", ON_RAY, json.dumps(LARGE), str(tmp_path / "ray"), str(76 << 20)]
     run = subprocess.run(command, capture_output=True, text=True, cwd=Path(__file__).parents[1], timeout=250)
     assert run.returncode == 0, run.stderr

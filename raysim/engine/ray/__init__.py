@@ -1,0 +1,1 @@
+"""Hosts and the driver as Ray actors, on one machine or a cluster."""

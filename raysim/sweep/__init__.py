@@ -1,0 +1,1 @@
+"""Many runs: grids, several at a time, the papers' tables, searches."""
