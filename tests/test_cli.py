@@ -16,10 +16,11 @@ import pytest
 import torch
 from typer.testing import CliRunner, Result
 
-from raysim.cli import doctor, records
+from raysim.cli import doctor
 from raysim.cli.main import app, new_folder
 from raysim.cli.play import aligned, bytes_, percent
 from raysim.config import ConfigError, load, to_yaml
+from raysim.store import records
 
 ROOT = Path(__file__).parent.parent
 
