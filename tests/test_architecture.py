@@ -1,10 +1,11 @@
-"""Who may import whom (see the packages' docstrings), read off the source; and what a process must not load."""
+"""Who may import whom, read off the source; and what a process must not load."""
 
 import ast
 import re
 import subprocess
 import sys
 from collections.abc import Iterator
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -17,37 +18,34 @@ from raysim.methods import CLIENTS, STEPS, WEIGHTINGS
 
 ROOT = Path(raysim.__file__).parent
 
-# Each part and the parts it may import, itself apart. Parts are packages, or modules at the top.
-MAY_IMPORT = {
-    "core": set(),
-    "store": set(),
-    "data": {"core"},
-    "models": {"core"},
-    "methods": {"core"},
-    "analysis": {"core", "store"},
-    "host": {"core", "data", "models", "engine"},
-    "engine": {"core", "data", "models", "host"},
-    "report": {"store"},
-    "__init__": {"report"},
-}
-ABOVE = {"config", "federation", "sweep", "cli", "__main__"}
-MAY_IMPORT |= dict.fromkeys(ABOVE, frozenset({*MAY_IMPORT, *ABOVE}))
-# A saved run is brought back by what played it.
-MAY_IMPORT["analysis/saved"] = {"core", "store", "host", "engine", "config", "federation"}
-# The Ray engine stands between a configuration and a federation that it puts into an actor.
-MAY_IMPORT["engine/ray/ray_engine"] = MAY_IMPORT["engine"] | {"engine", "config", "federation"}
+# Rooms from the ground up: a file may import its own room and those of lower floors. Imports for types count, and so do
+# those inside functions.
+FLOORS = (
+    {"core", "registry", "store"},
+    {"data", "models", "methods", "analysis"},
+    {"config", "host", "report"},
+    {"engine"},
+    {"federation"},
+    {"simulation"},
+    {"sweep"},
+    {"cli", "__init__"},
+    {"__main__"},
+)
+FLOOR = {room: floor for floor, rooms in enumerate(FLOORS) for room in rooms}
 
 
-def modules() -> Iterator[tuple[str, str, ast.Module]]:
-    """Part, path and syntax tree of every file of the package."""
+def modules() -> Iterator[tuple[str, ast.Module]]:
+    """Dotted name, without `raysim.`, and syntax tree of every file of the package."""
     for path in sorted(ROOT.rglob("*.py")):
-        name = path.relative_to(ROOT).with_suffix("").as_posix()
-        part = name if name in MAY_IMPORT else name.partition("/")[0]
-        yield part, name, ast.parse(path.read_text())
+        name = ".".join(path.relative_to(ROOT).with_suffix("").parts)
+        yield name.removesuffix(".__init__"), ast.parse(path.read_text())
 
 
-def imported(tree: ast.AST, typing: bool = False) -> Iterator[str]:
-    """Dotted names of imported modules, those inside functions too; without `typing`, not those of TYPE_CHECKING."""
+MODULES = dict(modules())
+
+
+def imported(tree: ast.AST, typing: bool = True) -> Iterator[str]:
+    """Dotted names of imported modules; without `typing`, not those of TYPE_CHECKING."""
     for node in ast.iter_child_nodes(tree):
         if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING" and not typing:
             continue
@@ -55,42 +53,55 @@ def imported(tree: ast.AST, typing: bool = False) -> Iterator[str]:
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, "imports are absolute"
-            yield str(node.module)
-            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+            names = [f"{node.module}.{alias.name}" for alias in node.names]
+            yield from (name if name.removeprefix("raysim.") in MODULES else str(node.module) for name in names)
         yield from imported(node, typing)
 
 
-def parts_of(names: Iterator[str]) -> set[str]:
-    """Parts of the package among them."""
-    below = {name.split(".")[1] for name in names if name.startswith("raysim.")}
-    return below & {*MAY_IMPORT}
+def own(tree: ast.AST) -> set[str]:
+    """Files of the package that a file imports, by their names in `MODULES`."""
+    names = {name.removeprefix("raysim.") for name in imported(tree) if re.match(r"raysim(\.|$)", name)}
+    assert names <= MODULES.keys() | {"raysim"}, names - MODULES.keys()
+    return {"__init__" if name == "raysim" else name for name in names}
 
 
-@pytest.mark.parametrize(("part", "name", "tree"), [pytest.param(*module, id=module[1]) for module in modules()])
-def test_imports(part, name, tree):
-    assert part in MAY_IMPORT, f"{name} belongs to no part: say in MAY_IMPORT what it may import"
-    own = {part.partition("/")[0]}
-    assert parts_of(imported(tree)) - own <= MAY_IMPORT[part]
-    # For types alone, methods may also name the configuration, which they check, and instruments the round they see.
-    assert parts_of(imported(tree, typing=True)) - own <= MAY_IMPORT[part] | {"config", "federation", "engine"}
+IMPORTS = {name: own(tree) for name, tree in MODULES.items()}
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_imports_go_down(name):
+    room = name.partition(".")[0]
+    assert room in FLOOR, f"{name} is in no room: give it a floor"
+    above = {
+        other for other in IMPORTS[name] if (there := other.partition(".")[0]) != room and FLOOR[there] >= FLOOR[room]
+    }
+    assert not above
+
+
+def test_no_file_imports_itself_by_way_of_others():
+    sorter = TopologicalSorter(IMPORTS)
+    try:
+        sorter.prepare()
+    except CycleError as error:
+        pytest.fail(f"a circle: {' -> '.join(error.args[1])}")
 
 
 def test_only_the_engine_and_the_search_import_ray():
-    found = {name for _, name, tree in modules() for module in imported(tree, True) if re.match(r"ray(\.|$)", module)}
-    assert found == {"engine/ray/ray_engine", "sweep/tune"}
+    found = {name for name, tree in MODULES.items() for module in imported(tree) if re.match(r"ray(\.|$)", module)}
+    assert {name for name in found if not name.startswith("engine.ray.")} == {"sweep.tune"}
 
 
 def test_core_and_methods_need_torch_numpy_and_annotations_alone():
     allowed = {"torch", "numpy", "annotated_types", "raysim", *sys.stdlib_module_names}
-    for part, name, tree in modules():
-        if part in ("core", "methods"):
-            assert {module.partition(".")[0] for module in imported(tree)} <= allowed, name
+    for name, tree in MODULES.items():
+        if name.partition(".")[0] in ("core", "methods"):
+            assert {module.partition(".")[0] for module in imported(tree, typing=False)} <= allowed, name
 
 
 def test_every_method_names_its_paper():
     """In the file's first line, `Name: Title (Authors, year)` or the like; and in what `raysim list methods` prints."""
-    for part, name, tree in modules():
-        if part == "methods" and name != "methods/__init__":
+    for name, tree in MODULES.items():
+        if name.startswith("methods."):
             first = (ast.get_docstring(tree) or "").partition("\n")[0]
             assert re.search(r"\b(19|20)\d\d\b", first), f"{name}: {first!r} names no paper"
     for catalogue in (CLIENTS, WEIGHTINGS, STEPS):
@@ -110,8 +121,7 @@ HEAVY = ("torchvision", "sklearn", "matplotlib", "pandas", "PIL", "sympy")
 
 def test_importing_everything_loads_nothing_heavy():
     """Every module but the command line, in a process of its own."""
-    names = [name for _, name, _ in modules() if not name.startswith("report")]
-    dotted = [f"raysim.{name.removesuffix('/__init__').replace('/', '.')}" for name in names if name != "__init__"]
+    dotted = [f"raysim.{name}" for name in MODULES if not name.startswith("report") and not name.startswith("__")]
     code = f"import sys, importlib\nfor name in {dotted}: importlib.import_module(name)\n"
     code += f"print(sorted(set({HEAVY}) & set(sys.modules)))"
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
