@@ -26,7 +26,7 @@ from catalogue import SETTINGS, Setting
 
 from raysim.config import from_dict
 from raysim.federation.federation import Federation
-from raysim.shipped import find
+from raysim.config.shipped import find
 from raysim.store.records import manifest, read
 
 CASES: dict[str, Setting] = SETTINGS

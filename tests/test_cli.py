@@ -19,11 +19,11 @@ from typer.testing import CliRunner, Result
 
 from raysim.cli import doctor, machine
 from raysim.cli.app import app
-from raysim.cli.lines import aligned, bytes_, percent
-from raysim.cli.run import new_folder
 from raysim.config import ConfigError, fingerprint, load, to_yaml
+from raysim.config.shipped import find
 from raysim.methods import FedLWS
-from raysim.shipped import find
+from raysim.play.folder import new_folder
+from raysim.play.lines import aligned, bytes_, percent
 from raysim.store import records
 
 ROOT = Path(__file__).parent.parent

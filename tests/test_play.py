@@ -6,14 +6,16 @@ import os
 import re
 import sys
 import termios
+from dataclasses import replace
 from pathlib import Path
 from typing import IO
 
 import pytest
 from conftest import tiny
 
-from raysim.cli.play import play
-from raysim.cli.progress import round_line
+from raysim.play.progress import round_line
+from raysim.play.simulation import PlayedRound
+from raysim.play.terminal import play
 
 
 def shown(write: IO[str], read: int, folder: Path, monkeypatch: pytest.MonkeyPatch) -> str:
@@ -56,11 +58,11 @@ def test_a_pipe_has_a_plain_line_a_round(tmp_path: Path, monkeypatch: pytest.Mon
 
 
 def test_a_round_shows_the_clients_own_models_where_the_global_one_is_not_tested() -> None:
-    summary = {
-        "round": 4, "rounds": 20, "accuracy": None, "loss": None, "train_loss": 0.5, "clients_ok": 3, "clients_failed": 1,
-        "seconds": 1.234, "personal_accuracy_micro": 0.875,
-    }  # fmt: skip
+    played = PlayedRound(
+        number=5, rounds=20, accuracy=None, loss=None, train_loss=0.5, clients_ok=3, clients_failed=1, seconds=1.234,
+        metrics={"personal_accuracy_micro": 0.875}, messages=(),
+    )  # fmt: skip
     line = "round  5/20   personal 87.50 %   train loss  0.5000   clients 3 ok, 1 failed   1.23 s"
-    assert re.sub(" {4,}", "   ", round_line(summary)) == line
-    assert "accuracy       -" in round_line(summary | {"personal_accuracy_micro": None})
-    assert "accuracy 12.50 %" in round_line(summary | {"accuracy": 0.125})
+    assert re.sub(" {4,}", "   ", round_line(played)) == line
+    assert "accuracy       -" in round_line(replace(played, metrics={}))
+    assert "accuracy 12.50 %" in round_line(replace(played, accuracy=0.125))

@@ -11,12 +11,12 @@ from conftest import play, tiny
 from reference import forward, inputs, parameters, tensors
 from toy import toy_server
 
-from raysim.cli.lines import header
 from raysim.config import ConfigError, from_dict, to_dict
 from raysim.core import workbench
 from raysim.core.client import RoundInfo
 from raysim.core.server import Downlink, ProxyData
 from raysim.federation.federation import Federation
+from raysim.play.lines import header
 from raysim.store import records
 
 PROXY = {"data": {"proxy": {"samples": 24}}}

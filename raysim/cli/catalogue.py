@@ -10,9 +10,9 @@ from typing import Annotated, Any
 
 import typer
 
-from raysim.cli.errors import reported
-from raysim.cli.lines import aligned
 from raysim.cli.options import ConfigName, Overrides
+from raysim.play.errors import reported
+from raysim.play.lines import aligned
 
 
 class Listed(StrEnum):
@@ -57,9 +57,9 @@ def data_show(
 ) -> None:
     """Show who holds what: a table, and a bubble chart of clients and classes."""
     from raysim.config import load
+    from raysim.config.shipped import find
     from raysim.federation.federation import deal
     from raysim.report.partition import bubble_chart
-    from raysim.shipped import find
 
     with reported():
         settings = load(find(config), overrides or ())

@@ -7,8 +7,8 @@ from typing import Annotated
 
 import typer
 
-from raysim.cli.errors import reported
 from raysim.cli.options import RunPaths, Target
+from raysim.play.errors import reported
 
 
 def report(

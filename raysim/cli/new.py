@@ -13,7 +13,7 @@ from typing import Annotated
 
 import typer
 
-from raysim.cli.errors import reported
+from raysim.play.errors import reported
 
 TEMPLATES = files("raysim.cli") / "templates"
 

@@ -8,8 +8,8 @@ from typing import Annotated
 
 import typer
 
-from raysim.cli.errors import reported
 from raysim.cli.options import Address, ConfigName, Overrides, Parallel, Seeds, Target, runs_at_once, seed_numbers
+from raysim.play.errors import reported
 
 
 def sweep(
@@ -25,7 +25,7 @@ def sweep(
     address: Address = None,
 ) -> None:
     """Run a grid of configurations and compare them; the same command continues a sweep that was stopped."""
-    from raysim.shipped import find
+    from raysim.config.shipped import find
     from raysim.sweep.compare import compare
     from raysim.sweep.grid import grid
     from raysim.sweep.playing import play_all

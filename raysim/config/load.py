@@ -27,20 +27,7 @@ def load(path: str | Path, overrides: Sequence[str] = (), beside: Collection[str
     if "methods" in raw:
         way = f"`raysim sweep {path} --out DIR` plays and compares them"
         raise ConfigError(f"{path}: methods: lists several, but one run is asked for. {way}.")
-    faults = []
-    for text in overrides:
-        try:
-            raw = _override(canonical(Config, raw), text)
-        except _OverrideFault as fault:
-            faults.append(f"--set {text}: {fault}")
-    raw.setdefault("name", Path(path).stem)
-    try:
-        config = from_dict(raw, str(path))
-    except ConfigError as error:
-        raise ConfigError([*faults, *error.faults]) from None
-    if faults:
-        raise ConfigError(faults)
-    return config
+    return from_dict({"name": Path(path).stem} | raw, str(path), overrides)
 
 
 def read_entry(catalogue: Catalogue, name: str, overrides: Sequence[str] = ()) -> Any:
@@ -57,12 +44,20 @@ def read_entry(catalogue: Catalogue, name: str, overrides: Sequence[str] = ()) -
     return entry
 
 
-def from_dict(raw: Mapping[str, Any], source: str = "configuration") -> Config:
-    """Build and check a configuration from nested mappings over its preset; `source` names it in the faults."""
+def from_dict(raw: Mapping[str, Any], source: str = "configuration", overrides: Sequence[str] = ()) -> Config:
+    """Build and check a configuration from nested mappings over its preset, changed by `path=value` overrides; `source`
+    names it in the faults."""
+    wrong, raw = [], canonical(Config, dict(raw))
+    for text in overrides:
+        try:
+            raw = _override(canonical(Config, raw), text)
+        except _OverrideFault as fault:
+            wrong.append(f"--set {text}: {fault}")
     faults = Faults(source)
+    faults.lines += wrong
     preset = raw.get("preset", "raysim")
     known = PRESETS.get(preset, {}) if isinstance(preset, str) else {}
-    values = read_fields(Config, _over_preset(known, canonical(Config, dict(raw))), "", faults)
+    values = read_fields(Config, _over_preset(known, canonical(Config, raw)), "", faults)
     assert values is not None
     config: Config = partly(Config, values)
     violations(config, faults)

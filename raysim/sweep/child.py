@@ -9,10 +9,10 @@ import threading
 import traceback
 from pathlib import Path
 
-from raysim.cli.errors import faults_of
-from raysim.cli.play import play
 from raysim.config import from_dict
 from raysim.engine.ray.placement import Resources
+from raysim.play.errors import faults_of
+from raysim.play.terminal import play
 
 
 def main() -> int:

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from raysim.cli.lines import aligned
+from raysim.play.lines import aligned
 from raysim.sweep.grid import Point
 
 

@@ -15,10 +15,10 @@ from contextlib import contextmanager
 from dataclasses import asdict
 from typing import IO, Any
 
-from raysim.cli.lines import percent
-from raysim.cli.machine import free_memory
 from raysim.config import Config, LocalEngineConfig, to_dict
 from raysim.engine.ray.placement import HOST_BYTES, Resources
+from raysim.play.lines import percent
+from raysim.play.machine import free_memory
 from raysim.sweep.grid import Point
 
 LOG = "log.txt"

@@ -7,9 +7,10 @@ import traceback
 from collections.abc import Sequence
 from contextlib import ExitStack
 
-from raysim.cli.errors import faults_of
-from raysim.cli.play import check_address, play
 from raysim.config import RayEngineConfig
+from raysim.play.errors import faults_of
+from raysim.play.launch import check_address
+from raysim.play.terminal import play
 from raysim.sweep.grid import Point
 from raysim.sweep.parallel import carried, play_parallel
 

@@ -22,8 +22,8 @@ from pathlib import Path
 from typing import Any
 
 from raysim.config import load
+from raysim.config.shipped import find
 from raysim.federation.federation import Federation
-from raysim.shipped import find
 
 REPORTED = ("accuracy", "loss", "train_loss", "personal_accuracy_micro", "personal_accuracy_macro")
 

@@ -5,15 +5,23 @@ from __future__ import annotations
 import math
 import os
 import sys
-from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from raysim.cli.lines import percent
+from raysim.play.lines import percent
+
+if TYPE_CHECKING:
+    from raysim.play.simulation import PlayedRound
 
 
 def progress() -> Bar | Lines:
-    """A bar where the standard output is a terminal that can write over a line, else lines."""
-    return Bar() if sys.stdout.isatty() and os.environ.get("TERM") != "dumb" else Lines()
+    """A bar where the standard output can show one, else lines."""
+    return Bar() if can_show_bar() else Lines()
+
+
+def can_show_bar() -> bool:
+    """Whether the standard output is a terminal that can write over a line, or a notebook's."""
+    in_terminal = sys.stdout.isatty() and os.environ.get("TERM") != "dumb"
+    return in_terminal or "ipykernel" in sys.modules
 
 
 class Lines:
@@ -25,8 +33,8 @@ class Lines:
     def __exit__(self, *error: object) -> None:
         pass
 
-    def show(self, summary: Mapping[str, Any]) -> None:
-        print(round_line(summary), flush=True)
+    def show(self, round: PlayedRound) -> None:
+        print(round_line(round), flush=True)
 
 
 class Bar:
@@ -48,30 +56,29 @@ class Bar:
     def __exit__(self, *error: object) -> None:
         self._progress.stop()
 
-    def show(self, summary: Mapping[str, Any]) -> None:
-        done, total = summary["round"] + 1, summary["rounds"]
+    def show(self, round: PlayedRound) -> None:
+        done, total = round.number, round.rounds
         if self._task is None:  # a resumed run does not begin at 0
             self._task = self._progress.add_task("", total=total, completed=done - 1)
-        self._progress.update(self._task, completed=done, description="   ".join((position(summary), *scores(summary))))
+        self._progress.update(self._task, completed=done, description="   ".join((position(round), *scores(round))))
 
 
-def round_line(summary: Mapping[str, Any]) -> str:
-    """One line on a round, of what `Federation.step` returns."""
-    clients = f"clients {summary['clients_ok']} ok, {summary['clients_failed']} failed"
-    return "   ".join((position(summary), *scores(summary), clients, f"{summary['seconds']:.2f} s"))
+def round_line(round: PlayedRound) -> str:
+    """One line on a round."""
+    clients = f"clients {round.clients_ok} ok, {round.clients_failed} failed"
+    return "   ".join((position(round), *scores(round), clients, f"{round.seconds:.2f} s"))
 
 
-def position(summary: Mapping[str, Any]) -> str:
+def position(round: PlayedRound) -> str:
     """`round  5/20`: people count from 1."""
-    total = str(summary["rounds"])
-    return f"round {summary['round'] + 1:>{len(total)}}/{total}"
+    return f"round {round.number:>{len(str(round.rounds))}}/{round.rounds}"
 
 
-def scores(summary: Mapping[str, Any]) -> list[str]:
+def scores(round: PlayedRound) -> list[str]:
     """Accuracy of the global model and of the clients' own, whichever were tested, and the loss."""
-    accuracy, tested = summary["accuracy"], summary["loss"] is not None
-    personal = summary.get("personal_accuracy_micro")
-    loss = summary["loss"] if tested else summary["train_loss"]
+    accuracy, tested = round.accuracy, round.loss is not None
+    personal = round.metrics.get("personal_accuracy_micro")
+    loss = round.loss if tested else round.train_loss
     return [
         *([f"accuracy {percent(accuracy):>7}"] if personal is None or accuracy is not None else []),
         *([f"personal {percent(personal):>7}"] if personal is not None else []),

@@ -10,7 +10,7 @@ from raysim.config import ConfigError
 
 def folder() -> Path:
     """Where they are. Raises `ConfigError` where the installation has none."""
-    package = Path(__file__).parent
+    package = Path(__file__).parents[1]
     for place in (package / "configs", package.parent / "configs"):
         if (place / "quickstart.yaml").is_file():
             return place

@@ -1,24 +1,27 @@
-"""Ctrl-C and SIGTERM: the first waits for the round in progress, the second stops at once."""
+"""Signals that ask a run to stop: the first waits for the round in progress, the second stops at once."""
 
 from __future__ import annotations
 
 import os
 import signal
+import threading
 
 
 class Interrupts:
-    """Handles both signals inside its `with` block; `received` is the last one that came."""
+    """Handles `signals` inside its `with` block; `received` is the last one that came. Only a main thread gets any."""
 
-    def __init__(self) -> None:
+    def __init__(self, *signals: signal.Signals) -> None:
         self.received: int | None = None
         self.patient = False  # before the first round there is nothing to wait for
+        self._signals = signals if threading.current_thread() is threading.main_thread() else ()
 
     def __enter__(self) -> Interrupts:
-        self._before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+        self._before = {number: signal.getsignal(number) for number in self._signals}
         self.install()
         return self
 
     def install(self) -> None:
+        """Put the handlers in place, again if somebody else has put in others."""
         for number in self._before:
             signal.signal(number, self._on)
 

@@ -1,0 +1,34 @@
+"""The folder that a new run gets."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+from raysim.config import ConfigError
+
+
+def new_folder(out: Path | None, parent: Path, name: str) -> Path:
+    """Make the run's folder: `out`, or NAME-DATE-TIME in `parent`. Refuses a folder that holds anything."""
+    if out is not None:
+        if out.exists() and not out.is_dir():
+            raise ConfigError(f"--out {out}: is a file; name a folder.")
+        if out.is_dir() and any(out.iterdir()):
+            is_run = (out / "config.yaml").exists()
+            way_out = f", or continue with `raysim resume {out}`" if is_run else ""
+            raise ConfigError(f"--out {out}: is not empty. Name a new or empty folder{way_out}.")
+        try:
+            out.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise ConfigError(f"--out {out}: cannot be made: {error.strerror}.") from None
+        return out
+    stem, number = f"{name}-{time.strftime('%Y%m%d-%H%M%S')}", 1
+    while True:
+        folder = parent / (stem if number == 1 else f"{stem}-{number}")
+        try:
+            folder.mkdir(parents=True)
+            return folder
+        except FileExistsError:  # another run of that name began in the same second
+            number += 1
+        except OSError as error:
+            raise ConfigError(f"record.dir: {folder} cannot be made: {error.strerror}.") from None

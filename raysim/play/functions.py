@@ -1,0 +1,79 @@
+"""What a script or a notebook calls to play runs, in the words of the command line."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+from raysim.config import Config, ConfigError, from_dict, load, to_dict
+from raysim.config.shipped import find
+from raysim.play.folder import new_folder
+from raysim.play.progress import Bar, can_show_bar
+from raysim.play.simulation import Simulation
+from raysim.report.runs import Run
+
+Source = str | Path | Mapping[str, Any] | Config
+
+
+def read_config(config: Source, **settings: Any) -> Config:
+    """A checked configuration from a YAML file, the name of one that comes with raysim ("quickstart"), a mapping, or
+    a `Config`.
+
+    `settings` change it: `rounds__total=20` is `--set rounds.total=20`. Raises `ConfigError` with every fault.
+    """
+    changes = [f"{name.replace('__', '.')}={json.dumps(value)}" for name, value in settings.items()]
+    if isinstance(config, str | Path):
+        return load(find(config), changes)
+    return from_dict(to_dict(config) if isinstance(config, Config) else config, overrides=changes)
+
+
+def stream(
+    config: Source, *, out: str | Path | None = None, address: str | None = None, **settings: Any
+) -> Simulation:  # fmt: skip
+    """A run to be played round by round: `for round in raysim.stream("quickstart"): print(round.accuracy)`.
+
+    `config` and `settings` are those of `read_config`. `out` is the run's folder (default: a new one in `record.dir`),
+    `address` a Ray cluster to join (default: RAY_ADDRESS, or a local one for this run). Raises `ConfigError` with all
+    that is wrong, before anything is started.
+    """
+    wanted = read_config(config, **settings)
+    folder = new_folder(None if out is None else Path(out), Path(wanted.record.dir), wanted.name)
+    return Simulation(wanted, folder, address=address)
+
+
+def run(
+    config: Source, *, out: str | Path | None = None, address: str | None = None, progress: bool | None = None,
+    **settings: Any,
+) -> Run:  # fmt: skip
+    """Play a whole run, as `stream` describes it, and return it to be looked at.
+
+    `progress` shows a bar; None: in terminals and notebooks.
+    """
+    return _played(stream(config, out=out, address=address, **settings), progress)
+
+
+def continued(run: str | Path | Run, *, address: str | None = None, **settings: Any) -> Simulation:
+    """A saved run to be played on, round by round. See `resume`."""
+    folder = run.folder if isinstance(run, Run) else Path(run)
+    if not (folder / "config.yaml").is_file():
+        raise ConfigError(f"{folder}: holds no config.yaml, so it is not the folder of a run.")
+    return Simulation(read_config(folder / "config.yaml", **settings), folder, resume=True, address=address)
+
+
+def resume(
+    run: str | Path | Run, *, address: str | None = None, progress: bool | None = None, **settings: Any
+) -> Run:  # fmt: skip
+    """Continue a saved run to its end, to the same bits as if it had not stopped; with `rounds__total` raised, a
+    finished one too. Raises `ConfigError` where `settings` would make other bits."""
+    return _played(continued(run, address=address, **settings), progress)
+
+
+def _played(simulation: Simulation, progress: bool | None) -> Run:
+    with simulation, Bar() if (can_show_bar() if progress is None else progress) else nullcontext() as bar:
+        for round in simulation:
+            if bar:
+                bar.show(round)
+    return Run(simulation.folder)

@@ -1,0 +1,39 @@
+"""Where a run is played: in this process, or on a Ray cluster that is joined or started for it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from raysim.config import Config, ConfigError, LocalEngineConfig
+from raysim.engine.ray.placement import Resources
+from raysim.play.machine import answers
+
+
+def check_address(address: str | None) -> None:
+    """Raises `ConfigError` where no cluster answers at `address` or, without one, at RAY_ADDRESS."""
+    joined = address or os.environ.get("RAY_ADDRESS", "")
+    if not answers(joined):  # Ray would try for many minutes, deaf to Ctrl-C
+        raise ConfigError(f"{'--address' if address else 'RAY_ADDRESS'}: no Ray cluster answers at {joined}.")
+
+
+@contextmanager
+def launcher(
+    config: Config, address: str | None, resources: Resources | None
+) -> Iterator[Callable[[Config, Path, bool], Any]]:
+    """Yield what makes a federation of (configuration, folder, whether to resume); a cluster is there meanwhile."""
+    if not isinstance(config.engine, LocalEngineConfig):
+        from raysim.engine.ray.ray_engine import session
+
+        check_address(address)
+        with session(config, address, resources) as launch:
+            yield launch
+        return
+    if address:
+        raise ConfigError("--address: engine is local, which joins no cluster. Use --set engine=ray.")
+    from raysim.federation.federation import Federation
+
+    yield Federation

@@ -1,0 +1,153 @@
+"""One run that is played round by round. `run`, `stream` and `resume` make it; the command line plays through it, too."""
+
+from __future__ import annotations
+
+import signal
+import weakref
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager, nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Self
+
+from torch import nn
+
+from raysim.config import Config
+from raysim.engine.ray.placement import Resources
+from raysim.federation.extend import check_extension, rewrite
+from raysim.federation.lock import finished_result, how_to_continue, machine_changes, run_lock
+from raysim.play.interrupts import Interrupts
+from raysim.play.launch import launcher
+
+
+class Stopped(KeyboardInterrupt):
+    """A run was asked to stop: its round in progress is complete and saved. The message says how it goes on."""
+
+
+@dataclass(frozen=True)
+class PlayedRound:
+    """What a round came to. Scores are fractions and losses nats; None where the round was not evaluated."""
+
+    number: int  # from 1
+    rounds: int  # of the whole run
+    accuracy: float | None  # of the global model on the test set
+    loss: float | None  # of the global model on the test set
+    train_loss: float | None  # mean over the round's training samples
+    clients_ok: int  # clients whose model was aggregated
+    clients_failed: int
+    seconds: float
+    metrics: Mapping[str, float]  # every other score, such as `personal_accuracy_micro`
+    messages: tuple[str, ...]  # what failed, and what was done about it
+
+    @classmethod
+    def of(cls, summary: Mapping[str, Any]) -> PlayedRound:
+        """From what `Federation.step` returns."""
+        rest = dict(summary)
+        number, messages = rest.pop("round") + 1, tuple(rest.pop("failures"))
+        names = ("rounds", "accuracy", "loss", "train_loss", "clients_ok", "clients_failed", "seconds")
+        known = {name: rest.pop(name) for name in names}
+        return cls(number=number, messages=messages, metrics=rest, **known)
+
+
+class Simulation(Iterator[PlayedRound]):
+    """Every step of the iteration plays a round; a loop over it may be left and taken up again.
+
+    After the last round the run is finished: its model and its result are on disk, and all that was started has been
+    stopped. To stop earlier call `stop`, leave a `with` block, or drop the object. Ctrl-C waits for the round in
+    progress, saves a checkpoint and raises `Stopped`; the iteration can then go on. A second one stops at once.
+    """
+
+    def __init__(
+        self, config: Config, folder: Path, *, resume: bool = False, address: str | None = None,
+        resources: Resources | None = None, interrupts: Interrupts | None = None,
+    ):  # fmt: skip
+        """`resources` are the run's part of a cluster that it shares (default: what is free); `interrupts` those of a
+        caller who handles signals itself. Raises `ConfigError` where another process plays the run in `folder`, or,
+        with `resume`, where it began with settings that make other bits."""
+        self.config, self.folder = config, folder
+        self.result: Mapping[str, Any] | None = None  # scores, bytes and hash, once the run is finished
+        self.warnings: list[str] = []
+        self._resume, self._address, self._resources, self._interrupts = resume, address, resources, interrupts
+        self._federation: Any = None
+        self._open = ExitStack()  # the lock, the cluster, the federation
+        self._finalizer = weakref.finalize(self, self._open.close)
+        with self._stopped_on_error():
+            self._open.enter_context(run_lock(folder))
+            if resume:
+                check_extension(config, folder)
+                doubt = "; bits may differ from those of a run that was not stopped"
+                self.warnings += [change + doubt for change in machine_changes(folder)]
+                self.result = finished_result(config, folder)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    def __next__(self) -> PlayedRound:
+        if self.result is not None:
+            raise StopIteration
+        self.start()
+        with self._stopped_on_error(), self._patience() as interrupts:
+            summary = self._federation.step()
+            if summary is None:
+                self.result = self._federation.finish() | {"folder": self.folder}
+            elif interrupts.received is not None:
+                self._federation.checkpoint()
+        if summary is None:
+            self.stop()
+            raise StopIteration
+        if interrupts.received is not None:
+            raise Stopped(how_to_continue(self.folder))
+        return PlayedRound.of(summary)
+
+    def start(self) -> None:
+        """Start the engine, where the first round has not done it. Raises what is wrong with data, model or cluster."""
+        if self._federation is not None or self.result is not None:
+            return
+        if not self._finalizer.alive:
+            raise RuntimeError(f"this simulation was stopped. {how_to_continue(self.folder)}")
+        with self._stopped_on_error():
+            launch = self._open.enter_context(launcher(self.config, self._address, self._resources))
+            if self._interrupts is not None:
+                self._interrupts.install()  # again: Ray has put its own handler of SIGTERM in place
+            self._federation = launch(self.config, self.folder, self._resume)
+            self._open.callback(self._federation.close)
+            if self._resume:
+                rewrite(self.config, self.folder)
+
+    def model(self) -> nn.Module:
+        """A copy of the global model as the last round left it, on the CPU and in eval mode."""
+        if self._federation is None:
+            from raysim.report.runs import Run
+
+            return Run(self.folder).model()
+        model: nn.Module = self._federation.model()
+        return model
+
+    def save(self) -> None:
+        """Write a checkpoint now, beside those of every `rounds.checkpoint_every` rounds."""
+        if self._federation is not None:
+            self._federation.checkpoint()
+
+    def stop(self) -> None:
+        """Stop all that was started. The run can be resumed from its last checkpoint; `save` first to lose no round."""
+        self._federation = None
+        self._finalizer()
+
+    @contextmanager
+    def _stopped_on_error(self) -> Iterator[None]:
+        """A round that was broken off leaves nothing to go on with in this process; the run's folder does."""
+        try:
+            yield
+        except BaseException:
+            self.stop()
+            raise
+
+    @contextmanager
+    def _patience(self) -> Iterator[Interrupts]:
+        """Let the first Ctrl-C wait for the round in progress."""
+        with nullcontext(self._interrupts) if self._interrupts else Interrupts(signal.SIGINT) as interrupts:
+            interrupts.patient = True
+            yield interrupts

@@ -1,0 +1,74 @@
+"""One run in a terminal: played, shown, and stopped when asked to."""
+
+from __future__ import annotations
+
+import signal
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from raysim.play.interrupts import Interrupts
+from raysim.play.lines import ending, header
+from raysim.play.progress import progress
+
+if TYPE_CHECKING:
+    from raysim.config import Config
+    from raysim.engine.ray.placement import Resources
+    from raysim.play.simulation import Simulation
+
+
+def play(
+    config: Config, folder: Path, address: str | None = None, *, resume: bool, resources: Resources | None = None
+) -> int:
+    """Run to the end, or to Ctrl-C or SIGTERM; returns the exit code. What was started is stopped, however it ends.
+
+    `resources` are the run's part of a cluster that it shares; without, it takes what is free. With `resume`, `config`
+    may differ from what the folder says in all that `check_extension` allows, and the folder then says so too.
+    """
+    from raysim.federation.lock import how_to_continue
+    from raysim.play.simulation import Simulation
+
+    interrupts = Interrupts(signal.SIGINT, signal.SIGTERM)
+    try:
+        with (
+            interrupts,
+            Simulation(
+                config, folder, address=address, resume=resume, resources=resources, interrupts=interrupts
+            ) as run,
+        ):
+            for warning in run.warnings:
+                print(f"raysim: {warning}", file=sys.stderr)
+            if run.result:
+                print(f"This run is complete.\n{ending(run.result)}", flush=True)
+                return 0
+            run.start()
+            print(header(config), flush=True)
+            return _rounds(run, interrupts)
+    except KeyboardInterrupt:
+        print(f"\nStopped at once. {how_to_continue(folder)}", file=sys.stderr)
+        return interrupts.status
+
+
+def _rounds(run: Simulation, interrupts: Interrupts) -> int:
+    """Rounds until the run is complete or interrupted; returns the exit code."""
+    from raysim.play.simulation import Stopped
+
+    reported: set[str] = set()
+    played = accepted = 0
+    try:
+        with progress() as shown:
+            for round in run:
+                shown.show(round)
+                played, accepted = played + 1, accepted + round.clients_ok
+                for message in round.messages:
+                    if message not in reported:
+                        reported.add(message)
+                        print(message, file=sys.stderr, flush=True)
+    except Stopped as stopped:
+        print(f"Stopped. {stopped}", file=sys.stderr)
+        return interrupts.status
+    assert run.result is not None
+    print(ending(run.result), flush=True)
+    if played and not accepted:
+        print("raysim: no client's model was accepted in any round: the global one never changed", file=sys.stderr)
+    return 0
