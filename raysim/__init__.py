@@ -1,18 +1,74 @@
-"""raysim: federated learning simulated with Ray actors and PyTorch."""
+"""raysim: federated learning simulated with Ray actors and PyTorch.
+
+What is in `__all__` is promised to stay; the rest may change between releases. Names are imported when they are first
+used, because PyTorch takes seconds.
+"""
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import TYPE_CHECKING
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from raysim.report.runs import Run
+    from raysim.analysis.instrument import Instrument as Instrument
+    from raysim.config import Config as Config
+    from raysim.config import ConfigError as ConfigError
+    from raysim.core.client import ClientMethod as ClientMethod
+    from raysim.core.client import LocalRun as LocalRun
+    from raysim.core.client import Upload as Upload
+    from raysim.core.cohort import Cohort as Cohort
+    from raysim.core.layers import LayerMap as LayerMap
+    from raysim.core.mixture import Mixture as Mixture
+    from raysim.core.server import Server as Server
+    from raysim.core.server import ServerStep as ServerStep
+    from raysim.core.server import Weighting as Weighting
+    from raysim.data import Dataset as Dataset
+    from raysim.engine.ray.ray_engine import cluster as cluster
+    from raysim.models import Inputs as Inputs
+    from raysim.play.functions import continued as continued
+    from raysim.play.functions import read_config as read_config
+    from raysim.play.functions import resume as resume
+    from raysim.play.functions import run as run
+    from raysim.play.functions import stream as stream
+    from raysim.play.simulation import PlayedRound as PlayedRound
+    from raysim.play.simulation import Simulation as Simulation
+    from raysim.plugins import dataset as dataset
+    from raysim.plugins import instrument as instrument
+    from raysim.plugins import method as method
+    from raysim.plugins import model as model
+    from raysim.plugins import partition as partition
+    from raysim.report.runs import Run as Run
+    from raysim.report.runs import load as load
 
 __version__ = "0.1.0"
 
+_HOMES = {
+    "raysim.play.functions": ("continued", "read_config", "resume", "run", "stream"),
+    "raysim.play.simulation": ("PlayedRound", "Simulation"),
+    "raysim.report.runs": ("Run", "load"),
+    "raysim.plugins": ("dataset", "instrument", "method", "model", "partition"),
+    "raysim.config": ("Config", "ConfigError"),
+    "raysim.core.client": ("ClientMethod", "LocalRun", "Upload"),
+    "raysim.core.server": ("Server", "ServerStep", "Weighting"),
+    "raysim.core.cohort": ("Cohort",),
+    "raysim.core.layers": ("LayerMap",),
+    "raysim.core.mixture": ("Mixture",),
+    "raysim.analysis.instrument": ("Instrument",),
+    "raysim.data": ("Dataset",),
+    "raysim.models": ("Inputs",),
+    "raysim.engine.ray.ray_engine": ("cluster",),
+}
+_HOME = {name: home for home, names in _HOMES.items() for name in names}
 
-def load(folder: str | Path) -> Run:
-    """A run to look at: `load(folder)["rounds"]` is an Arrow table, `load(folder).figure("accuracy")` a figure."""
-    from raysim.report.runs import Run
+__all__ = [*sorted(_HOME), "__version__"]
 
-    return Run(folder)
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module 'raysim' has no attribute {name!r}")
+    value = globals()[name] = getattr(import_module(_HOME[name]), name)
+    return value
+
+
+def __dir__() -> list[str]:
+    return __all__

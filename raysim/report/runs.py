@@ -262,3 +262,8 @@ def clouds(
     if not held:
         raise NoData(missing)
     return held
+
+
+def load(folder: str | Path) -> Run:
+    """A run to look at: `load(folder)["rounds"]` is an Arrow table, `load(folder).figure("accuracy")` a figure."""
+    return Run(folder)

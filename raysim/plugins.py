@@ -1,0 +1,67 @@
+"""Own methods, models, data sets, partitions and instruments under a name that configurations can use.
+
+A class or function is registered where it is written: in a script, in a notebook's cell, or in an installed package,
+which can name it as an entry point instead (see `raysim.registry`). It travels to Ray's actors with the run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Literal, TypeVar
+
+from raysim.registry import REGISTRY
+
+T = TypeVar("T")
+
+
+def method(role: Literal["client", "weighting", "server"], name: str | None = None) -> Callable[[T], T]:
+    """Decorate a frozen dataclass: a `ClientMethod`, `Weighting` or `ServerStep`.
+
+    `name` is what configurations call it; by default the class's own, in lower case.
+    """
+    if role not in ("client", "weighting", "server"):
+        raise ValueError(f"{role!r} is no role of a method; there are client, weighting and server")
+    return REGISTRY.add(role, name)
+
+
+def model(name: str | None = None) -> Callable[[T], T]:
+    """Decorate an `nn.Module` class or a function that makes one of `Inputs` (shape of a sample, classes, vocabulary) and
+    options. It has a `features` part and a linear `head`, or is a Sequential that ends in a Linear."""
+    from raysim.models.own import builder_of
+
+    return _registered("model", name, builder_of)
+
+
+def dataset(name: str | None = None) -> Callable[[T], T]:
+    """Decorate a function that returns a `Dataset`, or two map-style torch data sets, for training and test; or a
+    `Source` class."""
+    from raysim.data.own import source_of
+
+    return _registered("dataset", name, source_of)
+
+
+def partition(name: str | None = None) -> Callable[[T], T]:
+    """Decorate a function of the training labels [n] and a random state that returns each client's positions in them; or
+    a `Scheme` class."""
+    from raysim.data.own import scheme_of
+
+    return _registered("partition", name, scheme_of)
+
+
+def instrument(name: str | None = None) -> Callable[[T], T]:
+    """Decorate an `Instrument`: a frozen dataclass that looks at every round and records numbers."""
+    return REGISTRY.add("instrument", name)
+
+
+def _registered(kind: str, name: str | None, adapt: Callable[[Any], Any]) -> Callable[[T], T]:
+    """Register what `adapt` makes of a function; a class of raysim's own kind is taken as it is."""
+    from raysim.data.partition.base import Scheme
+    from raysim.data.sources.base import Source
+
+    def register(entry: T) -> T:
+        ready = isinstance(entry, type) and issubclass(entry, Source | Scheme)
+        word = name or entry.__name__.lower()  # type: ignore[attr-defined]
+        REGISTRY.register(kind, word, entry if ready else adapt(entry))
+        return entry
+
+    return register

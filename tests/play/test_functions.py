@@ -1,0 +1,132 @@
+"""raysim from Python: runs are played, streamed, stopped, continued and looked at, in-process as on Ray."""
+
+from __future__ import annotations
+
+import gc
+import os
+import signal
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from conftest import play, table, tiny
+
+import raysim
+from raysim.config import ConfigError, to_dict
+
+FOUR = {"rounds": {"total": 4, "participation": 0.4, "evaluate_every": 2, "checkpoint_every": 1}}
+
+
+def settings(**changes: Any) -> dict[str, Any]:
+    return to_dict(tiny(**(FOUR | changes)))
+
+
+def test_all_that_is_promised_is_there() -> None:
+    for name in raysim.__all__:
+        assert getattr(raysim, name) is not None
+
+
+def test_run_is_what_the_engine_plays(tmp_path: Path) -> None:
+    run = raysim.run(settings(), out=tmp_path / "run", progress=False)
+    assert run.result["sha256"] == play(tiny(**FOUR), tmp_path / "straight").sha256()
+    assert run.state == "finished"
+    assert run["rounds"].num_rows == 4
+
+
+def test_settings_change_a_configuration(tmp_path: Path) -> None:
+    run = raysim.run(tiny(**FOUR), out=tmp_path / "run", rounds__total=2, server=["fedlws"], local__lr=0.05)
+    changed = tiny(**FOUR, server=["fedlws"])
+    assert (run.rounds, run.stack, run.config["local"]["lr"]) == (2, "fedavg + fedlws", 0.05)
+    assert run.config["data"] == to_dict(changed)["data"]
+
+
+def test_a_configuration_that_comes_with_raysim(tmp_path: Path) -> None:
+    assert raysim.read_config("quickstart", rounds__total=3).rounds.total == 3
+
+
+def test_what_is_wrong_starts_nothing(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError) as error:
+        raysim.run(settings() | {"rounds": {"totl": 3}}, out=tmp_path / "run", local__lr="fast")
+    assert "Did you mean 'total'" in str(error.value)
+    assert "local.lr" in str(error.value)
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_loop_is_left_and_taken_up_again(tmp_path: Path) -> None:
+    whole = raysim.run(settings(), out=tmp_path / "whole")
+    with raysim.stream(settings(), out=tmp_path / "run") as simulation:
+        for round in simulation:
+            if round.number == 2:
+                break
+        assert (round.rounds, round.clients_ok, round.accuracy) == (
+            4,
+            3,
+            table(tmp_path / "whole", "rounds")["accuracy"][1],
+        )
+        between = {name: tensor.clone() for name, tensor in simulation.model().state_dict().items()}
+        assert [round.number for round in simulation] == [3, 4]
+    assert simulation.result["sha256"] == whole.result["sha256"]
+    after = simulation.model().state_dict()
+    assert all(torch.equal(after[name], tensor) for name, tensor in whole.model().state_dict().items())
+    assert any(not torch.equal(after[name], tensor) for name, tensor in between.items())
+
+
+def test_a_stream_that_is_dropped_can_be_resumed(tmp_path: Path) -> None:
+    whole = raysim.run(settings(), out=tmp_path / "whole")
+    for round in raysim.stream(settings(), out=tmp_path / "run"):
+        if round.number == 3:
+            break
+    gc.collect()
+    run = raysim.load(tmp_path / "run")
+    assert run.state == "stopped"
+    assert raysim.resume(run).result["sha256"] == whole.result["sha256"]
+
+
+def test_a_finished_run_is_extended(tmp_path: Path) -> None:
+    short = raysim.run(settings(), out=tmp_path / "run", rounds__total=2)
+    longer = raysim.resume(short, rounds__total=4)
+    assert longer.result["sha256"] == raysim.run(settings(), out=tmp_path / "whole").result["sha256"]
+    with pytest.raises(ConfigError, match=r"local\.lr was"):
+        raysim.resume(longer, rounds__total=6, local__lr=0.5)
+
+
+def test_ctrl_c_waits_for_the_round_and_the_stream_goes_on(tmp_path: Path) -> None:
+    whole = raysim.run(settings(), out=tmp_path / "whole")
+    simulation = raysim.stream(settings(), out=tmp_path / "run")
+    next(simulation)
+    with pytest.raises(KeyboardInterrupt, match="raysim resume"):  # noqa: PT012  # the signal comes while a round is played
+        threading.Timer(0.001, os.kill, (os.getpid(), signal.SIGINT)).start()
+        while True:
+            next(simulation)
+    assert simulation.result is None
+    list(simulation)
+    assert simulation.result["sha256"] == whole.result["sha256"]
+
+
+def test_a_run_is_played_by_one_at_a_time(tmp_path: Path) -> None:
+    with raysim.stream(settings(), out=tmp_path / "run") as simulation:
+        next(simulation)
+        with pytest.raises(ConfigError, match="another process is playing this run"):
+            raysim.resume(tmp_path / "run")
+
+
+def test_runs_on_ray_in_one_kernel_leak_no_cluster(tmp_path: Path, cluster: Any) -> None:
+    """Inside a cluster that is there already, as in a notebook that has called `ray.init`."""
+    import ray
+
+    on_ray = settings(engine={"ray": {"clients_per_actor": 2}})
+    runs = [raysim.run(on_ray, out=tmp_path / str(i), progress=False) for i in range(2)]
+    local = raysim.run(settings(), out=tmp_path / "local")
+    assert {run.result["sha256"] for run in runs} == {local.result["sha256"]}
+    simulation = raysim.stream(on_ray, out=tmp_path / "streamed")
+    next(simulation)
+    now = simulation.model().state_dict()
+    simulation.stop()
+    assert ray.is_initialized()
+    names = {actor["class_name"] for actor in ray.util.state.list_actors(filters=[("state", "=", "ALIVE")])}
+    assert not names & {"HostActor", "Driver"}
+    with raysim.stream(settings(), out=tmp_path / "streamed local") as simulation:
+        next(simulation)
+        assert all(torch.equal(tensor, now[name]) for name, tensor in simulation.model().state_dict().items())
