@@ -42,7 +42,8 @@ class Correlation(Measure):
 def degrees(counts: np.ndarray, cap: float) -> np.ndarray:
     """[N] heterogeneity degree of clients with these samples by class [N, C]."""
     variance = (counts / counts.sum(1, keepdims=True)).var(1)
-    return 1 / np.maximum(variance, 1 / cap)
+    degree: np.ndarray = 1 / np.maximum(variance, 1 / cap)
+    return degree
 
 
 def pearson(a: np.ndarray, b: np.ndarray) -> float:

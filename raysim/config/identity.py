@@ -18,12 +18,13 @@ from raysim.store.records import DamagedManifest, begun
 
 def to_dict(config: Config) -> dict[str, Any]:
     """The resolved configuration, every default written out, as nested mappings and lists that `from_dict` reads."""
-    return plain(Config, config)
+    written: dict[str, Any] = plain(Config, config)
+    return written
 
 
 def to_yaml(config: Config) -> str:
     """The resolved configuration as a YAML file."""
-    return yaml.safe_dump(to_dict(config), sort_keys=False, allow_unicode=True)
+    return str(yaml.safe_dump(to_dict(config), sort_keys=False, allow_unicode=True))
 
 
 def fingerprint(config: Config) -> str:

@@ -64,15 +64,18 @@ class FedDisco(Weighting):
 
 def discrepancy(q: Tensor, u: Tensor, metric: str) -> Tensor:
     """How far each distribution q [K, C] is from u [C]: [K]."""
+    distance: Tensor
     if metric == "kl":
-        return (torch.special.xlogy(q, q) - torch.special.xlogy(q, u)).sum(1).clamp_min(0)
-    if metric == "cosine":
-        return 1 - (q @ u) / (q.norm(dim=1) * u.norm())
-    return (q - u).norm(p=2 if metric == "l2" else 1, dim=1)
+        distance = (torch.special.xlogy(q, q) - torch.special.xlogy(q, u)).sum(1).clamp_min(0)
+    elif metric == "cosine":
+        distance = 1 - (q @ u) / (q.norm(dim=1) * u.norm())
+    else:
+        distance = (q - u).norm(p=2 if metric == "l2" else 1, dim=1)
+    return distance
 
 
 def ask_once(server: Server, clients: tuple[int, ...], classes: int) -> None:
-    """Count the label counts that a client sends in the first round in which it takes part."""
+    """Book the label counts of clients, which each sends once: in the first round in which it takes part."""
     never = torch.full((len(server.population.sizes),), -1)
     first = server.memory["feddisco"] = server.memory.get("feddisco", never).clone()  # the round, or -1
     new = [c for c, round_ in zip(clients, first[list(clients)].tolist(), strict=True) if round_ in (-1, server.t)]

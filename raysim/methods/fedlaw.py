@@ -336,7 +336,8 @@ class Distributed:
 
     def loss(self, lam: Tensor, gamma: Tensor) -> Tensor:
         rows, batch_size = self.server.proxy.rows, self.law.batch_size
-        return self.cohort.compute(mean_loss_of, self.mix(lam, gamma), rows, batch_size)
+        loss: Tensor = self.cohort.compute(mean_loss_of, self.mix(lam, gamma), rows, batch_size)
+        return loss
 
     def statistics(self) -> Tensor:
         return self.buffers

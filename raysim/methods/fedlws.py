@@ -102,7 +102,9 @@ class FedLWS(ServerStep):
             distances = cohort.distances(to=centre)
         spread = with_total(distances * torch.from_numpy(share > 0))  # ‖Δ_k − Δ̄‖  [K, L + 1]
         of_model = (share > 0).any(1)
-        return (np.column_stack([share, of_model / max(1, of_model.sum())]) * spread).sum(0)
+        shares: np.ndarray = np.column_stack([share, of_model / max(1, of_model.sum())])
+        tau: np.ndarray = (shares * spread).sum(0)
+        return tau
 
     def shrink(self, gamma: Tensor, before: Tensor, after: Tensor, mixture: Mixture) -> Tensor:
         """The new value: γ [L] applied to `after` [S] in the way of the variant, to buffers only where asked."""
