@@ -151,7 +151,7 @@ def _over_preset(preset: Mapping[str, Any], raw: dict[str, Any]) -> dict[str, An
     base = canonical(Config, preset)
     for entry in methods(_merge(Config, base, raw)):
         base = _merge(Config, base, canonical(Config, beside.get(next(iter(entry)), {})))
-    merged = _merge(Config, base, raw)
+    merged: dict[str, Any] = _merge(Config, base, raw)
     for entry in methods(merged):
         ((name, values),) = entry.items()
         if name in fields and isinstance(values, dict):

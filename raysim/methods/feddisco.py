@@ -21,8 +21,8 @@ class FedDisco(Weighting):
     """Less weight for unbalanced clients (FedDisco, Ye et al., 2023): λ_k ∝ max(0, p_k − a D_k + b).
 
     D_k is how far the client's label distribution is from the `target`. As in the released code the KL values are
-    divided by their sum over the cohort (`normalize_kl`), of which the article says nothing. Where no weight would be
-    positive, which stops that code, the weights stay p.
+    divided by their sum over the cohort (`normalize_kl`), which the article does not mention. Where no weight would be
+    positive the weights stay p; the released code stops there.
     """
 
     a: NonNegative = 0.5

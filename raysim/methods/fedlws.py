@@ -24,7 +24,7 @@ class FedLWS(ServerStep):
     """Shrink each layer where clients disagree (FedLWS, 2025): γ_l = ‖w_l‖ / (β τ_l ‖d_l‖ + ‖w_l‖), w_l ← γ_l ŵ_l.
 
     τ_l is the mean distance of the uploaders' updates from their unweighted mean, d = ŵ − w. Deviation: a layer whose
-    norm is zero is not shrunk (γ = 1), where the rule would keep it at zero for ever. The released code also clamps βτ
+    norm is zero is not shrunk (γ = 1); the rule would keep it at zero for ever. The released code also clamps βτ
     (`tau_clamp: [0.01, 0.2]`), counts running statistics and step counters as part of their layers (`lws_stats: all`
     with `model.layer_by: bias_group`; counters are then averaged), and shrinks them (`shrink_buffers`).
     """
