@@ -29,9 +29,9 @@ class FedALA(ClientMethod):
 
     In the top `layers` stages of what is downloaded (or the last `tensors` of its parameter tensors):
     Θ̂ = Θ_i + (Θ − Θ_i) ⊙ W, W ← clip(W − eta ∂L/∂Θ̂ ⊙ (Θ − Θ_i), 0, 1) on a `fraction` of the client's samples. The
-    first optimisation runs until the loss settles, later ones take `epochs` passes. The stages below are taken from the download. Θ is
-    what the client is sent, Θ_i what it trained last. FedALA combines with methods that do not bring a local
-    initialisation.
+    first optimisation runs until the loss settles, later ones take `epochs` passes. The stages below are taken from
+    the download. Θ is what the client is sent, Θ_i what it trained last. FedALA combines with methods that do not bring
+    a local initialisation.
 
     The released code (preset `official_001`): `tensors: 2`, `window: true`, `clients: all`, `threshold: 0.1`. BatchNorm
     runs in train mode while W is learned, and its statistics are restored afterwards. A batch that `local.drop_last`
