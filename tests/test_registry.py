@@ -93,7 +93,7 @@ def test_nothing_is_imported_before_a_name_is_looked_up() -> None:
 
 def test_the_command_line_says_what_it_can_do_without_loading_anything_heavy() -> None:
     code = (
-        "import sys; from raysim.cli.main import app\n"
+        "import sys; from raysim.cli.app import app\n"
         "try: app(['--help'])\n"
         "except SystemExit: pass\n"
         "print('heavy:', sorted({'torch', 'ray', 'numpy'} & set(sys.modules)))"

@@ -24,7 +24,7 @@ from matplotlib.text import Text
 from typer.testing import CliRunner
 
 import raysim
-from raysim.cli.main import app
+from raysim.cli.app import app
 from raysim.config import to_yaml
 from raysim.data import Dataset, Partition
 from raysim.federation.federation import Federation
