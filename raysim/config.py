@@ -37,7 +37,7 @@ from raysim.data import PARTITIONS, SOURCES, Proxy
 from raysim.data.partition import Natural
 from raysim.methods import CLIENTS, STEPS, WEIGHTINGS
 from raysim.models import MODELS, torchvision
-from raysim.store.records import DamagedManifest, begun
+from raysim.store.manifest import DamagedManifest, read_manifest
 from raysim.store.sinks import SINKS
 
 # Applied before the file, whose keys win: mappings are merged, lists and values replaced. Besides sections a preset may
@@ -417,7 +417,7 @@ def check_unchanged(config: Config, folder: Path) -> None:
     """Raises `ConfigError` where the run in `folder` was begun with settings that make other bits, or does not say."""
     faults = []
     try:
-        settings = begun(folder).get("settings")
+        settings = read_manifest(folder).get("settings")
     except DamagedManifest:
         settings = None
     if not isinstance(settings, dict):

@@ -20,7 +20,7 @@ from raysim.cli import doctor
 from raysim.cli.main import app, new_folder
 from raysim.cli.play import aligned, bytes_, percent
 from raysim.config import ConfigError, load, to_yaml
-from raysim.store import records
+from raysim.store import tables
 
 ROOT = Path(__file__).parent.parent
 
@@ -238,7 +238,7 @@ def test_personal_scores_stand_beside_the_global_ones(tiny: Path) -> None:
     ran = raysim(
         "run", tiny, "--out", "run", "--set", "evaluate.personal=after_init", "--set", "data.client_test_frac=0.2"
     )
-    last = records.read(Path("run"), "rounds").to_pylist()[-1]
+    last = tables.read(Path("run"), "rounds").to_pylist()[-1]
     shown = f"accuracy {percent(last['accuracy']):>7}   personal {percent(last['personal_accuracy_micro']):>7}"
     assert shown in ran.output
     lines = dict(line.split(maxsplit=1) for line in ran.output.splitlines()[-7:])

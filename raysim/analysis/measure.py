@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow as pa
 from torch import Tensor
 
-from raysim.store import records
+from raysim.store import tables
 
 if TYPE_CHECKING:
     from raysim.analysis.saved import SavedRun
@@ -61,7 +61,7 @@ def write(name: str, measure: Measure, run: SavedRun) -> Taken:
     about = {"options": dataclasses.asdict(measure), **taken.facts}
     rows = pa.table({column: _plain(values) for column, values in taken.columns.items()})
     rows = rows.replace_schema_metadata({"raysim.measure": json.dumps(about)})
-    records.write_table(run.folder, f"measures/{name}", rows)
+    tables.write_table(run.folder, f"measures/{name}", rows)
     return taken
 
 

@@ -9,7 +9,7 @@ import numpy as np
 from pydantic import PositiveFloat
 
 from raysim.analysis.measure import Measure, MeasureError, Taken
-from raysim.store import records
+from raysim.store import tables
 
 if TYPE_CHECKING:
     from raysim.analysis.saved import SavedRun
@@ -27,7 +27,7 @@ class Correlation(Measure):
     cap: PositiveFloat = 10_000.0
 
     def take(self, run: SavedRun) -> Taken:
-        rows = records.read(run.folder, "clients")
+        rows = tables.read(run.folder, "clients")
         client, weight = rows["client"].to_numpy(), np.nan_to_num(rows["weight"].to_numpy(zero_copy_only=False))
         total = np.bincount(client, weight, minlength=run.partition.clients)
         there = np.flatnonzero(np.bincount(client[weight > 0], minlength=run.partition.clients))

@@ -106,9 +106,9 @@ def claimed(folder: Path) -> Iterator[None]:
 
 def moved(folder: Path) -> list[str]:
     """In what the machine differs from the one that the run in `folder` began on, where low bits depend on it."""
-    from raysim.store.records import begun, manifest
+    from raysim.store.manifest import manifest, read_manifest
 
-    then, now = begun(folder), manifest("", 0, {})
+    then, now = read_manifest(folder), manifest("", 0, {})
     deciding = (("versions", "torch"), ("hardware", "cpu"), ("hardware", "cpu_capability"))
     pairs = [(key, then.get(part, {}).get(key), now[part][key]) for part, key in deciding if then]
     return [f"the run began with {key} {was}, and this is {is_}" for key, was, is_ in pairs if was != is_]

@@ -21,7 +21,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter
 
 from raysim.report import ReportError
-from raysim.store.records import replacing
+from raysim.store.atomic import replacing
 
 COLUMN, PAGE = 3.4, 7.0  # inches: one column of a paper, and both
 INK, GRID, IDLE = "#333333", "#e6e6e6", "#d9d9d9"

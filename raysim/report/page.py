@@ -13,7 +13,7 @@ from typing import Any
 from raysim.report import NoData, ReportError, need
 from raysim.report.runs import Group, Run, compare, differences
 from raysim.report.summary import Summary, summarise
-from raysim.store.records import replacing
+from raysim.store.atomic import replacing
 
 ENLARGED = 1.6  # figures are made for paper, which is held closer than a screen
 PORTRAITS = 6  # of so many configurations one run each is shown in detail; of more, none

@@ -14,7 +14,7 @@ import pyarrow as pa
 import yaml
 
 from raysim.report import NoData, ReportError, need
-from raysim.store import records
+from raysim.store import tables
 
 if TYPE_CHECKING:
     from raysim.report.canvas import Canvas
@@ -48,7 +48,7 @@ class Run:
         """A table as Arrow has it; `.to_pandas()` makes a data frame of it. Raises KeyError for a name not in `tables`."""
         if table not in self._tables:
             try:
-                self._tables[table] = records.read(self.folder, table)
+                self._tables[table] = tables.read(self.folder, table)
             except FileNotFoundError:
                 raise KeyError(f"the run has no table {table!r}; there are {', '.join(self.tables)}") from None
         return self._tables[table]
@@ -58,7 +58,7 @@ class Run:
         """Names of the tables."""
         measures = sorted(f"measures/{path.name}" for path in (self.folder / "measures").glob("[a-z]*"))
         written = ["partition"] if (self.folder / "partition").is_dir() else []
-        return (*records.TABLES, *written, *measures)
+        return (*tables.TABLES, *written, *measures)
 
     def columns(self, table: str) -> dict[str, np.ndarray]:
         """The columns of a table; what is null is NaN, or None in texts."""

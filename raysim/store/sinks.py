@@ -19,7 +19,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Protocol
 
-from raysim.store.records import replacing
+from raysim.store.atomic import replacing
 
 
 class Writer(Protocol):

@@ -17,8 +17,8 @@ from raysim.report import NoData
 from raysim.report.figures import draw
 from raysim.report.observed import BALANCES, critical_point
 from raysim.report.runs import Run
-from raysim.store import records
-from raysim.store.records import Recorder
+from raysim.store import tables
+from raysim.store.tables import Recorder
 
 
 def by_hand(folder: Path, notes: dict[str, Sequence[Any]], seed: int = 3, **changes: Any) -> Run:
@@ -220,7 +220,7 @@ def test_transport_has_both_matrices(measured: Path) -> None:
         matrix = np.ma.filled(axes.get_images()[0].get_array(), np.nan)
         np.testing.assert_allclose(matrix[table["client"], table["other"]], table[column])
         np.testing.assert_allclose(matrix, matrix.T)
-    about = records.read(measured, "measures/transport").num_rows
+    about = tables.read(measured, "measures/transport").num_rows
     assert about == 8 * 7 / 2
     assert panels[2].get_title(loc="left").startswith("rank correlation")
 

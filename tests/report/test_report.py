@@ -34,7 +34,8 @@ from raysim.report.figures import FIGURES, available, draw
 from raysim.report.page import write
 from raysim.report.runs import Run, Shares, compare, find
 from raysim.report.summary import Spread, summarise
-from raysim.store.records import Recorder, write_json
+from raysim.store.atomic import write_json
+from raysim.store.tables import Recorder
 
 NONE = np.nan
 PERSONAL = {"client_test_frac": 0.25}
