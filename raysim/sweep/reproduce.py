@@ -35,7 +35,7 @@ from pydantic import ConfigDict, TypeAdapter, ValidationError
 from raysim.config import ConfigError, load
 from raysim.report import summary
 from raysim.report.runs import Run
-from raysim.report.summary import GLOBAL, Spread, judged_by
+from raysim.report.summary import GLOBAL, OverSeeds, judged_by
 from raysim.sweep.sweep import Choice, Point, choice, runs, seeded
 
 PAPERS = {
@@ -366,14 +366,14 @@ def _cell(points: Sequence[Point], measure: Measure, theirs: float | None) -> st
         return ""
     name, argument = _key(measure)
     of = SCORES[name][0]
-    ours = Spread.of([of(Run(point.folder), *argument) if point.finished else None for point in points])
+    ours = OverSeeds.of([of(Run(point.folder), *argument) if point.finished else None for point in points])
     decimals = 2 if name in PERCENT else None
     text = ours.show(decimals)
     if theirs is None:
         return text
     if not ours.values:
         return f"{text} (paper {theirs:g})"
-    difference = Spread((ours.mean - theirs,)).show(decimals or 3)
+    difference = OverSeeds((ours.mean - theirs,)).show(decimals or 3)
     return f"{text} (paper {theirs:g}, {'' if difference.startswith('-') else '+'}{difference})".replace("-", "−")
 
 

@@ -15,8 +15,9 @@ import raysim
 from raysim.config import to_yaml
 from raysim.report import NoData
 from raysim.report.figures import draw
-from raysim.report.observed import BALANCES, critical_point
 from raysim.report.runs import Run
+from raysim.report.shrinking import BALANCES
+from raysim.report.updates import critical_point
 from raysim.store import tables
 from raysim.store.tables import Recorder
 
@@ -103,7 +104,7 @@ def test_the_two_ratios_are_told_apart(tmp_path: Path) -> None:
     assert [text.get_text() for text in figure.legends[0].get_texts()] == ["2 rounds", "normal, 15 ± 7.1"]
 
 
-def test_spread_against_ratio_takes_what_was_recorded(tmp_path: Path) -> None:
+def test_disagreement_against_ratio_takes_what_was_recorded(tmp_path: Path) -> None:
     notes = {"fedlws.model_tau": [1.0, 2.0, 3.0], "fedlws.model_r": [0.1, 0.2, 0.3]}
     figure = draw("tau-r", [by_hand(tmp_path / "a", notes)])
     np.testing.assert_allclose(np.asarray(figure.axes[0].collections[0].get_offsets()), [[1, 0.1], [2, 0.2], [3, 0.3]])
