@@ -11,7 +11,7 @@ from conftest import play, tiny
 from reference import forward, inputs, parameters, tensors
 from toy import toy_server
 
-from raysim.cli.play import header
+from raysim.cli.lines import header
 from raysim.config import ConfigError, from_dict, to_dict
 from raysim.core import workbench
 from raysim.core.client import RoundInfo

@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 
 import raysim.engine.engine
 import raysim.engine.ray.ray_engine
-from raysim.cli.main import app
+from raysim.cli.app import app
 from raysim.config import to_yaml
 from raysim.core.cohort import Cohort
 from raysim.core.mixture import Mixture

@@ -25,7 +25,7 @@ from matplotlib.text import Text
 from typer.testing import CliRunner
 
 import raysim
-from raysim.cli.main import app
+from raysim.cli.app import app
 from raysim.config import to_yaml
 from raysim.data import Dataset, Partition
 from raysim.federation.federation import Federation
@@ -569,8 +569,6 @@ def test_a_run_is_running_finished_or_stopped(tmp_path: Path) -> None:
     assert run.state == "stopped"
     write_json(run.folder / "result.json", {"rounds": run.rounds})
     assert (run.state, run.result) == ("finished", {"rounds": run.rounds})
-    write_json(run.folder / "result.json", {"rounds": run.rounds - 1})  # and then its rounds were raised
-    assert run.state == "stopped"
 
 
 def test_find_looks_into_folders(folder: Path, tmp_path: Path) -> None:
