@@ -24,7 +24,7 @@ from raysim.cli.run import new_folder
 from raysim.config import ConfigError, fingerprint, load, to_yaml
 from raysim.methods import FedLWS
 from raysim.shipped import find
-from raysim.store import records
+from raysim.store import manifest, tables
 
 ROOT = Path(__file__).parent.parent
 
@@ -242,7 +242,7 @@ def test_personal_scores_stand_beside_the_global_ones(tiny: Path) -> None:
     ran = raysim(
         "run", tiny, "--out", "run", "--set", "evaluate.personal=after_init", "--set", "data.client_test_frac=0.2"
     )
-    last = records.read(Path("run"), "rounds").to_pylist()[-1]
+    last = tables.read(Path("run"), "rounds").to_pylist()[-1]
     shown = f"accuracy {percent(last['accuracy']):>7}   personal {percent(last['personal_accuracy_micro']):>7}"
     assert shown in ran.output
     lines = dict(line.split(maxsplit=1) for line in ran.output.splitlines()[-7:])
@@ -403,8 +403,8 @@ def test_a_finished_run_is_extended_to_the_bits_of_a_longer_one(tiny: Path, meth
     assert sha256(extended.output) == sha256(longer.output)
     config = load("run/config.yaml")
     assert (config.rounds.total, config.evaluate.batch_size) == (6, 7)
-    assert records.begun(Path("run"))["config_hash"] == fingerprint(config)
-    assert records.read(Path("run"), "rounds")["round"].to_pylist() == list(range(6))
+    assert manifest.read_manifest(Path("run"))["config_hash"] == fingerprint(config)
+    assert tables.read(Path("run"), "rounds")["round"].to_pylist() == list(range(6))
     again = raysim("resume", "run")
     assert again.output.startswith("This run is complete.\n")
     assert sha256(again.output) == sha256(longer.output)

@@ -9,7 +9,7 @@ from pydantic import PositiveFloat
 
 from raysim.analysis.measure import Measure, MeasureError, Taken
 from raysim.analysis.run_view import RunView
-from raysim.store import records
+from raysim.store import tables
 
 
 @dataclass(frozen=True)
@@ -25,7 +25,7 @@ class Correlation(Measure):
     """Greatest degree of heterogeneity that a client can have."""
 
     def take(self, run: RunView) -> Taken:
-        rows = records.read(run.folder, "clients")
+        rows = tables.read(run.folder, "clients")
         client, weight = rows["client"].to_numpy(), np.nan_to_num(rows["weight"].to_numpy(zero_copy_only=False))
         total = np.bincount(client, weight, minlength=len(run.sizes))
         there = np.flatnonzero(np.bincount(client[weight > 0], minlength=len(run.sizes)))

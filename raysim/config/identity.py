@@ -13,7 +13,7 @@ import yaml
 from raysim.config.build import plain
 from raysim.config.messages import ConfigError
 from raysim.config.schema import Config
-from raysim.store.records import DamagedManifest, begun
+from raysim.store.manifest import DamagedManifest, read_manifest
 
 
 def to_dict(config: Config) -> dict[str, Any]:
@@ -47,7 +47,7 @@ def check_unchanged(config: Config, folder: Path) -> None:
     """Raises `ConfigError` where the run in `folder` began with settings that make other bits, or does not say."""
     faults = []
     try:
-        settings = begun(folder).get("settings")
+        settings = read_manifest(folder).get("settings")
     except DamagedManifest:
         settings = None
     if not isinstance(settings, dict):

@@ -24,7 +24,7 @@ from raysim.analysis.transport import Transport, dataset_distance, squared_wasse
 from raysim.analysis.weights import Correlation, degrees, pearson
 from raysim.cli.app import app
 from raysim.federation.saved import SavedRun
-from raysim.store import records
+from raysim.store import tables
 
 
 def flat(folder: Path, t: int, name: str) -> torch.Tensor:
@@ -191,7 +191,7 @@ def test_the_way_of_a_client(measured: Path) -> None:
 
 def test_weights_are_summed_over_the_rounds(measured: Path) -> None:
     taken = Correlation().take(SavedRun(measured)).columns
-    rows = records.read(measured, "clients").to_pylist()
+    rows = tables.read(measured, "clients").to_pylist()
     wanted = [sum(row["weight"] for row in rows if row["client"] == client) for client in taken["client"]]
     np.testing.assert_allclose(taken["weight"], wanted)
     assert list(taken["client"]) == list(range(8))
