@@ -57,7 +57,7 @@ def measure(
     with reported():
         chosen = read_entry(Catalogue("measure", MEASURES), name, overrides or ())
         need(chosen)
-        from raysim.analysis.saved import SavedRun
+        from raysim.federation.saved import SavedRun
 
         for one in find(runs):
             taken = write(name, chosen, SavedRun(one.folder))

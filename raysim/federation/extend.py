@@ -24,7 +24,7 @@ def check_extension(config: Config, folder: Path) -> None:
 def reads_total_rounds(config: Config) -> list[str]:
     """Names of the run's methods whose arithmetic depends on `rounds.total`, as they declare."""
     found = [(STACKS[stack].entries, method) for stack in STACKS for method in getattr(config, stack)]
-    return [name_in(entries, method) for entries, method in found if getattr(method, "reads_total_rounds", False)]
+    return [name_in(entries, method) for entries, method in found if method.reads_total_rounds]
 
 
 def rewrite(config: Config, folder: Path) -> None:
