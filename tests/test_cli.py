@@ -22,7 +22,6 @@ from raysim.cli.app import app
 from raysim.cli.lines import aligned, bytes_, percent
 from raysim.cli.run import new_folder
 from raysim.config import ConfigError, fingerprint, load, to_yaml
-from raysim.methods import FedLWS
 from raysim.shipped import find
 from raysim.store import manifest, tables
 
@@ -442,15 +441,12 @@ def test_a_run_does_not_go_on_with_settings_that_change_its_bits(tiny: Path, cha
     assert Path("run/result.json").exists()
 
 
-def test_a_method_that_computes_with_the_number_of_rounds_is_not_extended(
-    tiny: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(FedLWS, "reads_total_rounds", True, raising=False)
-    assert raysim("run", tiny, "--out", "run").exit_code == 0
+def test_a_method_that_computes_with_the_number_of_rounds_is_not_extended(tiny: Path) -> None:
+    assert raysim("run", tiny, "--out", "run", "--set", "client=[fedphp]").exit_code == 0
     refused = raysim("resume", "run", "--set", "rounds.total=6")
     assert refused.exit_code == 2
     assert refused.stderr == (
-        "rounds.total: fedlws computes with the number of rounds, so a run of 3 is not the beginning of one of 6. "
+        "rounds.total: fedphp computes with the number of rounds, so a run of 3 is not the beginning of one of 6. "
         "Start another run.\n"
     )
     assert raysim("resume", "run", "--set", "evaluate.batch_size=7").exit_code == 0

@@ -34,7 +34,7 @@ from raysim.config import (
 from raysim.core.client import ClientMethod
 from raysim.core.facts import RunFacts
 from raysim.core.server import ServerStep, Weighting
-from raysim.data.datasets import Digits
+from raysim.data.sources import Digits
 from raysim.data.partition import IIDEqual
 
 CONFIGS = Path(__file__).parent.parent / "configs"
