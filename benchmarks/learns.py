@@ -25,9 +25,10 @@ import yaml
 from catalogue import SETTINGS, Setting
 
 from raysim.config import from_dict
-from raysim.federation.federation import Federation
 from raysim.config.shipped import find
-from raysim.store.records import manifest, read
+from raysim.federation.federation import Federation
+from raysim.store.manifest import manifest
+from raysim.store.tables import read
 
 CASES: dict[str, Setting] = SETTINGS
 FEDAVG = "FedAvg"

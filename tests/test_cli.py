@@ -21,10 +21,9 @@ from raysim.cli import doctor, machine
 from raysim.cli.app import app
 from raysim.config import ConfigError, fingerprint, load, to_yaml
 from raysim.config.shipped import find
-from raysim.methods import FedLWS
 from raysim.play.folder import new_folder
 from raysim.play.lines import aligned, bytes_, percent
-from raysim.store import records
+from raysim.store import manifest, tables
 
 ROOT = Path(__file__).parent.parent
 
@@ -242,7 +241,7 @@ def test_personal_scores_stand_beside_the_global_ones(tiny: Path) -> None:
     ran = raysim(
         "run", tiny, "--out", "run", "--set", "evaluate.personal=after_init", "--set", "data.client_test_frac=0.2"
     )
-    last = records.read(Path("run"), "rounds").to_pylist()[-1]
+    last = tables.read(Path("run"), "rounds").to_pylist()[-1]
     shown = f"accuracy {percent(last['accuracy']):>7}   personal {percent(last['personal_accuracy_micro']):>7}"
     assert shown in ran.output
     lines = dict(line.split(maxsplit=1) for line in ran.output.splitlines()[-7:])
@@ -403,8 +402,8 @@ def test_a_finished_run_is_extended_to_the_bits_of_a_longer_one(tiny: Path, meth
     assert sha256(extended.output) == sha256(longer.output)
     config = load("run/config.yaml")
     assert (config.rounds.total, config.evaluate.batch_size) == (6, 7)
-    assert records.begun(Path("run"))["config_hash"] == fingerprint(config)
-    assert records.read(Path("run"), "rounds")["round"].to_pylist() == list(range(6))
+    assert manifest.read_manifest(Path("run"))["config_hash"] == fingerprint(config)
+    assert tables.read(Path("run"), "rounds")["round"].to_pylist() == list(range(6))
     again = raysim("resume", "run")
     assert again.output.startswith("This run is complete.\n")
     assert sha256(again.output) == sha256(longer.output)
@@ -442,15 +441,12 @@ def test_a_run_does_not_go_on_with_settings_that_change_its_bits(tiny: Path, cha
     assert Path("run/result.json").exists()
 
 
-def test_a_method_that_computes_with_the_number_of_rounds_is_not_extended(
-    tiny: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(FedLWS, "reads_total_rounds", True, raising=False)
-    assert raysim("run", tiny, "--out", "run").exit_code == 0
+def test_a_method_that_computes_with_the_number_of_rounds_is_not_extended(tiny: Path) -> None:
+    assert raysim("run", tiny, "--out", "run", "--set", "client=[fedphp]").exit_code == 0
     refused = raysim("resume", "run", "--set", "rounds.total=6")
     assert refused.exit_code == 2
     assert refused.stderr == (
-        "rounds.total: fedlws computes with the number of rounds, so a run of 3 is not the beginning of one of 6. "
+        "rounds.total: fedphp computes with the number of rounds, so a run of 3 is not the beginning of one of 6. "
         "Start another run.\n"
     )
     assert raysim("resume", "run", "--set", "evaluate.batch_size=7").exit_code == 0

@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 from raysim.cli.app import app
 from raysim.config import ConfigError
-from raysim.store.records import read
+from raysim.store.tables import read
 from raysim.sweep.items import Item, find, folder, items, listing
 
 TABLE = """

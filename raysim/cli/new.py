@@ -56,8 +56,8 @@ def outside(words: Mapping[str, str]) -> str:
     """Write a module that registers the method itself, and its test; what to say of them."""
     name, title = words["name"], words["title"]
     registration = {
-        "imports": f"from raysim.methods import {words['table']}\n",
-        "ending": f'\n\n{words["table"]}["{name}"] = {title}  # its name in a configuration\n',
+        "imports": "from raysim.registry import REGISTRY\n",
+        "decorator": f'@REGISTRY.add("{words["role"]}", "{name}")  # its name in a configuration\n',
     }
     path, test = Path(f"{name}.py"), Path(f"test_{name}.py")
     importing = {"imports": f"import pytest\nfrom {name} import {title}\n"}
@@ -81,7 +81,7 @@ def in_checkout(words: Mapping[str, str]) -> str:
     listed = registered(catalogue.read_text(encoding="utf-8"), words)
     write(
         {
-            path: filled(words["role"], {**words, "imports": "", "ending": ""}),
+            path: filled(words["role"], {**words, "imports": "", "decorator": ""}),
             test: filled("test", {**words, **importing}),
         }
     )

@@ -1,10 +1,9 @@
 """Data sets, and who holds which sample. Knows nothing of methods or engines."""
 
-from raysim.data import datasets, partition
-from raysim.data.datasets import Dataset
+from raysim.data.dataset import Dataset
 from raysim.data.errors import DataError
-from raysim.data.partition import Partition, Proxy, Scheme, make_partition
-from raysim.registry import REGISTRY, Table
+from raysim.data.partition import PARTITIONS, Partition, Proxy, Scheme, make_partition
+from raysim.data.sources import SOURCES, Source
 
 __all__ = [
     "PARTITIONS",
@@ -14,8 +13,6 @@ __all__ = [
     "Partition",
     "Proxy",
     "Scheme",
+    "Source",
     "make_partition",
 ]
-
-SOURCES: Table[type] = REGISTRY.table("dataset").fill(datasets.SOURCES)
-PARTITIONS: Table[type[Scheme]] = REGISTRY.table("partition").fill(partition.PARTITIONS)

@@ -3,6 +3,7 @@
 import io
 import pickle
 from pathlib import Path
+from typing import Any
 
 from raysim.data.errors import DataError
 
@@ -15,7 +16,7 @@ def _latin1(text: str, encoding: str) -> bytes:
 
 
 class _ArrayUnpickler(pickle.Unpickler):
-    def find_class(self, module: str, name: str):
+    def find_class(self, module: str, name: str) -> Any:
         if (module, name) == ("_codecs", "encode"):
             return _latin1
         if (module, name) in {
@@ -28,7 +29,7 @@ class _ArrayUnpickler(pickle.Unpickler):
         raise pickle.UnpicklingError(f"it asks for {module}.{name}, and only NumPy arrays are allowed")
 
 
-def read_arrays(file: Path) -> dict:
+def read_arrays(file: Path) -> dict[str, Any]:
     """The dictionary of arrays, lists, strings and numbers that `file` holds; DataError for anything else."""
     try:
         content = _ArrayUnpickler(io.BytesIO(file.read_bytes()), encoding="latin1").load()  # written by Python 2

@@ -6,7 +6,8 @@ import json
 from pathlib import Path
 
 from raysim.config import STACKS, Config, ConfigError, check_unchanged, fingerprint, load, name_in, to_yaml
-from raysim.store.records import begun, replacing, write_json
+from raysim.store.atomic import replacing, write_json
+from raysim.store.manifest import read_manifest
 
 
 def check_extension(config: Config, folder: Path) -> None:
@@ -24,12 +25,12 @@ def check_extension(config: Config, folder: Path) -> None:
 def reads_total_rounds(config: Config) -> list[str]:
     """Names of the run's methods whose arithmetic depends on `rounds.total`, as they declare."""
     found = [(STACKS[stack].entries, method) for stack in STACKS for method in getattr(config, stack)]
-    return [name_in(entries, method) for entries, method in found if getattr(method, "reads_total_rounds", False)]
+    return [name_in(entries, method) for entries, method in found if method.reads_total_rounds]
 
 
 def rewrite(config: Config, folder: Path) -> None:
     """Let the folder of a run that goes on tell of `config`, and no more of an end that is not one any longer."""
-    described = begun(folder)
+    described = read_manifest(folder)
     if described.get("config_hash") != fingerprint(config):
         with replacing(folder / "config.yaml") as path:
             path.write_text(to_yaml(config), encoding="utf-8")

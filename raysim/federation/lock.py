@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from raysim.config import Config, ConfigError
-from raysim.store.records import begun, manifest
+from raysim.store.manifest import manifest, read_manifest
 
 
 @contextmanager
@@ -34,7 +34,7 @@ def run_lock(folder: Path) -> Iterator[None]:
 
 def machine_changes(folder: Path) -> list[str]:
     """Sentences on how this machine differs from the one on which the run in `folder` began, where low bits depend on it."""
-    then, now = begun(folder), manifest("", 0, {})
+    then, now = read_manifest(folder), manifest("", 0, {})
     deciding = (("versions", "torch"), ("hardware", "cpu"), ("hardware", "cpu_capability"))
     pairs = [(key, then.get(part, {}).get(key), now[part][key]) for part, key in deciding if then]
     return [f"the run began with {key} {was}, and this is {is_}" for key, was, is_ in pairs if was != is_]

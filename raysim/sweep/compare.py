@@ -13,9 +13,9 @@ from raysim.sweep.grid import Point
 def compare(points: Sequence[Point], page: Path, target: float | None = None) -> None:
     """Print the comparison of the finished runs, if there are any, and write their report to `page`."""
     from raysim.report import MissingExtra
+    from raysim.report.groups import compare as grouped
     from raysim.report.page import write
     from raysim.report.runs import Run
-    from raysim.report.runs import compare as grouped
     from raysim.report.summary import summarise
 
     runs = [Run(point.folder) for point in points if point.finished]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from raysim.report.runs import Run
-from raysim.report.summary import Spread
+from raysim.report.summary import OverSeeds
 from raysim.sweep.grid import Point, choice
 from raysim.sweep.items import Cell, Item
 from raysim.sweep.scores import PERCENT, SCORES, Measure, key_of
@@ -73,12 +73,12 @@ def _cell(points: Sequence[Point], measure: Measure, theirs: float | None) -> st
         return ""
     name, argument = key_of(measure)
     of = SCORES[name][0]
-    ours = Spread.of([of(Run(point.folder), *argument) if point.finished else None for point in points])
+    ours = OverSeeds.of([of(Run(point.folder), *argument) if point.finished else None for point in points])
     decimals = 2 if name in PERCENT else None
     text = ours.show(decimals)
     if theirs is None:
         return text
     if not ours.values:
         return f"{text} (paper {theirs:g})"
-    difference = Spread((ours.mean - theirs,)).show(decimals or 3)
+    difference = OverSeeds((ours.mean - theirs,)).show(decimals or 3)
     return f"{text} (paper {theirs:g}, {'' if difference.startswith('-') else '+'}{difference})".replace("-", "−")

@@ -17,8 +17,8 @@ import torch
 from PIL import Image
 
 from raysim.data import SOURCES, DataError, Dataset
-from raysim.data.datasets import CIFAR10, CIFAR100, EMNIST, MNIST, Digits, FashionMNIST, Images, Npz, Parquet, Synthetic
 from raysim.data.pickles import read_arrays
+from raysim.data.sources import CIFAR10, CIFAR100, EMNIST, MNIST, Digits, FashionMNIST, Images, Npz, Parquet, Synthetic
 from raysim.data.text import build_vocabulary, encode, tokenize
 
 RNG = np.random.default_rng(0)

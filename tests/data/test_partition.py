@@ -34,7 +34,7 @@ def toy(train=2000, test=500, classes=10, client=None) -> Dataset:
 
 DATA = toy(client=np.arange(2500) // 7 % 20)  # 20 natural clients, in both splits
 
-# One setting of every scheme, and whether it gives every row it may deal to some client.
+# One setting of every scheme, and whether it gives every row that it may partition to some client.
 SCHEMES = {
     "dirichlet_counts": (DirichletCounts(0.3, 20), True),
     "dirichlet_hybrid": (DirichletHybrid(), True),
@@ -64,8 +64,8 @@ def test_rows_have_one_use_and_seeds_reproduce(name):
     rows = np.concatenate([*part.train, *part.test, *part.val, part.proxy])
     assert len(np.unique(rows)) == len(rows)
     if covers:
-        dealt = np.union1d(scheme.rows(DATA), part.proxy)
-        assert np.array_equal(np.sort(rows), dealt)
+        partitioned = np.union1d(scheme.rows(DATA), part.proxy)
+        assert np.array_equal(np.sort(rows), partitioned)
     assert not np.isin(part.server_test, part.proxy).any()
     assert not np.isin(part.server_test, np.concatenate([*part.train, *part.val])).any()
     assert np.isin(part.server_test, np.arange(2000, 2500)).all() or scheme.test_frac is not None
@@ -146,7 +146,7 @@ def test_p1_min_size_redraws_and_gives_up_with_a_way_out():
     assert make_partition(DATA, DirichletCounts(0.3, 20, min_size=small + 5), seed=0).sizes.min() >= small + 5
     with pytest.raises(DataError, match=r"dirichlet_counts: in 100 redraws .* not 101; raise alpha, or lower min_size"):
         make_partition(DATA, DirichletCounts(0.3, 20, min_size=101), seed=0)
-    with pytest.raises(DataError, match="no draw could be dealt; raise alpha"):  # gamma variates underflow to 0
+    with pytest.raises(DataError, match="no draw could be carried out; raise alpha"):  # gamma variates underflow to 0
         make_partition(toy(400, 10, 40), DirichletCounts(1e-4, 3), seed=0)
 
 
@@ -361,7 +361,7 @@ def test_p10_long_tail_and_shortage():
     assert np.bincount(DATA.y[part.proxy]).tolist() == expected
     assert expected[0] == 20
     assert expected[9] == 2
-    with pytest.raises(DataError, match="the test split of toy has 50 rows of class 0, but 51 are asked for; lower"):
+    with pytest.raises(DataError, match="the test split of toy has 50 rows of class 0, but 51 are needed; lower"):
         make_partition(DATA, IIDEqual(10), seed=0, proxy=Proxy(501))
 
 

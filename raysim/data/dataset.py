@@ -1,0 +1,89 @@
+"""The one in-memory data set type."""
+
+import hashlib
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from raysim.data.errors import DataError
+
+if TYPE_CHECKING:
+    import torch
+
+
+@dataclass(frozen=True, eq=False)
+class Dataset:
+    """Samples as contiguous arrays, decoded once per node, then only read. Raises DataError if they do not fit."""
+
+    name: str
+    """Name that messages and tables show."""
+    x: np.ndarray
+    """Samples: [n, C, H, W] uint8 images, [n, T] int32 tokens or [n, F] float32 features; training rows come first."""
+    y: np.ndarray
+    """[n] int64 classes."""
+    train_rows: int
+    """Rows [0, train_rows) are the training split, the others the test split."""
+    classes: tuple[str, ...]
+    """Names of the classes."""
+    client: np.ndarray | None = None
+    """[n] int64 natural client of each row, -1 where a row has none."""
+    scale: float = 1.0
+    """The model's input is (x / scale - mean) / std, per channel; tokens go in as they are."""
+    mean: tuple[float, ...] = (0.0,)
+    """See `scale`."""
+    std: tuple[float, ...] = (1.0,)
+    """See `scale`."""
+    vocab: int | None = None
+    """Number of token ids, for text."""
+
+    def __post_init__(self) -> None:
+        n = len(self.x)
+        if not self.x.flags.c_contiguous:
+            raise DataError(f"{self.name}: x is not C-contiguous; pass it through numpy.ascontiguousarray")
+        if self.y.shape != (n,) or (self.client is not None and self.client.shape != (n,)):
+            raise DataError(f"{self.name}: {n} samples need {n} labels, and as many clients where there are any")
+        if not 0 < self.train_rows <= n:
+            raise DataError(
+                f"{self.name}: {self.train_rows} training rows of {n}; at least one row must be for training"
+            )
+        wrong = np.flatnonzero((self.y < 0) | (self.y >= self.num_classes))
+        if wrong.size:
+            raise DataError(
+                f"{self.name}: row {wrong[0]} has label {self.y[wrong[0]]}, outside 0..{self.num_classes - 1}; "
+                "number the classes from 0"
+            )
+
+    def sha256(self) -> str:
+        """Hash of all samples and labels."""
+        digest = hashlib.sha256(repr((self.x.shape, self.x.dtype.str, self.train_rows)).encode())
+        digest.update(self.x.data)
+        digest.update(np.ascontiguousarray(self.y).data)
+        return digest.hexdigest()
+
+    @property
+    def sample_shape(self) -> tuple[int, ...]:
+        """Shape of one sample as it is stored."""
+        return self.x.shape[1:]
+
+    @property
+    def num_classes(self) -> int:
+        return len(self.classes)
+
+    @property
+    def is_text(self) -> bool:
+        return self.vocab is not None
+
+    def transform(self, x: "torch.Tensor") -> "torch.Tensor":
+        """Rows of `x` [B, ...], on any device, to the model's input: float32 of the same shape, or int64 tokens."""
+        if self.is_text:
+            return x.long()
+        x = x / self.scale if self.scale != 1 else x.float()
+        # In place, and in the order of torchvision's ToTensor and Normalize: the bits agree.
+        for values, neutral, change in ((self.mean, 0, x.sub_), (self.std, 1, x.div_)):
+            if len(values) == 1:
+                if values[0] != neutral:
+                    change(values[0])
+            else:
+                change(x.new_tensor(values).view((-1,) + (1,) * (x.dim() - 2)))
+        return x

@@ -1,0 +1,82 @@
+"""Random samples for every client: P7, P9 and skewed sizes."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from raysim.data.dataset import Dataset
+from raysim.data.partition.base import Scheme, equal_shards, redraw, require, rounded_draw, share_out
+
+
+@dataclass(frozen=True)
+class IIDEqual(Scheme):
+    """P7: floor(n / N) random samples each (FedLAW's and FedLWS's iid flag; FedLDF: 50 × 1000)."""
+
+    clients: int = 20
+    """Number of clients."""
+    seed: int | None = None
+    """Seed of the draws; null takes the seed of the run."""
+
+    def __post_init__(self) -> None:
+        require(self.clients >= 1, f"iid_equal: clients is {self.clients}; it must be at least 1")
+
+    def split(self, data: Dataset, rows: np.ndarray, rng: np.random.RandomState) -> list[np.ndarray]:
+        return equal_shards("iid_equal", rows, self.clients, rng)
+
+
+@dataclass(frozen=True)
+class LabelSwap(Scheme):
+    """P9: P7, but corrupted clients exchange two labels in all their data (FedLAW, table 8).
+
+    The paper does not say which two: every corrupted client draws its own pair.
+    """
+
+    fraction: float
+    """Share of the clients that are corrupted, rounded to whole clients; 0.25, 0.5 or 0.75 in the paper."""
+    clients: int = 20
+    """Number of clients."""
+    seed: int | None = None
+    """Seed of the draws; null takes the seed of the run."""
+
+    def __post_init__(self) -> None:
+        require(0 <= self.fraction <= 1, f"label_swap: fraction is {self.fraction}; it must lie in 0..1")
+        require(self.clients >= 1, f"label_swap: clients is {self.clients}; it must be at least 1")
+
+    def split(self, data: Dataset, rows: np.ndarray, rng: np.random.RandomState) -> list[np.ndarray]:
+        return equal_shards("label_swap", rows, self.clients, rng)
+
+    def label_map(self, data: Dataset, rng: np.random.RandomState) -> np.ndarray:
+        require(data.num_classes >= 2, f"label_swap: {data.name} has one class, so there is nothing to exchange")
+        seen = np.tile(np.arange(data.num_classes), (self.clients, 1))
+        for client in rng.choice(self.clients, round(self.fraction * self.clients), replace=False):
+            pair = rng.choice(data.num_classes, 2, replace=False)
+            seen[client, pair] = pair[::-1]
+        return seen
+
+
+@dataclass(frozen=True)
+class QuantitySkew(Scheme):
+    """Sizes by Dir(alpha), labels IID (Li et al., Federated Learning on Non-IID Data Silos, 2022)."""
+
+    alpha: float = 0.5
+    """Concentration of the Dirichlet draw of the sizes; a smaller one gives more skew."""
+    clients: int = 20
+    """Number of clients."""
+    min_size: int = 10
+    """Training rows that every client must get."""
+    seed: int | None = None
+    """Seed of the draws; null takes the seed of the run."""
+
+    def __post_init__(self) -> None:
+        require(self.alpha > 0, f"quantity_skew: alpha is {self.alpha}; it must be positive")
+        require(self.clients >= 1, f"quantity_skew: clients is {self.clients}; it must be at least 1")
+
+    def split(self, data: Dataset, rows: np.ndarray, rng: np.random.RandomState) -> list[np.ndarray]:
+        pool = rng.permutation(rows)
+        drawn = redraw(
+            "quantity_skew",
+            lambda: rounded_draw([pool], rng.dirichlet(np.full(self.clients, self.alpha), 1)),
+            self.min_size,
+            "raise alpha, or lower min_size or clients",
+        )
+        return share_out(*drawn)

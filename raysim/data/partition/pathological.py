@@ -1,0 +1,117 @@
+"""Label skew by choice of classes: P5 and P8."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from raysim.data.dataset import Dataset
+from raysim.data.partition.base import (
+    NOTHING,
+    MergingScheme,
+    Scheme,
+    check_merged,
+    class_pools,
+    least_size,
+    require,
+    share_out,
+)
+
+
+@dataclass(frozen=True)
+class Pathological(MergingScheme):
+    """P5: a few classes a client in disjoint blocks, train and test merged, 75/25 (FedALA, Zhang et al., 2023).
+
+    A class goes to the first clients in id order that still lack a class, so clients with near ids share classes. Rows
+    are given out in the order of the data, unshuffled, as in the library. When the quotas of all clients are used up, the
+    classes that remain are left out.
+    """
+
+    classes_per_client: int = 2
+    """Classes that a client holds."""
+    clients: int = 20
+    """Number of clients."""
+    balanced: bool = False
+    """Whether the blocks of a class have equal sizes instead of random ones."""
+    least: int | None = 40
+    """Random block sizes are at least least / C rows; null is min(40, n / 2N), as the library does now."""
+    sharing: Literal["ceil", "floor"] = "ceil"
+    """How N / C · classes_per_client, the number of clients that share a class, is rounded; floor is the code of
+    2022."""
+    merge: bool = True
+    """Whether the test split is partitioned too; false for Tiny-ImageNet."""
+    test_frac: float = 0.25
+    """Share of each client's rows that is held out for its test."""
+    seed: int | None = None
+    """Seed of the draws; null takes the seed of the run."""
+
+    def __post_init__(self) -> None:
+        require(
+            self.classes_per_client >= 1,
+            f"pathological: classes_per_client is {self.classes_per_client}; it must be at least 1",
+        )
+        check_merged("pathological", self.clients, self.test_frac)
+
+    def split(self, data: Dataset, rows: np.ndarray, rng: np.random.RandomState) -> list[np.ndarray]:
+        pools = class_pools(data, rows)
+        quota = np.full(self.clients, self.classes_per_client)
+        sharing, rest = divmod(self.clients * self.classes_per_client, data.num_classes)
+        sharing += self.sharing == "ceil" and rest > 0
+        require(
+            sharing >= 1,
+            f"pathological: {self.clients} clients of {self.classes_per_client} classes leave no whole client for each "
+            f"of {data.num_classes} classes; raise classes_per_client or clients, or set sharing: ceil",
+        )
+        least = least_size(self.least, len(rows), self.clients) / data.num_classes
+        counts = np.zeros((data.num_classes, self.clients), np.int64)
+        for c, pool in enumerate(pools):
+            takers = np.flatnonzero(quota > 0)[:sharing]
+            if not takers.size:
+                break
+            quota[takers] -= 1
+            counts[c, takers] = self._block_sizes(c, len(pool), len(takers), least, rng)
+        return share_out(pools, counts)
+
+    def _block_sizes(self, c: int, n: int, takers: int, least: float, rng: np.random.RandomState) -> np.ndarray:
+        """[takers] sizes of the blocks of class c; the last one takes what is left."""
+        equal = n / takers
+        if self.balanced:
+            sizes = np.full(takers - 1, int(equal))
+        else:
+            low, high = int(max(equal / 10, least)), int(equal)
+            require(
+                low < high or takers == 1,
+                f"pathological: the {n} rows of class {c} do not make {takers} blocks of random size from {low} up; "
+                "lower least or clients, or set balanced: true",
+            )
+            sizes = rng.randint(low, high, takers - 1) if takers > 1 else NOTHING
+        return np.append(sizes, n - sizes.sum())
+
+
+@dataclass(frozen=True)
+class ClassGroups(Scheme):
+    """P8: equal clients; a third has the lower half of the classes, a third the upper, a third all (FedLWS)."""
+
+    clients: int = 12
+    """Number of clients, a multiple of 3."""
+    seed: int | None = None
+    """Seed of the draws; null takes the seed of the run."""
+
+    def __post_init__(self) -> None:
+        require(
+            self.clients >= 3 and self.clients % 3 == 0, f"class_groups: clients is {self.clients}; use a multiple of 3"
+        )
+
+    def split(self, data: Dataset, rows: np.ndarray, rng: np.random.RandomState) -> list[np.ndarray]:
+        third = self.clients // 3
+        is_lower = data.y[rows] < data.num_classes // 2
+        lower, upper = rng.permutation(rows[is_lower]), rng.permutation(rows[~is_lower])
+        # n / N each, or less where the rarer half of the classes does not give a third of the clients as much
+        size = min(len(rows) // self.clients, len(lower) // third, len(upper) // third)
+        require(
+            size >= 1,
+            f"class_groups: {len(lower)} and {len(upper)} samples of the two halves of the classes are too few "
+            f"for {self.clients} clients; lower clients",
+        )
+        rest = rng.permutation(np.concatenate([lower[third * size :], upper[third * size :]]))
+        return [shard for pool in (lower, upper, rest) for shard in pool[: third * size].reshape(third, size)]

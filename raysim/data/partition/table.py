@@ -1,0 +1,114 @@
+"""Who holds which rows of a data set, and for what."""
+
+import hashlib
+import json
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from raysim.data.dataset import Dataset
+from raysim.data.errors import DataError
+
+if TYPE_CHECKING:
+    import pyarrow
+
+
+@dataclass(frozen=True, eq=False)
+class Partition:
+    """Rows of a Dataset by client and use.
+
+    A row has one use, except that the server may test on the clients' test rows and on an oracle's proxy set.
+    """
+
+    train: tuple[np.ndarray, ...]
+    """Per client the int64 training rows; empty where a client got nothing."""
+    test: tuple[np.ndarray, ...]
+    """Per client the rows of its own test."""
+    val: tuple[np.ndarray, ...]
+    """Per client the rows of its validation."""
+    server_test: np.ndarray
+    """Rows that the global model is tested on."""
+    proxy: np.ndarray
+    """Rows of the server's proxy set."""
+    label_map: np.ndarray | None = None
+    """[N, C] int64: the class that client i takes class c for (P9); None is the truth."""
+
+    @property
+    def clients(self) -> int:
+        return len(self.train)
+
+    @property
+    def sizes(self) -> np.ndarray:
+        """[N] int64 training samples."""
+        return np.array([len(rows) for rows in self.train], np.int64)
+
+    def label_counts(self, data: Dataset) -> np.ndarray:
+        """[N, C] int64 training samples by client and by the label the client sees."""
+        counts = np.zeros((self.clients, data.num_classes), np.int64)
+        for client, rows in enumerate(self.train):
+            labels = data.y[rows] if self.label_map is None else self.label_map[client, data.y[rows]]
+            counts[client] = np.bincount(labels, minlength=data.num_classes)
+        return counts
+
+    def sha256(self) -> str:
+        """Hash of all rows, their order and the label map: the same on every machine."""
+        digest = hashlib.sha256(f"{self.clients} {self.label_map is not None}".encode())
+        maps = [] if self.label_map is None else list(self.label_map)
+        for rows in (*self.train, *self.test, *self.val, self.server_test, self.proxy, *maps):
+            digest.update(len(rows).to_bytes(8, "little") + rows.astype("<i8").tobytes())
+        return digest.hexdigest()
+
+    def to_table(self, data: Dataset | None = None) -> "pyarrow.Table":
+        """Columns sample, client (-1: the server) and split; the number of clients and the label map are metadata.
+
+        With `data` there are also a column label, the class that the holder takes the sample for, and the names of the
+        classes, so that the table can be read without the data set.
+        """
+        import pyarrow
+
+        uses = [
+            (client, split, rows)
+            for split in ("train", "test", "val")
+            for client, rows in enumerate(getattr(self, split))
+        ]
+        uses += [(-1, "server_test", self.server_test), (-1, "proxy", self.proxy)]
+        lengths = [len(rows) for _, _, rows in uses]
+        header = {"clients": self.clients, "label_map": None if self.label_map is None else self.label_map.tolist()}
+        columns = {
+            "sample": np.concatenate([rows for _, _, rows in uses]),
+            "client": np.repeat(np.array([client for client, _, _ in uses], np.int64), lengths),
+            "split": pyarrow.array(np.repeat([split for _, split, _ in uses], lengths)).dictionary_encode(),
+        }
+        if data is not None:
+            truth = data.y[columns["sample"]]
+            seen = truth if self.label_map is None else self.label_map[columns["client"], truth]
+            columns["label"] = np.where(columns["client"] < 0, truth, seen)
+            header |= {"data": data.name, "classes": data.classes}
+        return pyarrow.table(columns).replace_schema_metadata({"raysim.partition": json.dumps(header)})
+
+    @classmethod
+    def from_table(cls, table: "pyarrow.Table") -> "Partition":
+        """The partition that `to_table` wrote, row for row. Raises DataError for any other table."""
+        stored = (table.schema.metadata or {}).get(b"raysim.partition")
+        if stored is None or not {"sample", "client", "split"} <= set(table.column_names):
+            raise DataError(
+                "the table is no saved partition: it lacks a column sample, client or split, or its metadata"
+            )
+        header = json.loads(stored)
+        sample, client = (table[name].to_numpy().astype(np.int64) for name in ("sample", "client"))
+        split = table["split"].to_numpy()
+
+        def by_client(name: str) -> tuple[np.ndarray, ...]:
+            rows, owner = sample[split == name], client[split == name]
+            return tuple(np.split(rows, np.searchsorted(owner, np.arange(1, header["clients"]))))
+
+        label_map = None if header["label_map"] is None else np.array(header["label_map"], np.int64)
+        return cls(
+            by_client("train"),
+            by_client("test"),
+            by_client("val"),
+            sample[split == "server_test"],
+            sample[split == "proxy"],
+            label_map,
+        )

@@ -1,0 +1,74 @@
+"""What every source has, and what several of them share."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+
+from raysim.data.dataset import Dataset
+from raysim.data.errors import DataError
+
+Normalise = Literal["half", "unit"]
+
+# How uint8 pixels become the model's input. half: (x / 255 - 0.5) / 0.5, in [-1, 1]; unit: x / 255, in [0, 1].
+PREPROCESSING: dict[Normalise, dict[str, Any]] = {
+    "half": {"scale": 255.0, "mean": (0.5,), "std": (0.5,)},
+    "unit": {"scale": 255.0},
+}
+
+
+class Source(ABC):
+    """Where a data set comes from. Subclasses are frozen dataclasses of settings.
+
+    `root` is the folder of all data sets; None means that each source uses its own default.
+    """
+
+    def check(self, root: Path | None) -> str | None:
+        """What is missing, in a sentence that says what to do, or None. Nothing is decoded."""
+        return None
+
+    @abstractmethod
+    def load(self, root: Path | None) -> Dataset:
+        """Read the data set. Raises DataError with the file and the row that is wrong."""
+
+
+def located(path: str, root: Path | None) -> Path:
+    """`path` under `root` where it exists there, else relative to the working directory."""
+    if root is not None and (root / path).exists():
+        return root / path
+    return Path(path)
+
+
+def class_names(
+    train: Sequence[tuple[str, np.ndarray]],
+    test: Sequence[tuple[str, np.ndarray]],
+    names: Sequence[str] | None = None,
+    count: int | None = None,
+) -> tuple[str, ...]:
+    """Names of the classes of (file, labels) pairs: the given names, or the numbers 0..C-1.
+
+    Without names and without a count, the training split decides. It must then hold every class, because a single
+    stray label would otherwise pass for thousands of classes. Raises DataError with file and row of a wrong label.
+    """
+    for file, labels in (*train, *test):
+        if (labels < 0).any():
+            row = int(np.argmax(labels < 0))
+            raise DataError(f"{file}: row {row} has label {labels[row]}; classes are numbered from 0")
+    if names is not None:
+        classes, way_out = tuple(names), "correct it"
+    elif count is not None:
+        classes, way_out = tuple(str(c) for c in range(count)), "correct it or set `classes` to their number"
+    else:
+        seen = np.unique(np.concatenate([labels for _, labels in train]))
+        gap = int(np.argmin(np.append(seen == np.arange(len(seen)), False)))
+        classes = tuple(str(c) for c in range(gap))
+        way_out = f"no training row has label {gap}: number the classes from 0 without gaps, or set `classes`"
+    for file, labels in (*train, *test):
+        if (labels >= len(classes)).any():
+            row = int(np.argmax(labels >= len(classes)))
+            raise DataError(
+                f"{file}: row {row} has label {labels[row]}, but there are {len(classes)} classes; {way_out}"
+            )
+    return classes

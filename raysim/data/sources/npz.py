@@ -1,0 +1,89 @@
+"""NumPy archives."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from raysim.data.dataset import Dataset
+from raysim.data.errors import DataError
+from raysim.data.sources.base import PREPROCESSING, Normalise, Source, class_names, located
+
+
+@dataclass(frozen=True)
+class Npz(Source):
+    """NumPy archive: x_train and y_train (or x and y) and, optionally, x_test, y_test, client_train, client_test."""
+
+    path: str
+    """The .npz file."""
+    classes: int | None = None
+    """Number of classes; needed where a class has no training row."""
+    normalise: Normalise = "half"
+    """Range of the pixels as the model sees them: half is [-1, 1], unit is [0, 1]; floating-point features are
+    taken as they are."""
+
+    def check(self, root: Path | None) -> str | None:
+        file = located(self.path, root)
+        return None if file.is_file() else f"npz: the file {file} is missing; put it there or correct the path."
+
+    def load(self, root: Path | None) -> Dataset:
+        if problem := self.check(root):
+            raise DataError(problem)
+        file = located(self.path, root)
+        try:
+            with np.load(file, allow_pickle=False) as archive:
+                arrays = {key: archive[key] for key in archive.files}
+        except Exception as error:  # zipfile, NumPy and the file system each have their own errors
+            raise DataError(f"{file}: not a readable .npz archive of plain arrays ({error}); save it again") from error
+        for short in ("x", "y", "client"):
+            if short in arrays:
+                arrays.setdefault(f"{short}_train", arrays.pop(short))
+        if "x_train" not in arrays or "y_train" not in arrays:
+            raise DataError(f"{file}: holds {', '.join(arrays) or 'nothing'}; it needs x_train and y_train, or x and y")
+
+        splits = [split for split in ("train", "test") if f"x_{split}" in arrays]
+        x = [self._samples(file, f"x_{split}", arrays) for split in splits]
+        y = [self._numbers(file, f"y_{split}", arrays, len(part)) for split, part in zip(splits, x, strict=True)]
+        labels = [(f"{file} y_{split}", part) for split, part in zip(splits, y, strict=True)]
+        classes = class_names(labels[:1], labels[1:], count=self.classes)
+        client = None
+        if "client_train" in arrays:
+            arrays.setdefault("client_test", np.full(sum(map(len, x[1:])), -1))
+            client = np.concatenate(
+                [self._numbers(file, f"client_{split}", arrays, len(p)) for split, p in zip(splits, x, strict=True)]
+            )
+        if len({(part.shape[1:], part.dtype) for part in x}) > 1:
+            raise DataError(f"{file}: x_test {x[1].shape} {x[1].dtype} is unlike x_train {x[0].shape} {x[0].dtype}")
+        preprocessing = PREPROCESSING[self.normalise] if x[0].dtype == np.uint8 else {}
+        samples = np.concatenate(x)
+        return Dataset(file.stem, samples, np.concatenate(y), len(x[0]), classes, client, **preprocessing)
+
+    @staticmethod
+    def _samples(file: Path, key: str, arrays: dict[str, np.ndarray]) -> np.ndarray:
+        x = arrays[key]
+        if x.size == 0:
+            raise DataError(f"{file}: {key} is empty; save it again with its samples")
+        if x.dtype == np.uint8 and x.ndim in (3, 4):
+            if x.ndim == 3:
+                return np.ascontiguousarray(x[:, None])
+            channels_last = x.shape[3] in (1, 3) and x.shape[1] not in (1, 3)  # as Keras saves images
+            return np.ascontiguousarray(np.moveaxis(x, 3, 1) if channels_last else x)
+        if np.issubdtype(x.dtype, np.floating) and x.ndim >= 2:
+            finite = np.isfinite(x).reshape(len(x), -1).all(1)
+            if not finite.all():
+                raise DataError(f"{file}: {key} row {int(np.argmin(finite))} holds NaN or infinity; repair the row")
+            return np.ascontiguousarray(x, np.float32)
+        raise DataError(
+            f"{file}: {key} is {x.dtype} {x.shape}; it must be uint8 images [n, H, W], [n, C, H, W] or [n, H, W, C], "
+            "or floating-point features [n, F]"
+        )
+
+    @staticmethod
+    def _numbers(file: Path, key: str, arrays: dict[str, np.ndarray], n: int) -> np.ndarray:
+        if key not in arrays:
+            raise DataError(f"{file}: holds no {key}; it has {', '.join(arrays)}")
+        if arrays[key].shape != (n,) or not np.issubdtype(arrays[key].dtype, np.integer):
+            raise DataError(
+                f"{file}: {key} is {arrays[key].dtype} {arrays[key].shape}; it must be {n} integers, one a row"
+            )
+        return arrays[key].astype(np.int64)
