@@ -249,5 +249,5 @@ def test_data_that_have_changed_are_refused(tmp_path: Path) -> None:
     play(tiny(rounds={"total": 1, "evaluate_every": 1}), tmp_path)
     path = tmp_path / "config.yaml"
     path.write_text(path.read_text().replace("samples: 260", "samples: 280"))
-    with pytest.raises(MeasureError, match="dealt otherwise today"):
+    with pytest.raises(MeasureError, match="partitioned differently"):
         SavedRun(tmp_path)
