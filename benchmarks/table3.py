@@ -37,9 +37,9 @@ import torch
 from raysim.config import from_dict
 from raysim.core.client import ClientMethod, LocalRun, RoundInfo
 from raysim.core.server import Aggregator, Downlink
+from raysim.core.tree import BLOCK
 from raysim.core.workbench import Workbench
 from raysim.engine.engine import HostedCohort
-from raysim.engine.tree import BLOCK
 from raysim.federation.federation import Federation, aggregator, host_spec, local_engine
 from raysim.methods import CLIENTS
 from raysim.methods.fedlaw import LearnedWeights

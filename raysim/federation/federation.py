@@ -40,7 +40,7 @@ from raysim.engine.local import LocalEngine
 from raysim.engine.traffic import ledger
 from raysim.federation.checkpoint import Checkpoints
 from raysim.federation.round import Round, RoundFailed, run_round, summary
-from raysim.host.host import Arrays, ClientResult, HostSpec
+from raysim.host.messages import Arrays, ClientResult, HostSpec
 from raysim.models import Inputs
 from raysim.store import records
 from raysim.store.sinks import Sinks

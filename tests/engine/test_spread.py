@@ -8,10 +8,10 @@ from conftest import tiny
 
 import raysim.core.layers
 import raysim.host.host
+from raysim.core import tree
 from raysim.core.client import RoundInfo
 from raysim.core.mixture import Mixture
 from raysim.core.server import Downlink
-from raysim.engine import tree
 from raysim.engine.engine import HostedCohort
 from raysim.federation.federation import Federation
 
