@@ -113,7 +113,7 @@ def measured(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run of four rounds with all instruments, of which every measure was taken."""
     from raysim.analysis import MEASURES
     from raysim.analysis.measure import write
-    from raysim.analysis.saved import SavedRun
+    from raysim.federation.saved import SavedRun
 
     folder = tmp_path_factory.mktemp("measured")
     watched = [{"coherence": {"groups": {"low": [0, 1, 2, 3]}}}, "heterogeneity", "balance", "similarity", "objective"]

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from raysim import config as configuration
 from raysim.config import PRESETS, STACKS, ConfigError, RoundsConfig, fingerprint, from_dict, load, to_dict, to_yaml
 from raysim.core.client import ClientMethod
+from raysim.core.facts import RunFacts
 from raysim.core.server import ServerStep, Weighting
 
 CONFIGS = Path(__file__).parent.parent / "configs"
@@ -52,8 +53,8 @@ class Learner(Weighting):
     stage: ClassVar[str] = "rescale"
     needs_proxy: ClassVar[bool] = True
 
-    def check(self, config: Any) -> str | None:
-        return "must run as long as the federation." if self.epochs < config.rounds.total else None
+    def check(self, facts: RunFacts) -> str | None:
+        return "must run as long as the federation." if self.epochs < facts.rounds else None
 
 
 @dataclass(frozen=True)

@@ -15,22 +15,27 @@ from raysim.analysis.similarity import Similarity
 from raysim.analysis.trajectory import Trajectory
 from raysim.analysis.transport import Transport
 from raysim.analysis.weights import Correlation
+from raysim.registry import REGISTRY, Table
 
-INSTRUMENTS: dict[str, type[Instrument]] = {
-    "coherence": Coherence,
-    "heterogeneity": Heterogeneity,
-    "balance": Balance,
-    "similarity": Similarity,
-    "objective": Objective,
-}
+INSTRUMENTS: Table[type[Instrument]] = REGISTRY.table("instrument").fill(
+    {
+        "coherence": Coherence,
+        "heterogeneity": Heterogeneity,
+        "balance": Balance,
+        "similarity": Similarity,
+        "objective": Objective,
+    }
+)
 
-MEASURES: dict[str, type[Measure]] = {
-    "correlation": Correlation,
-    "histogram": Histogram,
-    "rescaling": Rescaling,
-    "hessian": Hessian,
-    "slice": Slice,
-    "simplex": Simplex,
-    "transport": Transport,
-    "trajectory": Trajectory,
-}
+MEASURES: Table[type[Measure]] = REGISTRY.table("measure").fill(
+    {
+        "correlation": Correlation,
+        "histogram": Histogram,
+        "rescaling": Rescaling,
+        "hessian": Hessian,
+        "slice": Slice,
+        "simplex": Simplex,
+        "transport": Transport,
+        "trajectory": Trajectory,
+    }
+)

@@ -4,19 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 import torch
 
 from raysim.analysis.instrument import Instrument
+from raysim.core.facts import RunFacts
 from raysim.core.note import Note
+from raysim.core.round_view import RoundView
 from raysim.core.server import Population
-
-if TYPE_CHECKING:
-    from raysim.config import Config
-    from raysim.federation.round import Round
-
-SHRINKS = {"FedLWS", "FixedShrink"}  # server steps that do nothing but scale layers
 
 
 @dataclass(frozen=True)
@@ -33,14 +29,12 @@ class Balance(Instrument):
 
     reads_models: ClassVar[bool] = True
 
-    def check(self, config: Config) -> str | None:
-        others = [type(step).__name__ for step in config.server if type(step).__name__ not in SHRINKS]
-        others += [type(step).__name__ for method in config.client for step in method.server_steps()]
-        if any(getattr(step, "variant", "full") != "full" for step in config.server):
-            others.append("FedLWS with a variant")
+    def check(self, facts: RunFacts) -> str | None:
+        companions = [step for method in facts.client for step in method.server_steps()]
+        others = [type(step).__name__ for step in (*facts.server, *companions) if not step.only_scales]
         return f"tells what shrinking does, but {others[0]} does more to the model than scale it." if others else None
 
-    def observe(self, done: Round, population: Population) -> Iterator[Note]:
+    def observe(self, done: RoundView, population: Population) -> Iterator[Note]:
         assert done.mixture is not None
         cohort, mixture, layers = done.cohort, done.mixture, done.cohort.layers
         before, target, after = (layers.norms(value[: layers.P]) for value in (done.before, done.target, done.after))

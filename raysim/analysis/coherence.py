@@ -4,19 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from raysim.analysis.instrument import Instrument
+from raysim.core.facts import RunFacts
 from raysim.core.mixture import Mixture
 from raysim.core.note import Note
+from raysim.core.round_view import RoundView
 from raysim.core.server import Population
-
-if TYPE_CHECKING:
-    from raysim.config import Config
-    from raysim.federation.round import Round
 
 
 @dataclass(frozen=True)
@@ -33,10 +31,11 @@ class Coherence(Instrument):
     """
 
     groups: dict[str, tuple[int, ...]] = field(default_factory=dict)
+    """Sets of clients whose coherence is wanted: name → client ids."""
     reads_models: ClassVar[bool] = True
 
-    def check(self, config: Config) -> str | None:
-        clients = config.clients
+    def check(self, facts: RunFacts) -> str | None:
+        clients = facts.clients
         for name, members in self.groups.items():
             unknown = [c for c in members if c < 0 or (clients is not None and c >= clients)]
             if unknown:
@@ -45,7 +44,7 @@ class Coherence(Instrument):
                 )
         return None
 
-    def observe(self, done: Round, population: Population) -> Iterator[Note]:
+    def observe(self, done: RoundView, population: Population) -> Iterator[Note]:
         assert done.mixture is not None
         cohort, lam = done.cohort, done.mixture.lam / done.mixture.lam.sum()
         layers = cohort.layers

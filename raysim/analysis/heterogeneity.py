@@ -4,17 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
 
 from raysim.analysis.instrument import Instrument
 from raysim.core.note import Note
+from raysim.core.round_view import RoundView
 from raysim.core.server import Population
-
-if TYPE_CHECKING:
-    from raysim.federation.round import Round
 
 
 @dataclass(frozen=True)
@@ -26,7 +23,7 @@ class Heterogeneity(Instrument):
     minus their total variation distance.
     """
 
-    def observe(self, done: Round, population: Population) -> Iterator[Note]:
+    def observe(self, done: RoundView, population: Population) -> Iterator[Note]:
         assert done.mixture is not None
         lam = done.mixture.lam / done.mixture.lam.sum()
         labels = population.labels.double()  # [N, C]

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 from torch import Tensor
 
+from raysim.core.facts import RunFacts
 from raysim.core.note import Note
 from raysim.core.probe import Probe
+from raysim.core.round_view import RoundView
 from raysim.core.server import Population
-
-if TYPE_CHECKING:
-    from raysim.config import Config
-    from raysim.federation.round import Round
 
 
 @dataclass(frozen=True)
@@ -26,12 +24,14 @@ class Instrument:
     """
 
     probes: ClassVar[tuple[Probe, ...]] = ()  # what clients are to measure for it as they train
-    reads_models: ClassVar[bool] = False  # then the clients' models are kept until the round is over
+    reads_models: ClassVar[bool] = False  # then the clients' models stay until the round is over
 
-    def check(self, config: Config) -> str | None:
-        """Why it cannot observe this run, or None."""
+    def check(self, facts: RunFacts) -> str | None:
+        """Why it cannot observe this run, as a sentence; None where it can."""
+        return None
 
-    def observe(self, done: Round, population: Population) -> Iterator[Note]:
+    def observe(self, done: RoundView, population: Population) -> Iterator[Note]:
+        """What it sees of a round. `done.mixture` is not None: some client came back."""
         raise NotImplementedError
 
     def note(self, name: str, value: Tensor, *axes: str, clients: Sequence[int] | None = None) -> Note:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 import numpy as np
 import torch
@@ -13,9 +13,7 @@ from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt
 from torch import Tensor
 
 from raysim.analysis.measure import Measure, MeasureError, Taken
-
-if TYPE_CHECKING:
-    from raysim.analysis.saved import SavedRun
+from raysim.analysis.run_view import RunView
 
 
 @dataclass(frozen=True)
@@ -26,11 +24,15 @@ class Histogram(Measure):
     """
 
     rounds: tuple[int, ...] = ()
+    """Traced rounds (from 0) whose models are taken; empty: the final model."""
     bins: PositiveInt = 101
+    """Bins of the histogram."""
     limit: PositiveFloat = 0.2
+    """It reaches from −limit to limit."""
     near: NonNegativeFloat = 0.01
+    """What counts as near zero, in absolute value."""
 
-    def take(self, run: SavedRun) -> Taken:
+    def take(self, run: RunView) -> Taken:
         edges = np.linspace(-self.limit, self.limit, self.bins + 1)
         rows: list[tuple[float, ...]] = []
         for t, value in run.models(self.rounds):
@@ -51,13 +53,19 @@ class Rescaling(Measure):
     """
 
     rounds: tuple[int, ...] = ()
+    """Traced rounds (from 0) whose models are taken; empty: the final model."""
     low: float = 0.9
+    """Smallest factor."""
     high: float = 1.1
+    """Greatest factor."""
     points: PositiveInt = 21
+    """How many factors are tried, evenly spaced."""
     samples: PositiveInt = 10_000
+    """At most so many samples are tested."""
     part: Literal["test", "train"] = "test"
+    """Whose samples: the server's test set, or the clients' training samples."""
 
-    def take(self, run: SavedRun) -> Taken:
+    def take(self, run: RunView) -> Taken:
         score = run.score(run.rows(self.part, self.samples))
         factors = np.linspace(self.low, self.high, self.points)
         rows: list[tuple[int, float, float, float]] = []
@@ -83,14 +91,19 @@ class Hessian(Measure):
     """
 
     rounds: tuple[int, ...] = ()
+    """Traced rounds (from 0) whose models are taken; empty: the final model."""
     top: PositiveInt = 5
+    """How many eigenvalues."""
     samples: PositiveInt = 1000
+    """At most so many samples make the loss."""
     part: Literal["test", "train"] = "test"
+    """Whose samples: the server's test set, or the clients' training samples."""
     tolerance: NonNegativeFloat = 1e-3
+    """Relative accuracy of the eigenvalues; 0: machine precision."""
 
     packages: ClassVar[tuple[str, ...]] = ("curvlinops", "scipy")
 
-    def take(self, run: SavedRun) -> Taken:
+    def take(self, run: RunView) -> Taken:
         if not 1 <= self.top < run.layers.P:
             raise MeasureError(f"top is {self.top}; a model of {run.layers.P} parameters has 1 to {run.layers.P - 1}.")
         rows_of_data, rows = run.rows(self.part, self.samples), []
@@ -110,15 +123,21 @@ class Slice(Measure):
     """
 
     rounds: tuple[int, ...] = ()
+    """Traced rounds (from 0) whose models are taken; empty: the final model."""
     reach: float = 1.0
+    """Greatest step along the eigenvector, in both directions."""
     points: PositiveInt = 41
+    """How many steps, evenly spaced."""
     samples: PositiveInt = 1000
+    """At most so many samples make the loss."""
     part: Literal["test", "train"] = "test"
+    """Whose samples: the server's test set, or the clients' training samples."""
     tolerance: NonNegativeFloat = 1e-3
+    """Relative accuracy of the eigenvalue; 0: machine precision."""
 
     packages: ClassVar[tuple[str, ...]] = ("curvlinops", "scipy")
 
-    def take(self, run: SavedRun) -> Taken:
+    def take(self, run: RunView) -> Taken:
         rows_of_data = run.rows(self.part, self.samples)
         score, rows = run.score(rows_of_data), []
         for t, value in run.models(self.rounds):
@@ -144,12 +163,17 @@ class Simplex(Measure):
     """
 
     rounds: tuple[int, ...] = ()
+    """Traced rounds (from 0) whose models are taken; empty: all of them."""
     clients: tuple[int, int, int] | None = None
+    """The three clients; null: the first three of the first round's cohort."""
     step: Annotated[float, Field(gt=0, le=1)] = 0.02
+    """Distance of neighbouring points of the grid."""
     samples: PositiveInt = 1000
+    """At most so many samples make the loss."""
     part: Literal["test", "train"] = "test"
+    """Whose samples: the server's test set, or the clients' training samples."""
 
-    def take(self, run: SavedRun) -> Taken:
+    def take(self, run: RunView) -> Taken:
         rounds = run.of_rounds(self.rounds)
         clients = tuple(self.clients or run.cohort(rounds[0])[:3])
         if len(set(clients)) != 3:
@@ -165,7 +189,7 @@ class Simplex(Measure):
             for one, two in triangle(round(1 / self.step)):
                 loss, _ = score(third + one * (first - third) + two * (second - third))
                 rows.append((t, one, two, 1 - one - two, loss))
-        sizes = run.partition.sizes[list(clients)]
+        sizes = run.sizes[list(clients)]
         last = [row for row in rows if row[0] == together[-1]]
         best = min(last, key=lambda row: row[-1])
         return Taken(
@@ -184,16 +208,16 @@ def triangle(steps: int) -> Iterator[tuple[float, float]]:
 
 
 def eigenpairs(
-    run: SavedRun, value: Tensor, rows: np.ndarray, count: int, tolerance: float
+    run: RunView, value: Tensor, rows: np.ndarray, count: int, tolerance: float
 ) -> tuple[np.ndarray, Tensor]:
     """The `count` largest eigenvalues, descending, of the Hessian of the mean loss of `value` [S] on `rows`, and unit
     eigenvectors [count, P]."""
     run.load(value)
     x, y = run.samples(rows)
-    batch = run.config.evaluate.batch_size
+    batch = run.batch_size
     data = list(zip(x.split(batch), y.split(batch), strict=True))
-    values, vectors = top_eigenpairs(run.flat.model, data, count, tolerance)
-    named = dict(run.flat.model.named_parameters())
+    values, vectors = top_eigenpairs(run.network, data, count, tolerance)
+    named = dict(run.network.named_parameters())
     directions = torch.zeros(count, run.layers.S)
     for direction, vector in zip(directions, vectors, strict=True):
         views = run.layers.unflatten(direction)

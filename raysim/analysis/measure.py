@@ -7,16 +7,14 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 import pyarrow as pa
 from torch import Tensor
 
+from raysim.analysis.run_view import RunView
 from raysim.store import records
-
-if TYPE_CHECKING:
-    from raysim.analysis.saved import SavedRun
 
 
 class MeasureError(Exception):
@@ -42,7 +40,7 @@ class Measure:
 
     packages: ClassVar[tuple[str, ...]] = ()  # modules of the extra that it needs
 
-    def take(self, run: SavedRun) -> Taken:
+    def take(self, run: RunView) -> Taken:
         """Raises `MeasureError`."""
         raise NotImplementedError
 
@@ -55,7 +53,7 @@ def need(measure: Measure) -> None:
         raise MissingExtra(f"the measure {name} needs {missing[0]}: pip install 'raysim[analysis]'")
 
 
-def write(name: str, measure: Measure, run: SavedRun) -> Taken:
+def write(name: str, measure: Measure, run: RunView) -> Taken:
     """Take the measure and write the table `measures/NAME` of the run, with options and facts in its metadata."""
     taken = measure.take(run)
     about = {"options": dataclasses.asdict(measure), **taken.facts}

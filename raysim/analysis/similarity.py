@@ -4,17 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 from torch import Tensor
 
 from raysim.analysis.instrument import Instrument
 from raysim.core.layers import LayerMap
 from raysim.core.note import Note
+from raysim.core.round_view import RoundView
 from raysim.core.server import Population
-
-if TYPE_CHECKING:
-    from raysim.federation.round import Round
 
 
 @dataclass(frozen=True)
@@ -23,7 +21,7 @@ class Similarity(Instrument):
 
     reads_models: ClassVar[bool] = True
 
-    def observe(self, done: Round, population: Population) -> Iterator[Note]:
+    def observe(self, done: RoundView, population: Population) -> Iterator[Note]:
         yield self.note("client", done.cohort.each(cosine, done.before, done.after), "client")
 
 

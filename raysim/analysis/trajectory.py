@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -11,9 +10,7 @@ from pydantic import NonNegativeFloat, NonNegativeInt, PositiveInt
 from torch import Tensor
 
 from raysim.analysis.measure import Measure, MeasureError, Taken
-
-if TYPE_CHECKING:
-    from raysim.analysis.saved import SavedRun
+from raysim.analysis.run_view import RunView
 
 COLUMNS = 1 << 16  # parameters that are brought to float64 at once
 
@@ -28,12 +25,17 @@ class Trajectory(Measure):
     """
 
     client: NonNegativeInt | None = None
+    """The client; null: the first of the first round's cohort."""
     rounds: tuple[int, ...] = ()
+    """Traced rounds (from 0); empty: all of them."""
     grid: PositiveInt = 25
+    """Points along each side of the grid."""
     margin: NonNegativeFloat = 0.2
+    """How far the grid reaches beyond the models, as a share of their greatest extent."""
     samples: PositiveInt = 1000
+    """At most so many of the client's samples make the loss."""
 
-    def take(self, run: SavedRun) -> Taken:
+    def take(self, run: RunView) -> Taken:
         rounds = run.of_rounds(self.rounds)
         client = run.cohort(rounds[0])[0] if self.client is None else self.client
         took_part = [t for t in rounds if client in run.cohort(t)]
@@ -42,7 +44,7 @@ class Trajectory(Measure):
         name = f"client-{client:04d}"
         values = torch.stack([run.read(t, name + end) for t in took_part for end in (".init", "")])  # [2 T, S]
         points, origin, axes, share = plane(values[:, : run.layers.P])
-        score = run.score(run.draw(run.partition.train[client], self.samples), client)
+        score = run.score(run.draw(run.train_rows(client), self.samples), client)
         rows = [
             (kind, t, float(x), float(y), score(value)[0])
             for (t, kind), (x, y), value in zip(

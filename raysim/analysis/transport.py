@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 import numpy as np
 import torch
 from pydantic import NonNegativeInt, PositiveInt
 
 from raysim.analysis.measure import Measure, MeasureError, Taken
-
-if TYPE_CHECKING:
-    from raysim.analysis.saved import SavedRun
+from raysim.analysis.run_view import RunView
 
 
 @dataclass(frozen=True)
@@ -27,16 +25,20 @@ class Transport(Measure):
     """
 
     round: int | None = None
+    """The traced round (from 0); null: the first of them."""
     clients: tuple[int, ...] = ()
+    """The clients; empty: the first 12 of that round's cohort."""
     samples: PositiveInt = 500
+    """At most so many samples of each client."""
     components: NonNegativeInt = 32
+    """Principal components to which samples are projected; 0: none, pixels are compared."""
 
     packages: ClassVar[tuple[str, ...]] = ("ot", "scipy")
 
-    def take(self, run: SavedRun) -> Taken:
+    def take(self, run: RunView) -> Taken:
         from scipy.stats import spearmanr
 
-        if run.data.is_text:
+        if run.is_text:
             raise MeasureError(f"{run.folder}: its samples are tokens, between which there is no distance.")
         t = run.of_rounds(() if self.round is None else (self.round,))[0]
         clients = self.clients or tuple(run.cohort(t)[:12])
@@ -56,9 +58,9 @@ class Transport(Measure):
         }  # fmt: skip
         return Taken(columns, f"the ranks of both distances correlate with {rank:.3f} (Spearman)", {"round": int(t)})
 
-    def _points(self, run: SavedRun, clients: tuple[int, ...]) -> tuple[list[np.ndarray], list[np.ndarray]]:
+    def _points(self, run: RunView, clients: tuple[int, ...]) -> tuple[list[np.ndarray], list[np.ndarray]]:
         """Of each client samples [n, D] and their labels [n]."""
-        drawn = [run.samples(run.draw(run.partition.train[c], self.samples), c) for c in clients]
+        drawn = [run.samples(run.draw(run.train_rows(c), self.samples), c) for c in clients]
         flat = [x.flatten(1).double().cpu().numpy() for x, _ in drawn]
         if 0 < self.components < flat[0].shape[1]:
             every = np.concatenate(flat)

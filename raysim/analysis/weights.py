@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 from pydantic import PositiveFloat
 
 from raysim.analysis.measure import Measure, MeasureError, Taken
+from raysim.analysis.run_view import RunView
 from raysim.store import records
-
-if TYPE_CHECKING:
-    from raysim.analysis.saved import SavedRun
 
 
 @dataclass(frozen=True)
@@ -25,20 +22,21 @@ class Correlation(Measure):
     """
 
     cap: PositiveFloat = 10_000.0
+    """Greatest degree of heterogeneity that a client can have."""
 
-    def take(self, run: SavedRun) -> Taken:
+    def take(self, run: RunView) -> Taken:
         rows = records.read(run.folder, "clients")
         client, weight = rows["client"].to_numpy(), np.nan_to_num(rows["weight"].to_numpy(zero_copy_only=False))
-        total = np.bincount(client, weight, minlength=run.partition.clients)
-        there = np.flatnonzero(np.bincount(client[weight > 0], minlength=run.partition.clients))
+        total = np.bincount(client, weight, minlength=len(run.sizes))
+        there = np.flatnonzero(np.bincount(client[weight > 0], minlength=len(run.sizes)))
         if len(there) < 3:
             raise MeasureError(f"{run.folder}: {len(there)} clients have been aggregated; a correlation needs three.")
-        counts = run.partition.label_counts(run.data)[there]
+        counts = run.label_counts[there]
         samples = counts.sum(1)
         degree = degrees(counts, self.cap)
         found = {"samples": samples, "degree": degree, "product": samples * degree}
-        told = ", ".join(f"{name} {pearson(total[there], values):.3f}" for name, values in found.items())
-        return Taken({"client": there, "weight": total[there], **found}, f"Pearson's r of weight with {told}")
+        correlations = ", ".join(f"{name} {pearson(total[there], values):.3f}" for name, values in found.items())
+        return Taken({"client": there, "weight": total[there], **found}, f"Pearson's r of weight with {correlations}")
 
 
 def degrees(counts: np.ndarray, cap: float) -> np.ndarray:

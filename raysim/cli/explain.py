@@ -1,36 +1,27 @@
 """What a configuration may say: its sections and their settings, and the options of all that it names.
 
-Everything is read off the classes that read the configuration: annotation, default, and what their source says of a field.
+Everything is taken from the classes that read the configuration: annotation, default, and the docstring of each field.
 """
 
 from __future__ import annotations
 
-import ast
 import inspect
 import re
 import shutil
-import sys
 import textwrap
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import MISSING, dataclass
-from functools import cache, cached_property, partial
-from itertools import pairwise
+from functools import cached_property, partial
 from typing import Any
 
-from raysim.analysis import MEASURES
 from raysim.config import (
-    ENGINES,
-    INSTRUMENTS,
-    MODELS,
-    PARTITIONS,
     PRESETS,
-    SINKS,
-    SOURCES,
     STACKS,
     Config,
     ConfigError,
     catalogue_of,
     describe,
+    docs_of,
     fields_of,
     is_section,
     name_in,
@@ -39,15 +30,16 @@ from raysim.config import (
     show,
 )
 from raysim.models import torchvision
+from raysim.registry import REGISTRY
 
 ENTRIES: Mapping[str, Mapping[str, type]] = {
     **{catalogue.role: catalogue.entries for catalogue in STACKS.values()},
-    "data set": SOURCES,
-    "partition": PARTITIONS,
-    "engine": ENGINES,
-    "observer": INSTRUMENTS,
-    "measure": MEASURES,
-    "sink": SINKS,
+    "data set": REGISTRY.table("dataset"),
+    "partition": REGISTRY.table("partition"),
+    "engine": REGISTRY.table("engine"),
+    "observer": REGISTRY.table("instrument"),
+    "measure": REGISTRY.table("measure"),
+    "sink": REGISTRY.table("sink"),
 }
 
 
@@ -127,7 +119,7 @@ def _entries() -> Iterator[Topic]:
 
 
 def _models() -> Iterator[Topic]:
-    for name, builder in MODELS.items():
+    for name, builder in REGISTRY.table("model").items():
         options = list(inspect.signature(builder).parameters.values())[1:]
         rows = [Row(o.name, "required" if o.default is o.empty else _shown(o.default), "") for o in options]
         yield Topic(name, "model", _doc(builder), rows.copy)
@@ -144,7 +136,7 @@ def _presets() -> Iterator[Topic]:
 
 
 def _rows(cls: type) -> Iterator[Row]:
-    said = _said(cls)
+    docs = docs_of(cls)
     for key, (field, annotation) in fields_of(cls).items():
         default = field.default if field.default_factory is MISSING else field.default_factory()
         if default is MISSING:
@@ -153,33 +145,7 @@ def _rows(cls: type) -> Iterator[Row]:
             shown = name_in(catalogue.entries, default)
         else:
             shown = _shown(plain(annotation, default))
-        yield Row(key, shown, " — ".join(filter(None, (describe(annotation), said.get(field.name, "")))))
-
-
-@cache
-def _source(module: str) -> tuple[ast.Module, list[str]]:
-    text = inspect.getsource(sys.modules[module])
-    return ast.parse(text), text.splitlines()
-
-
-def _said(cls: type) -> dict[str, str]:
-    """What the source of a class and of those it inherits from says of each field: in a string below, in a comment behind."""
-    said: dict[str, str] = {}
-    for owner in reversed(cls.__mro__[:-1]):
-        try:
-            tree, lines = _source(owner.__module__)
-        except (OSError, TypeError):  # made where there is no file, as in a notebook
-            continue
-        classes = [node for node in ast.walk(tree) if isinstance(node, ast.ClassDef) and node.name == owner.__name__]
-        body = [node for found in classes[:1] for node in found.body]  # nothing, if it was made otherwise
-        for node, following in pairwise([*body, None]):
-            if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
-                behind = lines[(node.end_lineno or 1) - 1].encode()[node.end_col_offset :].decode()
-                text = behind.partition("# ")[2]
-                if isinstance(following, ast.Expr) and isinstance(following.value, ast.Constant):
-                    text = str(following.value.value)
-                said[node.target.id] = " ".join(text.split())
-    return said
+        yield Row(key, shown, " — ".join(filter(None, (describe(annotation), docs.get(field.name, "")))))
 
 
 def _doc(entry: Any) -> str:

@@ -202,7 +202,7 @@ def measure(
     with reported():
         wanted = read_entry(Catalogue("measure", MEASURES), name, overrides or ())
         need(wanted)
-        from raysim.analysis.saved import SavedRun
+        from raysim.federation.saved import SavedRun
 
         for one in find(runs):
             taken = write(name, wanted, SavedRun(one.folder))

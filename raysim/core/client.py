@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
+from raysim.core.facts import RunFacts
 from raysim.core.flat import FlatModel
 from raysim.core.layers import LayerMap
 from raysim.core.note import Note
@@ -33,6 +34,7 @@ class ClientMethod:
     dataclass of tensors and numbers that the simulator keeps between that client's rounds.
     """
 
+    role: ClassVar[str] = "client"  # the kind under which it is registered
     probes: ClassVar[tuple[Probe, ...]] = ()
     personal_layers: ClassVar[str | None] = None  # "head": stays with the client, is never sent or overwritten
     keeps_params: ClassVar[bool] = False  # keep the trained model between rounds, as `run.previous`
@@ -40,6 +42,18 @@ class ClientMethod:
     batches_per_step: ClassVar[int] = 1  # batches that `step` is given as one
     base_weights: ClassVar[str | None] = None  # "uniform" where the paper averages without sizes
     peer_models: ClassVar[bool] = False  # a bank keeps every client's last upload, for others and as `run.previous`
+
+    reads_total_rounds: ClassVar[bool] = (
+        False  # depends on the number of rounds in total; such a run cannot be extended
+    )
+
+    def check(self, facts: RunFacts) -> str | None:
+        """What is wrong with the method's fields or with the run around it, as a sentence; None where nothing is."""
+        return None
+
+    def fits(self, model: nn.Module, layers: LayerMap, classes: int) -> str | None:
+        """What is wrong with the run's network or data for this method; called before anything is started."""
+        return None
 
     def new_state(self, layers: LayerMap) -> Any:
         """The state of a client that takes part for the first time, or None."""

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from raysim.core.cohort import Cohort
+from raysim.core.facts import RunFacts
 from raysim.core.layers import LayerMap
 from raysim.core.mixture import Mixture
 from raysim.core.note import Note
@@ -130,20 +131,34 @@ class Weighting:
     `rescale` leaves a mixture that need not be convex.
     """
 
+    role: ClassVar[str] = "weighting"
+    """The kind under which it is registered."""
     stage: ClassVar[str] = "weigh"
-    rank: ClassVar[int] = 0  # within its stage
+    """One of `STAGES`."""
+    rank: ClassVar[int] = 0
+    """Its place within the stage; lower ones plan first."""
     base_weights: ClassVar[str | None] = None
+    """"uniform" where the paper averages without sizes."""
     needs_proxy: ClassVar[bool] = False
-    reported: ClassVar[bool] = True  # clients send what `probes` measure; False: the server sees it in their models
-    plans_early: ClassVar[bool] = False  # plans from what is known before training: the cohort, sizes, labels, streams
+    """Whether it learns on the server's proxy samples."""
+    reported: ClassVar[bool] = True
+    """Whether clients send what `probes` measure; False: the server sees it in their models."""
+    plans_early: ClassVar[bool] = False
+    """Whether it plans from what is known before training: the cohort, sizes, labels, random streams."""
+    reads_total_rounds: ClassVar[bool] = False
+    """Whether its mathematics depends on the number of rounds in total, so that a run cannot be extended."""
 
     @property
     def probes(self) -> tuple[Probe, ...]:
         """What clients measure for this method while they train."""
         return ()
 
+    def check(self, facts: RunFacts) -> str | None:
+        """What is wrong with the method's fields or with the run around it, as a sentence; None where nothing is."""
+        return None
+
     def fits(self, model: nn.Module, layers: LayerMap, classes: int) -> str | None:
-        """What is wrong with the run's network or data for this method; asked before anything is started."""
+        """What is wrong with the run's network or data for this method; called before anything is started."""
         return None
 
     def mask_bits(self, layers: LayerMap) -> int:
@@ -158,10 +173,23 @@ class Weighting:
 class ServerStep:
     """What the server does with the reduced model; steps chain in list order."""
 
-    refines: ClassVar[bool] = False  # shrinks or trains the model that the others have made
-    remembers: ClassVar[bool] = False  # updates, which are to be those of a model that is not refined
+    role: ClassVar[str] = "server"
+    """The kind under which it is registered."""
+    refines: ClassVar[bool] = False
+    """Whether it shrinks or trains the model that the steps before it have made."""
+    remembers: ClassVar[bool] = False
+    """Whether it remembers updates, which must be those of a model that no step has refined."""
     needs_proxy: ClassVar[bool] = False
-    reads_models: ClassVar[bool] = True  # False: works on the aggregate alone, so that models need not be kept
+    """Whether it learns on the server's proxy samples."""
+    reads_models: ClassVar[bool] = True
+    """Whether it reads the clients' models; False: it works on the aggregate alone, so that models need not be stored."""
+    reads_total_rounds: ClassVar[bool] = False
+    """Whether its mathematics depends on the number of rounds in total, so that a run cannot be extended."""
+
+    @property
+    def only_scales(self) -> bool:
+        """Whether it does nothing to the model but scale layers."""
+        return False
 
     @property
     def probes(self) -> tuple[Probe, ...]:
@@ -172,8 +200,12 @@ class ServerStep:
         """Whose `cohort.spread` this step will ask for, after an aggregation by `mixture`."""
         return None
 
+    def check(self, facts: RunFacts) -> str | None:
+        """What is wrong with the step's fields or with the run around it, as a sentence; None where nothing is."""
+        return None
+
     def fits(self, model: nn.Module, layers: LayerMap, classes: int) -> str | None:
-        """What is wrong with the run's network or data for this step; asked before anything is started."""
+        """What is wrong with the run's network or data for this step; called before anything is started."""
         return None
 
     def prepare(self, server: Server) -> None:

@@ -38,53 +38,60 @@ from raysim.methods.random_layer import RandomLayer
 from raysim.methods.scaffold import SCAFFOLD
 from raysim.methods.server_ft import ServerFT
 from raysim.methods.sgdm import SGDM
+from raysim.registry import REGISTRY, Table
 
-CLIENTS: dict[str, type[ClientMethod]] = {
-    "fedala": FedALA,
-    "fedprox": FedProx,
-    "feddyn": FedDyn,
-    "sgdm": SGDM,
-    "fedbabu": FedBABU,
-    "moon": MOON,
-    "finetune": FineTune,
-    "perfedavg": PerFedAvg,
-    "fedrep": FedRep,
-    "scaffold": SCAFFOLD,
-    "pfedme": pFedMe,
-    "ditto": Ditto,
-    "fedamp": FedAMP,
-    "fedphp": FedPHP,
-    "fedfomo": FedFomo,
-    "apple": APPLE,
-    "partialfed": PartialFed,
-    "fedadp": FedADP,
-}
+CLIENTS: Table[type[ClientMethod]] = REGISTRY.table("client").fill(
+    {
+        "fedala": FedALA,
+        "fedprox": FedProx,
+        "feddyn": FedDyn,
+        "sgdm": SGDM,
+        "fedbabu": FedBABU,
+        "moon": MOON,
+        "finetune": FineTune,
+        "perfedavg": PerFedAvg,
+        "fedrep": FedRep,
+        "scaffold": SCAFFOLD,
+        "pfedme": pFedMe,
+        "ditto": Ditto,
+        "fedamp": FedAMP,
+        "fedphp": FedPHP,
+        "fedfomo": FedFomo,
+        "apple": APPLE,
+        "partialfed": PartialFed,
+        "fedadp": FedADP,
+    }
+)
 
-WEIGHTINGS: dict[str, type[Weighting]] = {
-    "fedavg": FedAvg,
-    "feddisco": FedDisco,
-    "ldawa": LDAWA,
-    "fednova": FedNova,
-    "ccn": CCN,
-    "fedldf": FedLDF,
-    "random_layer": RandomLayer,
-    "hdfl": HDFL,
-    "fedlaw": FedLAW,
-    "attentive_law": AttentiveLAW,
-    "adaptive_gws": AdaptiveGWS,
-}
+WEIGHTINGS: Table[type[Weighting]] = REGISTRY.table("weighting").fill(
+    {
+        "fedavg": FedAvg,
+        "feddisco": FedDisco,
+        "ldawa": LDAWA,
+        "fednova": FedNova,
+        "ccn": CCN,
+        "fedldf": FedLDF,
+        "random_layer": RandomLayer,
+        "hdfl": HDFL,
+        "fedlaw": FedLAW,
+        "attentive_law": AttentiveLAW,
+        "adaptive_gws": AdaptiveGWS,
+    }
+)
 
-STEPS: dict[str, type[ServerStep]] = {
-    "step_size": StepSize,
-    "fedavgm": FedAvgM,
-    "fedadagrad": FedAdagrad,
-    "fedadam": FedAdam,
-    "fedyogi": FedYogi,
-    "fedlws": FedLWS,
-    "fixed_shrink": FixedShrink,
-    "awd": AWD,
-    "adadecay": AdaDecay,
-    "server_ft": ServerFT,
-    "feddf": FedDF,
-    "fedbe": FedBE,
-}
+STEPS: Table[type[ServerStep]] = REGISTRY.table("server").fill(
+    {
+        "step_size": StepSize,
+        "fedavgm": FedAvgM,
+        "fedadagrad": FedAdagrad,
+        "fedadam": FedAdam,
+        "fedyogi": FedYogi,
+        "fedlws": FedLWS,
+        "fixed_shrink": FixedShrink,
+        "awd": AWD,
+        "adadecay": AdaDecay,
+        "server_ft": ServerFT,
+        "feddf": FedDF,
+        "fedbe": FedBE,
+    }
+)

@@ -24,8 +24,10 @@ class AdaDecay(ServerStep):
     article decays in every SGD step; FedLWS (2025) compares with a server form that it does not write down.
     """
 
-    strength: NonNegative = 5e-4  # s
+    strength: NonNegative = 5e-4
+    """Decay of a parameter that moved by the mean of its layer (s)."""
     alpha: float = 4.0
+    """How much more those that moved more decay (α); 0: all decay alike."""
     reads_models: ClassVar[bool] = False
     refines: ClassVar[bool] = True
 

@@ -5,19 +5,17 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
 
 from raysim.core.client import ClientMethod, LocalRun, Upload
 from raysim.core.cohort import Cohort
+from raysim.core.facts import RunFacts
 from raysim.core.layers import LayerMap
 from raysim.core.mixture import Mixture
 from raysim.core.server import Downlink, DownlinkRule, ModelStore, Server, ServerStep
-
-if TYPE_CHECKING:
-    from raysim.config import Config
 
 
 @dataclass
@@ -40,18 +38,29 @@ class APPLE(ClientMethod, DownlinkRule):
     """
 
     eta2: float = 0.01
+    """Step size of the relations π."""
     mu: float = 0.1
+    """Strength of the pull of π towards the clients' shares of the samples (μ)."""
     L: float = 0.2
+    """Fraction of the run's rounds in which that pull acts."""
     schedule: Literal["cos", "epsilon"] = "cos"
+    """How the pull fades (λ_t): along a cosine, or exponentially down to `epsilon`."""
     epsilon: float = 1e-3
+    """With `schedule: epsilon`: what is left of the pull when it ends, in (0, 1]."""
     models: int | None = None
+    """How many cores a client is sent, its own included; null: all."""
     initial: Literal["uniform", "own"] = "uniform"
+    """What π is at first: 1/N for every client, or 1 for the client's own core alone."""
     official: bool = False
+    """Compute as FedALA's authors coded it."""
     peer_models: ClassVar[bool] = True
+    reads_total_rounds: ClassVar[bool] = True
 
-    def check(self, config: Config) -> str | None:
-        if config.rounds.participation < 1:
-            return f"it needs all clients in each round, not {config.rounds.participation:g} of them: set rounds.participation: 1."
+    def check(self, facts: RunFacts) -> str | None:
+        if facts.participation < 1:
+            return (
+                f"it needs all clients in each round, not {facts.participation:g} of them: set rounds.participation: 1."
+            )
         if self.models is not None and self.models < 1:
             return f"models is {self.models}; at least the client's own must be sent."
         return None if 0 < self.epsilon <= 1 else f"epsilon is {self.epsilon:g}; it must be in (0, 1]."

@@ -23,8 +23,10 @@ class AWD(ServerStep):
     down; here −d = w − ŵ is the gradient and λ̄ begins at 0.
     """
 
-    strength: NonNegative = 0.022  # s
-    smoothing: Fraction = 0.1  # how much of λ̄ is kept
+    strength: NonNegative = 0.022
+    """Decay of a round whose update is as long as the model (s)."""
+    smoothing: Fraction = 0.1
+    """Share of the last round's decay λ̄ in the new one."""
     reads_models: ClassVar[bool] = False
     refines: ClassVar[bool] = True
 

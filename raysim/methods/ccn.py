@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import numpy as np
 import torch
@@ -12,13 +12,11 @@ from torch import Tensor, nn
 from raysim.core.bounds import Positive
 from raysim.core.client import LocalRun, batch_slices
 from raysim.core.cohort import Cohort
+from raysim.core.facts import RunFacts
 from raysim.core.layers import LayerMap
 from raysim.core.mixture import Mixture
 from raysim.core.probe import Probe
 from raysim.core.server import Server, Weighting
-
-if TYPE_CHECKING:
-    from raysim.config import Config
 
 EPS = 1e-12
 SWEEP = 512  # samples of one forward pass over a client's data
@@ -45,7 +43,7 @@ class LatentMean(Probe):
     def batch(self, run: LocalRun, z: Tensor) -> None:
         if self.at == "last_epoch":
             epoch, total, samples = run.scratch.get("ccn", (None, 0.0, 0))
-            if epoch != len(run.losses):  # a new one has begun
+            if epoch != len(run.losses):  # a new epoch
                 epoch, total, samples = len(run.losses), 0.0, 0
             run.scratch["ccn"] = epoch, total + z.double().sum(0), samples + len(z)
 
@@ -55,7 +53,7 @@ class LatentMean(Probe):
         if self.at == "before":
             return run.scratch["ccn"]
         _, total, samples = run.scratch.get("ccn", (None, 0.0, 0))
-        return total / samples if samples else self.sweep(run)  # who took no step has seen no batch
+        return total / samples if samples else self.sweep(run)  # a client without a step saw no batch
 
     @torch.no_grad()
     def sweep(self, run: LocalRun) -> Tensor:
@@ -92,15 +90,18 @@ class CCN(Weighting):
     """
 
     temperature: Positive = 0.5
+    """Temperature T of the softmax over the clients' similarities; a low one singles out the most similar."""
     latent_at: Literal["after", "last_epoch", "before"] = "after"
+    """When latents are computed: after training, during its last epoch, or before it with the received model."""
     activation: Literal["post", "pre"] = "post"
+    """Take latents behind the last ReLU (`post`) or in front of it (`pre`)."""
     rank: ClassVar[int] = 1  # after FedDisco, if both are there
 
     @property
     def probes(self) -> tuple[Probe, ...]:
         return (LatentMean(self.latent_at, self.activation),)
 
-    def check(self, config: Config) -> str | None:
+    def check(self, facts: RunFacts) -> str | None:
         if self.activation == "pre" and self.latent_at == "last_epoch":
             return "training yields latents after their activation only; set latent_at: after for activation: pre."
         return None
@@ -115,7 +116,7 @@ class CCN(Weighting):
         z = cohort.stat(self.probes[0]).double().numpy()  # [K, D]
         length = np.sqrt(np.einsum("kd,kd->k", z, z))
         inverse = 1 / np.maximum(length, EPS)
-        # Σ_p ⟨ẑ_k, ẑ_p⟩ = ⟨ẑ_k, Σ_p ẑ_p⟩; of ‖ẑ_k‖², its own part, 1 is made.
+        # Σ_p ⟨ẑ_k, ẑ_p⟩ = ⟨ẑ_k, Σ_p ẑ_p⟩. A client's product with itself counts 1, even where its latent is zero.
         total = np.einsum("k,kd->d", inverse, z)
         rows = inverse * np.einsum("kd,d->k", z, total) + 1 - (length * inverse) ** 2
         exponentials = np.exp((rows - rows.max()) / self.temperature)

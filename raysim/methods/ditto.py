@@ -29,9 +29,13 @@ class Ditto(ClientMethod):
     """
 
     lam: float = 0.1
+    """Strength of the spring between the personal and the global model (λ)."""
     epochs: int = 2
+    """Passes over the client's samples for the personal model, each round."""
     first: Literal["personal", "global"] = "personal"
+    """Which model is trained first."""
     official_sgd: bool = False
+    """Train the personal model without momentum and weight decay."""
 
     def new_state(self, layers: LayerMap) -> PersonalModel:
         return PersonalModel()

@@ -6,19 +6,17 @@ from dataclasses import dataclass
 from functools import lru_cache
 from itertools import pairwise
 from math import ceil
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from raysim.core.client import ClientMethod, LocalRun, Upload
 from raysim.core.cohort import Cohort
+from raysim.core.facts import RunFacts
 from raysim.core.layers import LayerMap
 from raysim.core.mixture import Mixture
 from raysim.core.server import Server, ServerStep
-
-if TYPE_CHECKING:
-    from raysim.config import Config
 
 EPS = 1e-12
 
@@ -75,13 +73,15 @@ class FedADP(ClientMethod):
     the article's text is not public; this is FedLDF's (2024) use of it as far as it is known.
     """
 
-    keep: float = 0.2  # ρ
-    least: float = 0.02  # ρ_min
+    keep: float = 0.2
+    """Share of the model that a client sends (ρ)."""
+    least: float = 0.02
+    """Least share of every layer that is sent (ρ_min)."""
 
-    def check(self, config: Config) -> str | None:
+    def check(self, facts: RunFacts) -> str | None:
         if not 0 < self.least <= self.keep <= 1:
             return f"keep is {self.keep} and least {self.least}; it takes 0 < least <= keep <= 1."
-        before = config.client[: config.client.index(self)]
+        before = facts.client[: facts.client.index(self)]
         if any(method.server_steps() for method in before):
             return "its server half completes the mean that the others start from; list it before them."
         return None

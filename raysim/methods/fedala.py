@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
 
 from raysim.core.client import ClientMethod, LocalRun
+from raysim.core.facts import RunFacts
 from raysim.core.layers import LayerMap
-
-if TYPE_CHECKING:
-    from raysim.config import Config
 
 MAX_EPOCHS = 100  # the rule for convergence may never be met
 
@@ -41,18 +39,28 @@ class FedALA(ClientMethod):
     """
 
     eta: float = 1.0
+    """Step size of the weights W (η)."""
     fraction: float = 0.8
+    """Share of the client's samples on which W is learned each round, in (0, 1] (s %)."""
     layers: int = 1
+    """How many stages from the top are mixed (p)."""
     tensors: int | None = None
-    threshold: float = 0.01  # standard deviation of the last ten epochs' losses at which W has settled
-    window: bool = False  # neighbouring samples in stored order, where the paper draws at random
-    clients: Literal["cohort", "all"] = "cohort"  # all: those that are not drawn mix as well, and keep the mix as Θ_i
-    freeze: bool = False  # W stays as the first optimisation left it
-    epochs: int = 1  # passes once W has settled; at least as many in the first optimisation (figure 3 takes 6)
-    start_round: int = 0  # until then the download is taken (155 in figure 4)
+    """Mix this many of the last parameter tensors instead of whole stages; 0: all, null: use `layers`."""
+    threshold: float = 0.01
+    """Standard deviation of the last ten epochs' losses below which W has settled."""
+    window: bool = False
+    """Take neighbouring samples in stored order, where the paper draws at random."""
+    clients: Literal["cohort", "all"] = "cohort"
+    """Who mixes: the round's cohort, or also those that are not drawn, which then keep the mix as Θ_i."""
+    freeze: bool = False
+    """Leave W as the first optimisation made it."""
+    epochs: int = 1
+    """Passes once W has settled; also the least number of the first optimisation (6 in figure 3)."""
+    start_round: int = 0
+    """Round (from 0) before which the download is taken as it is (155 in figure 4)."""
     keeps_params: ClassVar[bool] = True
 
-    def check(self, config: Config) -> str | None:
+    def check(self, facts: RunFacts) -> str | None:
         if not 0 < self.fraction <= 1:
             return f"fraction is {self.fraction}; it must be in (0, 1]."
         if self.layers < 1:

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
 
-from raysim.core.client import ClientMethod, LocalRun, overrides
+from raysim.core.client import ClientMethod, LocalRun
+from raysim.core.facts import RunFacts
 from raysim.core.server import Downlink, DownlinkRule, ModelStore, Server
-
-if TYPE_CHECKING:
-    from raysim.config import Config
 
 
 @dataclass(frozen=True)
@@ -27,18 +25,25 @@ class FedAMP(ClientMethod, DownlinkRule):
     """
 
     alpha: float = 1000.0
+    """Step size of the attraction (α); the proximal term is divided by it."""
     lam: float = 1.0
+    """Strength of the proximal term (λ)."""
     sigma: float = 0.1
+    """Squared distance at which the attraction of two models has fallen to 1/e (σ)."""
     clip: bool = False
+    """Scale the others' weights down to a sum of 1 where they exceed it, so that a client's own is not negative."""
     init: Literal["own", "cloud"] = "own"
+    """Start training from the client's own model, or from the mix u_i that it was sent."""
     peer_models: ClassVar[bool] = True
 
-    def check(self, config: Config) -> str | None:
-        if config.rounds.participation < 1:
-            return f"it needs all clients in each round, not {config.rounds.participation:g} of them: set rounds.participation: 1."
+    def check(self, facts: RunFacts) -> str | None:
+        if facts.participation < 1:
+            return (
+                f"it needs all clients in each round, not {facts.participation:g} of them: set rounds.participation: 1."
+            )
         if min(self.alpha, self.sigma) <= 0:
             return f"alpha is {self.alpha:g} and sigma {self.sigma:g}; both must be above 0."
-        if self.init == "own" and any(overrides(m, "start") for m in config.client):
+        if self.init == "own" and facts.starts_elsewhere:
             return "starts from the client's own model; beside a method that starts otherwise, set init: cloud."
         return None
 

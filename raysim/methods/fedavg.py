@@ -18,6 +18,7 @@ class FedAvg(Weighting):
     """Weighted mean of client models (McMahan et al., 2017): by training samples, which is the default, or uniform."""
 
     weights: Literal["size", "uniform"] = "size"
+    """Count clients by their training samples, or all alike."""
     rank: ClassVar[int] = -1  # what others refine
     plans_early: ClassVar[bool] = True
 
@@ -30,6 +31,7 @@ class StepSize(ServerStep):
     """Server step size (FedLAW, Li et al., 2023, table 10): w + eta (ŵ − w). That of `adaptive_gws` is its own `eta`."""
 
     eta: Positive = 1.0
+    """Step size of the server (η); 1 takes the mean of the clients."""
     reads_models: ClassVar[bool] = False
 
     def apply(self, target: Tensor, mixture: Mixture, cohort: Cohort, server: Server) -> Tensor:

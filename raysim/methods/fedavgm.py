@@ -23,9 +23,13 @@ class FedAvgM(ServerStep):
     """
 
     beta: Fraction = 0.9
+    """Share of the last velocity in the new one (β)."""
     eta: Positive = 1.0
+    """Step size of the server (η)."""
     damped: bool = False
+    """Multiply the update by 1 − β before it is added."""
     scale_by_lr: bool = False
+    """Keep the velocity in units of gradients, so that it follows the local learning rate."""
     reads_models: ClassVar[bool] = False
     remembers: ClassVar[bool] = True
 

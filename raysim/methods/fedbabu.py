@@ -17,7 +17,9 @@ class FedBABU(ClientMethod):
     """
 
     ft_epochs: int = 0
+    """Passes that fine-tune a personal model; 0: the global model is tested."""
     ft_part: Literal["all", "head"] = "all"
+    """What these passes train."""
     personal_layers: ClassVar[str | None] = "head"
 
     def train(self, run: LocalRun) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import numpy as np
 import torch
@@ -11,13 +11,11 @@ from torch import Tensor
 
 from raysim.core.bounds import NonNegativeInt, Positive
 from raysim.core.cohort import Cohort
+from raysim.core.facts import RunFacts
 from raysim.core.mixture import Mixture
 from raysim.core.server import Server
 from raysim.core.workbench import Workbench
-from raysim.methods.server_ft import Course, ServerFT, refuse_parts
-
-if TYPE_CHECKING:
-    from raysim.config import Config
+from raysim.methods.server_ft import Recipe, ServerFT, refuse_parts
 
 EPS = 1e-12
 NOISE, LEAST_VARIANCE = 0.1, 1e-5
@@ -35,15 +33,20 @@ class FedBE(ServerFT):
     """
 
     epochs: NonNegativeInt = 100
+    """Passes over the proxy samples, each round."""
     samples: NonNegativeInt = 1
+    """How many models are sampled as further teachers."""
     mode: Literal["gaussian", "dirichlet"] = "gaussian"
+    """How they are sampled: from Gaussians around the clients, or as random mixtures of them."""
     temperature: Positive = 1.0
+    """What the teachers' mean logits are divided by; below 1 it sharpens them."""
     swa: bool = False
+    """Take the mean of the student over its epochs."""
 
     reads_models: ClassVar[bool] = True
 
-    def check(self, config: Config) -> str | None:
-        return refuse_parts(config)
+    def check(self, facts: RunFacts) -> str | None:
+        return refuse_parts(facts)
 
     def apply(self, target: Tensor, mixture: Mixture, cohort: Cohort, server: Server) -> Tensor:
         if not self.epochs:
@@ -52,7 +55,7 @@ class FedBE(ServerFT):
         others = torch.stack([target, *self.sampled(target, cohort, server)])
         total = cohort.predict(rows).sum(0) + cohort.compute(summed_logits, others, rows)
         mean = total / (len(cohort.clients) + len(others))
-        return self.train(target, cohort, server, (mean / self.temperature).softmax(1), Course(swa=self.swa))
+        return self.train(target, cohort, server, (mean / self.temperature).softmax(1), Recipe(swa=self.swa))
 
     def sampled(self, target: Tensor, cohort: Cohort, server: Server) -> list[Tensor]:
         """Models [S] drawn around those of the clients."""

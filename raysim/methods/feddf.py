@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 from torch import Tensor
 
 from raysim.core.bounds import NonNegativeInt, Positive
 from raysim.core.cohort import Cohort
+from raysim.core.facts import RunFacts
 from raysim.core.mixture import Mixture
 from raysim.core.server import Server
-from raysim.methods.server_ft import Course, ServerFT, refuse_parts
-
-if TYPE_CHECKING:
-    from raysim.config import Config
+from raysim.methods.server_ft import Recipe, ServerFT, refuse_parts
 
 
 @dataclass(frozen=True)
@@ -29,26 +27,31 @@ class FedDF(ServerFT):
     """
 
     epochs: NonNegativeInt = 100
+    """Passes over the proxy samples, each round; with `patience` the most there may be."""
     temperature: Positive = 1.0
+    """What the logits of teachers and student are divided by."""
     cosine: bool = False
+    """Let the learning rate fall to zero along a cosine."""
     patience: int | None = None
-    validation: float = 0.2  # with `patience`
+    """Stop after this many batches without a gain on the validation samples; null: train all epochs."""
+    validation: float = 0.2
+    """With `patience`: share of the proxy samples that are held out for validation."""
 
     reads_models: ClassVar[bool] = True
 
-    def check(self, config: Config) -> str | None:
+    def check(self, facts: RunFacts) -> str | None:
         if self.patience is not None and (self.patience < 1 or not 0 < self.validation < 1):
             return "patience must be at least 1 batch and validation a share in (0, 1)."
-        if self.patience is not None and config.data.proxy.samples == 1:
+        if self.patience is not None and facts.proxy_samples == 1:
             return "patience needs proxy samples to learn on and others to look at, but data.proxy.samples is 1."
-        return refuse_parts(config)
+        return refuse_parts(facts)
 
     def apply(self, target: Tensor, mixture: Mixture, cohort: Cohort, server: Server) -> Tensor:
         if not self.epochs:
             return target
-        part, course = server.proxy, Course(self.temperature, cosine=self.cosine)
+        part, recipe = server.proxy, Recipe(self.temperature, cosine=self.cosine)
         if self.patience is not None:
             part, held = part.split(self.validation, server.generator("feddf validation"))
-            course = replace(course, validation=held.rows, patience=self.patience)
+            recipe = replace(recipe, validation=held.rows, patience=self.patience)
         taught = (cohort.predict(part.rows).mean(0) / self.temperature).softmax(1)  # [n, C]
-        return self.train(target, cohort, server, taught, course, part)
+        return self.train(target, cohort, server, taught, recipe, part)

@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
 
 from raysim.core.bounds import NonNegative
 from raysim.core.cohort import Cohort
+from raysim.core.facts import RunFacts
 from raysim.core.layers import LayerMap
 from raysim.core.mixture import Mixture
 from raysim.core.server import Server, Weighting
-
-if TYPE_CHECKING:
-    from raysim.config import Config
 
 
 @dataclass(frozen=True)
@@ -28,13 +26,18 @@ class FedDisco(Weighting):
     """
 
     a: NonNegative = 0.5
+    """How much the distance D_k of a client's labels from the target lowers its weight."""
     b: NonNegative = 0.1
+    """What every weight is raised by."""
     metric: Literal["kl", "l2", "l1", "cosine"] = "kl"
+    """How the distance of two label distributions is measured."""
     normalize_kl: bool = True
-    target: tuple[float, ...] | None = None  # the known test distribution, a share for every class; null: uniform
+    """Divide the KL values by their sum over the cohort."""
+    target: tuple[float, ...] | None = None
+    """The known test distribution, a share for every class; null: uniform."""
     plans_early: ClassVar[bool] = True
 
-    def check(self, config: Config) -> str | None:
+    def check(self, facts: RunFacts) -> str | None:
         target = self.target
         if target is not None and (min(target, default=0.0) <= 0 or abs(sum(target) - 1) > 1e-6):
             return "target must be positive shares of all classes that sum to 1."
@@ -71,7 +74,7 @@ def discrepancy(q: Tensor, u: Tensor, metric: str) -> Tensor:
 def ask_once(server: Server, clients: tuple[int, ...], classes: int) -> None:
     """Count the label counts that a client sends in the first round in which it takes part."""
     never = torch.full((len(server.population.sizes),), -1)
-    asked = server.memory["feddisco"] = server.memory.get("feddisco", never).clone()  # the round, or -1
-    new = [c for c, round_ in zip(clients, asked[list(clients)].tolist(), strict=True) if round_ in (-1, server.t)]
-    asked[new] = server.t
+    first = server.memory["feddisco"] = server.memory.get("feddisco", never).clone()  # the round, or -1
+    new = [c for c, round_ in zip(clients, first[list(clients)].tolist(), strict=True) if round_ in (-1, server.t)]
+    first[new] = server.t
     server.once |= dict.fromkeys(new, classes)

@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from raysim.core.client import ClientMethod, LocalRun, Upload
 from raysim.core.cohort import Cohort
+from raysim.core.facts import RunFacts
 from raysim.core.layers import LayerMap
 from raysim.core.mixture import Mixture
 from raysim.core.server import Server, ServerStep
-
-if TYPE_CHECKING:
-    from raysim.config import Config
 
 EPS = 1e-12
 
@@ -38,11 +36,14 @@ class FedDyn(ClientMethod):
     """
 
     alpha: float = 0.01
+    """Strength of the dynamic regulariser (α)."""
     unsquared: bool = False
+    """Penalise the distance to the global model instead of its square."""
     adaptive_alpha: bool = False
+    """Divide alpha by the client's size relative to the mean."""
     base_weights: ClassVar[str | None] = "uniform"
 
-    def check(self, config: Config) -> str | None:
+    def check(self, facts: RunFacts) -> str | None:
         return f"alpha is {self.alpha}; a negative one pushes the model away." if self.alpha < 0 else None
 
     def new_state(self, layers: LayerMap) -> LinearTerm | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -12,12 +12,10 @@ from torch import Tensor
 
 from raysim.core.client import ClientMethod, LocalRun, Upload
 from raysim.core.cohort import Cohort
+from raysim.core.facts import RunFacts
 from raysim.core.layers import LayerMap
 from raysim.core.mixture import Mixture
 from raysim.core.server import Downlink, DownlinkRule, ModelStore, Server, ServerStep
-
-if TYPE_CHECKING:
-    from raysim.config import Config
 
 EPS = 1e-5  # the authors'
 
@@ -40,11 +38,13 @@ class FedFomo(ClientMethod, DownlinkRule):
     """
 
     models: int | None = None
+    """How many models a client is sent (M); null: all."""
     epsilon: float = 0.0
+    """Probability that one of them is replaced by another model (ε)."""
     peer_models: ClassVar[bool] = True
 
-    def check(self, config: Config) -> str | None:
-        if not config.data.client_val_frac:
+    def check(self, facts: RunFacts) -> str | None:
+        if not facts.client_val_frac:
             return "weighs models on validation samples, but data.client_val_frac is 0. FedALA's authors use 0.2."
         if self.models is not None and self.models < 1:
             return f"models is {self.models}; at least one must be sent."

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
+from typing import Any, ClassVar, Literal, Protocol
 
 import numpy as np
 import torch
@@ -13,14 +13,12 @@ from torch import Tensor
 
 from raysim.core.bounds import Fraction, NonNegativeInt, Positive, PositiveInt
 from raysim.core.cohort import Cohort
+from raysim.core.facts import RunFacts
 from raysim.core.mixture import Mixture
 from raysim.core.optim import Adam, OptimizerSpec
 from raysim.core.server import Server, Weighting
 from raysim.core.workbench import Workbench
 from raysim.methods.fedlws import FedLWS
-
-if TYPE_CHECKING:
-    from raysim.config import Config
 
 # Stochastic weight averaging, as the released code schedules it.
 SWA_START, SWA_LR, SWA_ANNEALING, COSINE_EPOCHS = 5, 0.05, 10, 100
@@ -49,21 +47,27 @@ class LearnedWeights(Weighting):
 
     λ = softmax(x), γ = eˢ (`exp`), or λ = x² / Σ x², γ = s² (`quad`). The weights start anew in every round. Since
     Σ λ = 1, w = γ (w_g + Σ λ_k Δ_k), and a step needs one product of λ with the updates and one of the updates with
-    the gradient, in whatever way the updates are at hand: stacked on one device, or where they were trained. The model
-    is in train mode meanwhile. Weights that do not stay finite are dropped for those they started from.
+    the gradient, whether the updates are stacked on one device or lie where they were trained. The model
+    is in train mode during this. Weights that do not stay finite are replaced by those they started from.
     """
 
     epochs: NonNegativeInt = 100
+    """Passes over the proxy samples, each round."""
     lr: Positive = 0.01
+    """Learning rate of Adam at first."""
     form: Literal["exp", "quad"] = "exp"
+    """How weights are made of what is learned: by softmax and exponential, or by squares."""
     batch_size: PositiveInt = 128
+    """Proxy samples of a batch."""
     betas: tuple[Fraction, Fraction] = (0.5, 0.999)
-    halve_every: PositiveInt = 20  # epochs after which the learning rate is halved
+    """Adam's averaging factors of gradient and squared gradient."""
+    halve_every: PositiveInt = 20
+    """Epochs after which the learning rate is halved."""
 
     needs_proxy: ClassVar[bool] = True
 
-    def check(self, config: Config) -> str | None:
-        keeper = next((m for m in config.client if m.personal_layers), None)
+    def check(self, facts: RunFacts) -> str | None:
+        keeper = next((m for m in facts.client if m.personal_layers), None)
         if keeper is not None:
             return f"mixes whole models, but {type(keeper).__name__} never sends its {keeper.personal_layers}."
         return None
@@ -143,7 +147,7 @@ class LearnedWeights(Weighting):
         if cohort.gathers:
             fitted = cohort.compute(fit_stacked, self, p, orders, server.proxy.rows, models=True)
         else:
-            fitted = self.fit(Spread(self, cohort, server, prior), p, orders)
+            fitted = self.fit(Distributed(self, cohort, server, prior), p, orders)
         lam, gamma = self.conclude(server, *fitted)
         return prior.reweighted(lam).scaled(gamma)
 
@@ -171,13 +175,16 @@ class FedLAW(LearnedWeights):
     """
 
     swa: bool = False
+    """Learn λ and γ in two stages and average λ's iterates."""
     swa_order: Literal["lambda_first", "gamma_first"] = "lambda_first"
+    """Which of the two stages comes first."""
     gamma_clamp: tuple[float, float] | None = None
+    """Lower and upper bound of γ; null: none."""
 
     stage: ClassVar[str] = "rescale"
 
-    def check(self, config: Config) -> str | None:
-        return refuse_weightings(self, config) or refuse_shrinking(self.gamma_clamp, config) or super().check(config)
+    def check(self, facts: RunFacts) -> str | None:
+        return refuse_weightings(self, facts) or refuse_shrinking(self.gamma_clamp, facts) or super().check(facts)
 
     def stages(self) -> tuple[Stage, ...]:
         if not self.swa:
@@ -199,10 +206,12 @@ class AttentiveLAW(LearnedWeights):
     """
 
     swa: bool = False
+    """Average the iterates of λ."""
     stop_round: NonNegativeInt | None = None
+    """Round (from 0) from which clients count by their samples again; null: never."""
 
-    def check(self, config: Config) -> str | None:
-        return refuse_weightings(self, config) or super().check(config)
+    def check(self, facts: RunFacts) -> str | None:
+        return refuse_weightings(self, facts) or super().check(facts)
 
     def stages(self) -> tuple[Stage, ...]:
         return (Stage("lambda", self.epochs, self.swa),)
@@ -221,12 +230,14 @@ class AdaptiveGWS(LearnedWeights):
     """
 
     gamma_clamp: tuple[float, float] | None = None
+    """Lower and upper bound of γ; null: none."""
     eta: Positive = 1.0
+    """Step size of the server (η), applied before γ."""
 
     stage: ClassVar[str] = "rescale"
 
-    def check(self, config: Config) -> str | None:
-        return refuse_shrinking(self.gamma_clamp, config) or super().check(config)
+    def check(self, facts: RunFacts) -> str | None:
+        return refuse_shrinking(self.gamma_clamp, facts) or super().check(facts)
 
     def stages(self) -> tuple[Stage, ...]:
         return (Stage("gamma", self.epochs, gamma_clamp=self.gamma_clamp),)
@@ -240,15 +251,15 @@ class AdaptiveGWS(LearnedWeights):
         return prior.scaled(gamma * self.eta, anchor=gamma * (1 - self.eta + self.eta * prior.anchor))
 
 
-def refuse_weightings(method: LearnedWeights, config: Config) -> str | None:
-    others = [type(w).__name__ for w in config.weighting if type(w) is not type(method)]
+def refuse_weightings(method: LearnedWeights, facts: RunFacts) -> str | None:
+    others = [type(w).__name__ for w in facts.weighting if type(w) is not type(method)]
     return f"learns the clients' weights itself, which leaves nothing of {' and '.join(others)}." if others else None
 
 
-def refuse_shrinking(clamp: tuple[float, float] | None, config: Config) -> str | None:
+def refuse_shrinking(clamp: tuple[float, float] | None, facts: RunFacts) -> str | None:
     if clamp is not None and not 0 < clamp[0] <= clamp[1]:
         return f"gamma_clamp is {list(clamp)}; it must be a positive lower and an upper bound."
-    if any(isinstance(step, FedLWS) for step in config.server):
+    if any(isinstance(step, FedLWS) for step in facts.server):
         return "shrinks the model, and so does FedLWS; a run can have one of them."
     return None
 
@@ -300,7 +311,7 @@ class Stacked:
 
 
 @dataclass
-class Spread:
+class Distributed:
     """Updates stay with their hosts: a step is one reduction, one gradient on one host, and one `dots` visit."""
 
     law: LearnedWeights

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import ClassVar, Literal
 
 from raysim.core.cohort import Cohort
+from raysim.core.facts import RunFacts
 from raysim.core.layers import LayerMap
 from raysim.core.mixture import Mixture
 from raysim.core.probe import LayerDistance, Probe
 from raysim.core.server import Server, Weighting, check_senders
-
-if TYPE_CHECKING:
-    from raysim.config import Config
 
 EPS = 1e-12
 
@@ -26,7 +24,9 @@ class FedLDF(Weighting):
     """
 
     top_n: int
+    """How many clients send each layer (n)."""
     metric: Literal["l2", "l2_rms", "relative"] = "l2"
+    """How the recorded divergence is scaled; the choice of clients does not depend on it."""
     stage: ClassVar[str] = "select"
 
     @property
@@ -36,8 +36,8 @@ class FedLDF(Weighting):
     def mask_bits(self, layers: LayerMap) -> int:
         return layers.L
 
-    def check(self, config: Config) -> str | None:
-        return check_senders("top_n", self.top_n, config.cohort_size)
+    def check(self, facts: RunFacts) -> str | None:
+        return check_senders("top_n", self.top_n, facts.cohort_size)
 
     def plan(self, cohort: Cohort, server: Server, prior: Mixture) -> Mixture:
         layers = server.layers

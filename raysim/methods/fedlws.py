@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from raysim.core.cohort import Cohort
+from raysim.core.facts import RunFacts
 from raysim.core.layers import LayerMap, TensorSpec
 from raysim.core.mixture import Mixture
 from raysim.core.probe import LayerDistance, Probe
 from raysim.core.server import Server, ServerStep
-
-if TYPE_CHECKING:
-    from raysim.config import Config
 
 EPS = 1e-12
 
@@ -32,13 +30,24 @@ class FedLWS(ServerStep):
     """
 
     beta: float = 0.1
-    per: Literal["layer", "model"] = "layer"  # model: one γ from the norms of the whole model (the paper's Eq. 7)
-    variant: Literal["full", "only_opt", "only_reg"] = "full"  # γ ŵ; w + γ d; ŵ − (1 − γ) w
-    tau_stat: Literal["mean", "rms"] = "mean"  # rms: an upper bound of the mean that needs no visit to the clients
-    tau_clamp: tuple[float, float] | None = None  # bounds of β τ
+    """How strongly disagreement shrinks a layer (β)."""
+    per: Literal["layer", "model"] = "layer"
+    """`layer`: a γ for each layer; `model`: one γ from the norms of the whole model (the paper's Eq. 7)."""
+    variant: Literal["full", "only_opt", "only_reg"] = "full"
+    """What γ scales: the whole new model (γ ŵ), the update alone (w + γ d), or the old model alone (ŵ − (1 − γ) w)."""
+    tau_stat: Literal["mean", "rms"] = "mean"
+    """How τ averages distances; `rms` is an upper bound of the mean that needs no visit to the clients."""
+    tau_clamp: tuple[float, float] | None = None
+    """Lower and upper bound of β τ; null: none."""
     lws_stats: Literal["parameters", "all"] = "parameters"
+    """Whether running statistics and counters belong to their layer's norms."""
     shrink_buffers: bool = False
+    """Shrink running statistics and counters as well."""
     refines: ClassVar[bool] = True
+
+    @property
+    def only_scales(self) -> bool:
+        return self.variant == "full"
 
     @property
     def probes(self) -> tuple[Probe, ...]:
@@ -48,7 +57,7 @@ class FedLWS(ServerStep):
     def distance(self) -> LayerDistance:
         return LayerDistance(buffers=self.lws_stats == "all")
 
-    def check(self, config: Config) -> str | None:
+    def check(self, facts: RunFacts) -> str | None:
         if self.tau_clamp is not None and not 0 <= self.tau_clamp[0] <= self.tau_clamp[1]:
             return f"tau_clamp is {list(self.tau_clamp)}; it must be a lower and an upper bound."
         return f"beta is {self.beta}; it must not be negative." if self.beta < 0 else None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -11,13 +11,11 @@ from torch import Tensor
 
 from raysim.core.client import LocalRun
 from raysim.core.cohort import Cohort
+from raysim.core.facts import RunFacts
 from raysim.core.mixture import Mixture
 from raysim.core.probe import Probe
 from raysim.core.server import Server, Weighting
 from raysim.methods.sgdm import SGDM
-
-if TYPE_CHECKING:
-    from raysim.config import Config
 
 
 @dataclass(frozen=True)
@@ -45,10 +43,10 @@ class FedNova(Weighting):
     def probes(self) -> tuple[Probe, ...]:
         return (Normaliser(),)
 
-    def check(self, config: Config) -> str | None:
-        own = [method for method in config.client if isinstance(method, SGDM)]
-        carried = config.local.state == "persist" or any(method.reading == "mfl" for method in own)
-        if carried and (config.local.momentum or own):
+    def check(self, facts: RunFacts) -> str | None:
+        own = [method for method in facts.client if isinstance(method, SGDM)]
+        carried = facts.persist or any(method.reading == "mfl" for method in own)
+        if carried and (facts.optimizer.momentum or own):
             return "momentum must start anew each round, but local.state is persist or sgdm's reading is mfl."
         return None
 

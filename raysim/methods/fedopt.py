@@ -22,9 +22,13 @@ class FedOpt(ServerStep):
     """
 
     eta: Positive = 0.01
+    """Step size of the server (η)."""
     beta1: Fraction = 0.9
+    """Share of the last mean update in the new one (β₁)."""
     epsilon: Positive = 1e-3
-    initial: NonNegative | None = None  # s before the first round; null: ε² (FedLAW's code begins at 0, with ε 1e-5)
+    """Added to the root of s, so that small updates are not blown up (ε, the paper's τ)."""
+    initial: NonNegative | None = None
+    """What s is before the first round; null: ε² (FedLAW's code: 0, with ε = 1e-5)."""
     reads_models: ClassVar[bool] = False
     remembers: ClassVar[bool] = True
 
@@ -50,7 +54,9 @@ class FedAdagrad(FedOpt):
     """Steps divided by the root of all squared updates so far (FedAdagrad, Reddi et al., 2021): s ← s + d²."""
 
     eta: Positive = 0.1
+    """Step size of the server (η)."""
     beta1: Fraction = 0.0
+    """Share of the last mean update in the new one (β₁)."""
 
     def second(self, s: Tensor, squared: Tensor) -> Tensor:
         return s + squared
@@ -61,6 +67,7 @@ class FedAdam(FedOpt):
     """Steps divided by the root of recent squared updates (FedAdam, Reddi et al., 2021): s ← β₂ s + (1 − β₂) d²."""
 
     beta2: Fraction = 0.99
+    """Share of the last mean squared update in the new one (β₂)."""
 
     def second(self, s: Tensor, squared: Tensor) -> Tensor:
         return self.beta2 * s + (1 - self.beta2) * squared
@@ -71,6 +78,7 @@ class FedYogi(FedOpt):
     """FedAdam whose s changes by d² at most (FedYogi, Reddi et al., 2021): s ← s − (1 − β₂) d² sign(s − d²)."""
 
     beta2: Fraction = 0.99
+    """How slowly s follows the squared updates (β₂)."""
 
     def second(self, s: Tensor, squared: Tensor) -> Tensor:
         return s - (1 - self.beta2) * squared * (s - squared).sign()

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
 
 from raysim.core.client import ClientMethod, LocalRun, Upload
+from raysim.core.facts import RunFacts
 from raysim.core.layers import LayerMap
-
-if TYPE_CHECKING:
-    from raysim.config import Config
 
 BANDWIDTHS = (10.0, 15.0, 20.0, 50.0)
 
@@ -34,10 +32,14 @@ class FedPHP(ClientMethod):
     """
 
     mu: float = 0.9
+    """Share of the inherited model that is kept at the end of the run (μ); it grows linearly from 0."""
     lam: float = 0.01
+    """Weight of the MMD term against the cross-entropy (λ)."""
     evaluate: Literal["local", "private"] = "local"
+    """Which model is tested as the client's own."""
+    reads_total_rounds: ClassVar[bool] = True
 
-    def check(self, config: Config) -> str | None:
+    def check(self, facts: RunFacts) -> str | None:
         return None if 0 <= self.mu <= 1 else f"mu is {self.mu:g}; it must be in [0, 1]."
 
     def new_state(self, layers: LayerMap) -> PrivateModel:

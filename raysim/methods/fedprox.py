@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 from raysim.core.client import ClientMethod, LocalRun
+from raysim.core.facts import RunFacts
 from raysim.core.optim import OptimizerSpec
-
-if TYPE_CHECKING:
-    from raysim.config import Config
 
 
 @dataclass(frozen=True)
@@ -21,9 +18,11 @@ class FedProx(ClientMethod):
     """
 
     mu: float = 0.001
+    """Strength of the proximal term (μ)."""
     official_sgd: bool = False
+    """Train without momentum and weight decay."""
 
-    def check(self, config: Config) -> str | None:
+    def check(self, facts: RunFacts) -> str | None:
         return f"mu is {self.mu}; a negative one pushes the model away without bound." if self.mu < 0 else None
 
     def optimizer(self, spec: OptimizerSpec) -> OptimizerSpec:

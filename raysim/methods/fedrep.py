@@ -17,6 +17,7 @@ class FedRep(ClientMethod):
     """
 
     head_epochs: int = 5
+    """Passes that train the head, before `local.epochs` train the body."""
     personal_layers: ClassVar[str | None] = "head"
 
     def train(self, run: LocalRun) -> None:

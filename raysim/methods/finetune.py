@@ -16,6 +16,7 @@ class FineTune(ClientMethod):
     """
 
     ft_epochs: int = 10
+    """Passes that fine-tune the download before it is tested."""
 
     def start(self, run: LocalRun) -> None:
         run.receive()

@@ -23,9 +23,15 @@ class FixedShrink(ServerStep):
     """
 
     gamma: Positive
+    """Factor on the first layer (γ)."""
     decrement: float = 0.0
+    """How much smaller the factor of each further layer is."""
     reads_models: ClassVar[bool] = False
     refines: ClassVar[bool] = True
+
+    @property
+    def only_scales(self) -> bool:
+        return True
 
     def fits(self, model: nn.Module, layers: LayerMap, classes: int) -> str | None:
         last = self.gamma - self.decrement * (layers.L - 1)

@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
 
 from raysim.core.client import LocalRun
 from raysim.core.cohort import Cohort
+from raysim.core.facts import RunFacts
 from raysim.core.layers import LayerMap
 from raysim.core.mixture import Mixture
 from raysim.core.probe import Probe
 from raysim.core.server import Server, Weighting, check_senders
-
-if TYPE_CHECKING:
-    from raysim.config import Config
 
 
 @dataclass(frozen=True)
@@ -38,7 +36,9 @@ class HDFL(Weighting):
     """
 
     n: int
+    """How many clients of a round send their models."""
     select: Literal["random", "by_loss"] = "random"
+    """Which these are: random ones, or those with the greatest training loss."""
     stage: ClassVar[str] = "select"
 
     @property
@@ -52,15 +52,15 @@ class HDFL(Weighting):
     def mask_bits(self, layers: LayerMap) -> int:
         return 1
 
-    def check(self, config: Config) -> str | None:
-        return check_senders("n", self.n, config.cohort_size)
+    def check(self, facts: RunFacts) -> str | None:
+        return check_senders("n", self.n, facts.cohort_size)
 
     def plan(self, cohort: Cohort, server: Server, prior: Mixture) -> Mixture:
         if self.select == "by_loss":
             order = cohort.stat(LastLoss()).argsort(descending=True, stable=True)
         else:
             order = torch.randperm(len(cohort.clients), generator=server.generator("hdfl"))
-        kept = torch.zeros(len(cohort.clients), dtype=torch.bool)
-        kept[order[: self.n]] = True
-        server.note(self, "uploads", kept, "client")
-        return prior.select(kept)
+        sending = torch.zeros(len(cohort.clients), dtype=torch.bool)
+        sending[order[: self.n]] = True
+        server.note(self, "uploads", sending, "client")
+        return prior.select(sending)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -11,12 +11,10 @@ from torch import Tensor
 from raysim.core.bounds import NonNegativeInt
 from raysim.core.client import LocalRun
 from raysim.core.cohort import Cohort
+from raysim.core.facts import RunFacts
 from raysim.core.mixture import Mixture
 from raysim.core.probe import Probe
 from raysim.core.server import Server, Weighting
-
-if TYPE_CHECKING:
-    from raysim.config import Config
 
 EPS = 1e-12
 
@@ -46,11 +44,16 @@ class LDAWA(Weighting):
     that code gives every running statistic its own cosine.
     """
 
-    base: Literal["uniform", "size"] = "uniform"  # size: the weights of the other weightings, by default p
+    base: Literal["uniform", "size"] = "uniform"
+    """Count clients alike, or with the weights of the other weightings (by default, by size)."""
     warmup: NonNegativeInt = 3
+    """Rounds that are weighted as if this method were absent."""
     layer_by: Literal["tensor", "module", "unit", "model"] = "tensor"
+    """What a layer is, for the cosines."""
     scale_buffers: bool = False
+    """Give every running statistic its own cosine instead of averaging it plainly."""
     renormalize: bool = False
+    """Divide the weights of a layer by their sum, so that it does not shrink."""
     stage: ClassVar[str] = "multiply"
     reported: ClassVar[bool] = False
 
@@ -62,10 +65,10 @@ class LDAWA(Weighting):
     def _grouping(self) -> str:
         return "entry" if self.scale_buffers else self.layer_by
 
-    def check(self, config: Config) -> str | None:
+    def check(self, facts: RunFacts) -> str | None:
         if self.scale_buffers and self.layer_by != "tensor":
             return "scale_buffers gives every running statistic its own cosine, which needs layer_by: tensor."
-        if self.base == "uniform" and any(w.stage == "weigh" for w in config.weighting):
+        if self.base == "uniform" and any(w.stage == "weigh" for w in facts.weighting):
             return "base: uniform discards what the other weightings say of the clients. Set base: size."
         return None
 

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from raysim.core.client import ClientMethod, LocalRun
-
-if TYPE_CHECKING:
-    from raysim.config import Config
+from raysim.core.facts import RunFacts
 
 
 @dataclass(frozen=True)
@@ -25,11 +23,13 @@ class MOON(ClientMethod):
     """
 
     mu: float = 1.0
+    """Weight of the contrastive term (μ)."""
     tau: float = 0.5
+    """Temperature of the contrastive term (τ)."""
     keeps_params: ClassVar[bool] = True
     initial_previous: ClassVar[bool] = True
 
-    def check(self, config: Config) -> str | None:
+    def check(self, facts: RunFacts) -> str | None:
         return f"tau is {self.tau}; a temperature is positive." if self.tau <= 0 else None
 
     def penalty(self, run: LocalRun, x: Tensor, y: Tensor, z: Tensor, loss: Tensor) -> Tensor | float:

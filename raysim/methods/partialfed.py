@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from raysim.core.client import ClientMethod, LocalRun
+from raysim.core.facts import RunFacts
 from raysim.core.layers import LayerMap
-
-if TYPE_CHECKING:
-    from raysim.config import Config
 
 
 @dataclass
@@ -35,14 +33,20 @@ class PartialFed(ClientMethod):
     """
 
     model_batches: int = 8
+    """Batches in a row that train the weights."""
     choice_batches: int = 2
+    """Batches in a row that train the logits."""
     tau: float = 5.0
+    """Temperature of the Gumbel-softmax in round 0 (τ)."""
     tau_decay: float = 0.965
+    """Factor on the temperature after every round."""
     choice_lr: float = 0.1
+    """Step size of the logits."""
     logits: tuple[float, float] = (0.0, 0.0)
+    """Logits at first, of the global and of the client's own layer."""
     keeps_params: ClassVar[bool] = True
 
-    def check(self, config: Config) -> str | None:
+    def check(self, facts: RunFacts) -> str | None:
         if self.model_batches < 1 or self.choice_batches < 0:
             return f"model_batches is {self.model_batches} and choice_batches {self.choice_batches}; at least 1 and 0."
         return None if self.tau > 0 else f"tau is {self.tau:g}; a temperature is positive."

@@ -20,7 +20,9 @@ class PerFedAvg(ClientMethod):
     """
 
     alpha: float | None = None
+    """Step size of the adaptation (α); null: the round's learning rate."""
     beta: float | None = None
+    """Step size of the meta-update (β); null: the round's learning rate."""
     batches_per_step: ClassVar[int] = 2
 
     def step(self, run: LocalRun, x: Tensor, y: Tensor) -> None:

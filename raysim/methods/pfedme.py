@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import warnings
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from torch import Tensor
 
 from raysim.core.client import ClientMethod, LocalRun
+from raysim.core.facts import RunFacts
 from raysim.core.layers import LayerMap
 from raysim.core.server import ServerStep
 from raysim.methods.fedavg import StepSize
-
-if TYPE_CHECKING:
-    from raysim.config import Config
 
 
 @dataclass
@@ -35,16 +33,22 @@ class pFedMe(ClientMethod):
     """
 
     eta: float = 0.01
+    """Step size of the personal model θ."""
     lam: float = 15.0
+    """Strength of the spring between θ and w (λ)."""
     inner_steps: int = 5
+    """Steps of θ on each batch (K)."""
     mu: float = 0.001
+    """Weight decay of θ."""
     beta: float = 1.0
+    """How far the server moves towards the mean of the clients' w (β)."""
     evaluate: Literal["theta", "w"] = "theta"
+    """Which model is tested as the client's own."""
 
-    def check(self, config: Config) -> str | None:
+    def check(self, facts: RunFacts) -> str | None:
         if self.inner_steps < 1:
             return f"inner_steps is {self.inner_steps}; without a step nothing moves."
-        if (pull := config.local.lr * self.lam) > 1:
+        if (pull := facts.lr * self.lam) > 1:
             warnings.warn(f"pfedme: local.lr times lam is {pull:g}; above 1 w overshoots θ", stacklevel=1)
         return None
 

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 import torch
 
 from raysim.core.cohort import Cohort
+from raysim.core.facts import RunFacts
 from raysim.core.layers import LayerMap
 from raysim.core.mixture import Mixture
 from raysim.core.server import Server, Weighting, check_senders
-
-if TYPE_CHECKING:
-    from raysim.config import Config
 
 
 @dataclass(frozen=True)
@@ -21,14 +19,15 @@ class RandomLayer(Weighting):
     """Each layer is sent only by `n` clients, drawn anew for every layer and round (a baseline of FedLDF, 2024)."""
 
     n: int
+    """How many clients send each layer."""
     stage: ClassVar[str] = "select"
     plans_early: ClassVar[bool] = True
 
     def mask_bits(self, layers: LayerMap) -> int:
         return layers.L
 
-    def check(self, config: Config) -> str | None:
-        return check_senders("n", self.n, config.cohort_size)
+    def check(self, facts: RunFacts) -> str | None:
+        return check_senders("n", self.n, facts.cohort_size)
 
     def plan(self, cohort: Cohort, server: Server, prior: Mixture) -> Mixture:
         layers = server.layers

@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
 
-from raysim.core.client import ClientMethod, LocalRun, Upload, batch_slices, overrides
+from raysim.core.client import ClientMethod, LocalRun, Upload, batch_slices
 from raysim.core.cohort import Cohort
+from raysim.core.facts import RunFacts
 from raysim.core.layers import LayerMap
 from raysim.core.mixture import Mixture
 from raysim.core.server import Server, ServerStep
-
-if TYPE_CHECKING:
-    from raysim.config import Config
 
 
 @dataclass
@@ -36,14 +34,15 @@ class SCAFFOLD(ClientMethod):
     """
 
     c_update: Literal["option_2", "option_1", "mean_grad"] = "option_2"
+    """How a client's control variate is computed: from its drift, its full gradient or the mean gradient of its steps."""
     base_weights: ClassVar[str | None] = "uniform"
 
-    def check(self, config: Config) -> str | None:
+    def check(self, facts: RunFacts) -> str | None:
         if self.c_update != "option_2":
             return None
-        if config.local.optimizer != "sgd" or config.local.momentum or config.local.weight_decay:
+        if facts.optimizer.name != "sgd" or facts.optimizer.momentum or facts.optimizer.weight_decay:
             return "option_2 needs sgd without momentum and weight decay. Set c_update: mean_grad."
-        if any(overrides(method, "start") for method in config.client):
+        if facts.starts_elsewhere:
             return "option_2 needs training to start at w_g, which another method changes. Set c_update: mean_grad."
         return None
 

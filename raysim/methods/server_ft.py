@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -12,21 +12,19 @@ from torch import Tensor
 
 from raysim.core.bounds import Fraction, NonNegativeInt, Positive, PositiveInt
 from raysim.core.cohort import Cohort
+from raysim.core.facts import RunFacts
 from raysim.core.mixture import Mixture
 from raysim.core.optim import OptimizerSpec
 from raysim.core.server import ProxyData, Server, ServerStep
 from raysim.core.workbench import Workbench
-
-if TYPE_CHECKING:
-    from raysim.config import Config
 
 # The released code makes the server's optimiser as it makes the clients', and never decays its learning rate.
 OFFICIAL_LR, OFFICIAL = 0.08, OptimizerSpec("sgd", momentum=0.9, weight_decay=5e-4)
 
 
 @dataclass(frozen=True)
-class Course:
-    """What is special about a training on proxy samples."""
+class Recipe:
+    """How a training on proxy samples differs from plain epochs."""
 
     temperature: float = 1.0  # of the student's softmax, where probabilities are taught
     swa: bool = False  # the result is the mean of the models after every epoch
@@ -45,10 +43,15 @@ class ServerFT(ServerStep):
     """
 
     epochs: NonNegativeInt = 2
+    """Passes over the proxy samples, each round."""
     lr: Positive = 1e-3
+    """Learning rate of the server's Adam."""
     batch_size: PositiveInt = 128
+    """Proxy samples of a batch."""
     betas: tuple[Fraction, Fraction] = (0.5, 0.999)
+    """Adam's averaging factors of gradient and squared gradient."""
     server_ft_official: bool = False
+    """Use the released code's optimiser, SGD with momentum, instead of Adam."""
 
     needs_proxy: ClassVar[bool] = True
     reads_models: ClassVar[bool] = False
@@ -58,14 +61,14 @@ class ServerFT(ServerStep):
         return self.train(target, cohort, server) if self.epochs else target
 
     def train(
-        self, target: Tensor, cohort: Cohort, server: Server, taught: Tensor | None = None, course: Course | None = None,
+        self, target: Tensor, cohort: Cohort, server: Server, taught: Tensor | None = None, recipe: Recipe | None = None,
         part: ProxyData | None = None,
     ) -> Tensor:  # fmt: skip
         """`target` [S] trained on the labels, or towards the probabilities `taught` [n, C], of the proxy set or a `part`."""
         orders, rows = server.proxy_orders(self, self.epochs, self.batch_size, part), (part or server.proxy).rows
         name = type(self).__name__.lower()
         value, momentum, losses = cohort.compute(
-            train_on_proxy, self, target, rows, orders, server.memory.get(name), taught, course or Course()
+            train_on_proxy, self, target, rows, orders, server.memory.get(name), taught, recipe or Recipe()
         )
         if self.server_ft_official:
             server.memory[name] = momentum
@@ -74,21 +77,21 @@ class ServerFT(ServerStep):
         return value
 
 
-def refuse_parts(config: Config) -> str | None:
+def refuse_parts(facts: RunFacts) -> str | None:
     """Teachers are models that the server has: whole ones, sent by everybody."""
-    choosing = [type(w).__name__ for w in config.weighting if w.stage == "select"]
-    keeping = [f"{type(m).__name__} never sends its {m.personal_layers}" for m in config.client if m.personal_layers]
+    choosing = [type(w).__name__ for w in facts.weighting if w.stage == "select"]
+    keeping = [f"{type(m).__name__} never sends its {m.personal_layers}" for m in facts.client if m.personal_layers]
     reasons = [*(f"with {name} not every client sends its whole model" for name in choosing), *keeping]
     return f"learns from all clients' whole models, but {reasons[0]}." if reasons else None
 
 
 def train_on_proxy(
     bench: Workbench, how: ServerFT, value: Tensor, rows: np.ndarray, orders: Tensor, momentum: Tensor | None,
-    taught: Tensor | None, course: Course,
+    taught: Tensor | None, recipe: Recipe,
 ) -> Any:  # fmt: skip
     """The trained value [S], the optimiser's momentum [P] and the objective before and after [2]."""
     bench.load(value)
-    objective = bench.cross_entropy(rows) if taught is None else bench.distillation(rows, taught, course.temperature)
+    objective = bench.cross_entropy(rows) if taught is None else bench.distillation(rows, taught, recipe.temperature)
     before = bench.mean_loss(objective, how.batch_size)
     spec, lr = (OFFICIAL, OFFICIAL_LR) if how.server_ft_official else (OptimizerSpec("adam", betas=how.betas), how.lr)
     optimizer = spec.build(bench.flat.params, bench.flat.grad, lr)
@@ -96,27 +99,27 @@ def train_on_proxy(
         optimizer.load({"momentum": momentum})
     mean, total = torch.zeros_like(value), sum(len(order.split(how.batch_size)) for order in orders)
     done = since = 0  # batches: all, and those since the last gain
-    held = course.validation
+    held = recipe.validation
     best, best_value = 0.0 if held is None else bench.accuracy(held), value
     for epoch, order in enumerate(orders):
         for batch in order.split(how.batch_size):
-            if course.cosine:
+            if recipe.cosine:
                 optimizer.lr = lr * (1 + math.cos(math.pi * done / total)) / 2
             bench.gradient(objective, batch)
             optimizer.step()
             done, since = done + 1, since + 1
-        if course.swa:
+        if recipe.swa:
             mean += (bench.flat.value - mean) / (epoch + 1)
         if held is not None:
             accuracy = bench.accuracy(held)
             if accuracy > best:
                 best, best_value, since = accuracy, bench.flat.value.clone(), 0
-            elif since >= course.patience:
+            elif since >= recipe.patience:
                 break
-    if course.swa:
+    if recipe.swa:
         bench.load(mean)
     if held is not None:
         bench.load(best_value)
     after = bench.mean_loss(objective, how.batch_size)
-    kept = optimizer.state().get("momentum", value.new_empty(0))
-    return bench.flat.value, kept, torch.stack([before, after])
+    last = optimizer.state().get("momentum", value.new_empty(0))
+    return bench.flat.value, last, torch.stack([before, after])

@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
 
 from raysim.core.client import ClientMethod, LocalRun, Upload
 from raysim.core.cohort import Cohort
+from raysim.core.facts import RunFacts
 from raysim.core.mixture import Mixture
 from raysim.core.optim import OptimizerSpec
 from raysim.core.server import Server, ServerStep
-
-if TYPE_CHECKING:
-    from raysim.config import Config
 
 
 @dataclass(frozen=True)
@@ -27,16 +25,18 @@ class SGDM(ClientMethod):
     """
 
     reading: Literal["local", "mfl"] = "local"
+    """Where the momentum starts each round: at zero, or at the global momentum of MFL."""
     rho: float = 0.9
+    """Share of the last direction in the new one (ρ)."""
 
-    def check(self, config: Config) -> str | None:
+    def check(self, facts: RunFacts) -> str | None:
         if not 0 <= self.rho < 1:
             return f"rho is {self.rho}; it must be in [0, 1)."
-        if config.local.optimizer != "sgd":
-            return f"its momentum is sgd's, but local.optimizer is {config.local.optimizer}."
-        if config.local.momentum:
-            return f"brings its own momentum rho; leave out local.momentum, which is {config.local.momentum}."
-        if self.reading == "mfl" and config.local.state == "persist":
+        if facts.optimizer.name != "sgd":
+            return f"its momentum is sgd's, but local.optimizer is {facts.optimizer.name}."
+        if facts.optimizer.momentum:
+            return f"brings its own momentum rho; leave out local.momentum, which is {facts.optimizer.momentum}."
+        if self.reading == "mfl" and facts.persist:
             return "mfl starts every round at the global momentum; local.state: persist would keep another."
         return None
 

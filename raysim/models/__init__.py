@@ -14,17 +14,20 @@ from raysim.models.text import fasttext, text_cnn
 from raysim.models.torchvision import resnet18_imagenet
 from raysim.models.vgg import vgg9, vgg16
 from raysim.models.vit import vit
+from raysim.registry import REGISTRY, Table
 
 __all__ = ["MODELS", "Inputs", "Model", "ModelError", "build"]
 
-MODELS: dict[str, Callable[..., Model]] = {
-    builder.__name__: builder
-    for builder in (
-        *(simple_cnn, bn_cnn, mlp, lenet, alexnet, fedavg_cnn, small_cnn, tiny_bn_cnn, amazon_mlp),
-        *(resnet8, resnet20, resnet56, resnet110, wrn56_4, resnet18, resnet18_imagenet),
-        *(densenet121, vit, vgg9, vgg16, fasttext, text_cnn),
-    )
-}
+MODELS: Table[Callable[..., Model]] = REGISTRY.table("model").fill(
+    {
+        builder.__name__: builder
+        for builder in (
+            *(simple_cnn, bn_cnn, mlp, lenet, alexnet, fedavg_cnn, small_cnn, tiny_bn_cnn, amazon_mlp),
+            *(resnet8, resnet20, resnet56, resnet110, wrn56_4, resnet18, resnet18_imagenet),
+            *(densenet121, vit, vgg9, vgg16, fasttext, text_cnn),
+        )
+    }
+)
 
 
 def build(name: str, inputs: Inputs, **options: object) -> Model:

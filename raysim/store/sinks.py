@@ -19,6 +19,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Protocol
 
+from raysim.registry import REGISTRY, Table
 from raysim.store.records import replacing
 
 
@@ -150,7 +151,7 @@ class _WandbRun:
         self._run.finish()
 
 
-SINKS: dict[str, type[Sink]] = {"tensorboard": TensorBoard, "mlflow": MLflow, "wandb": Wandb}
+SINKS: Table[type[Sink]] = REGISTRY.table("sink").fill({"tensorboard": TensorBoard, "mlflow": MLflow, "wandb": Wandb})
 
 
 class Sinks:

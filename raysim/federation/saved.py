@@ -1,18 +1,17 @@
-"""A run as it lies on disk, brought back: its models, its data, its clients."""
+"""A run that lies on disk, brought back: its models, its data, its clients. Measures see it as a `RunView`."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Literal
 
 import numpy as np
 import torch
 from safetensors.torch import load_file
-from torch import Tensor
+from torch import Tensor, nn
 
 from raysim.analysis.measure import MeasureError
+from raysim.analysis.run_view import Part, Score
 from raysim.config import load
 from raysim.core.client import Samples
 from raysim.core.rng import SERVER, generator
@@ -21,35 +20,61 @@ from raysim.federation.federation import deal, host_spec
 from raysim.host.host import ClientHost
 from raysim.store.records import begun
 
-Part = Literal["test", "train"]
-Score = Callable[[Tensor], tuple[float, float]]  # a model [S] -> its mean loss and its accuracy
-
 
 class SavedRun:
-    """The folder of a run, with the samples it was played on. One network on one device serves all its models."""
+    """The folder of a run, with the samples that it was trained on. One network on one device serves all its models."""
 
     def __init__(self, folder: Path):
-        """Deal the data again as the run did. Raises `ConfigError` and `DataError`, and `MeasureError` where the data
-        have changed since."""
+        """Partition the data again as the run did. Raises `ConfigError` and `DataError`, and `MeasureError` where the
+        data have changed since."""
         self.folder = Path(folder)
         self.config = load(self.folder / "config.yaml")
         self.data, self.partition = deal(self.config)
         if begun(self.folder).get("partition_sha256") not in (None, self.partition.sha256()):
-            raise MeasureError(f"{self.folder}: its data are dealt otherwise today; is data.root what it was?")
+            raise MeasureError(f"{self.folder}: today its data are partitioned differently; is data.root what it was?")
         spec = replace(host_spec(self.config, self.data), threads=torch.get_num_threads(), keep_freed_memory=False)
         self._host = ClientHost(spec, self.data, self.partition)
         self.flat, self.layers = self._host.flat, self._host.flat.layers
         self.device = self._host.device
 
+    @property
+    def network(self) -> nn.Module:
+        """The network into which `load` puts a model."""
+        return self.flat.model
+
+    @property
+    def batch_size(self) -> int:
+        """Samples of one evaluation pass."""
+        return self.config.evaluate.batch_size
+
+    @property
+    def is_text(self) -> bool:
+        """Whether samples are tokens."""
+        return self.data.is_text
+
+    @property
+    def sizes(self) -> np.ndarray:
+        """[N] training samples of each client."""
+        return self.partition.sizes
+
+    @property
+    def label_counts(self) -> np.ndarray:
+        """[N, C] training samples of each client and class."""
+        return self.partition.label_counts(self.data)
+
+    def train_rows(self, client: int) -> np.ndarray:
+        """The rows of a client's training samples."""
+        return self.partition.train[client]
+
     # Models.
 
     @property
     def traced(self) -> list[int]:
-        """Rounds whose models were kept (`record.trace`)."""
+        """Rounds whose models were written (`record.trace`)."""
         return sorted(int(path.name[6:]) for path in (self.folder / "trace").glob("round-*"))
 
     def cohort(self, t: int) -> list[int]:
-        """Clients of a traced round whose models were kept, sorted."""
+        """Clients of a traced round whose models were written, sorted."""
         found = self._trace(t).glob("client-*.init.safetensors")
         return sorted(int(path.name[7:].partition(".")[0]) for path in found)
 
@@ -85,7 +110,7 @@ class SavedRun:
         return self.folder / "trace" / f"round-{t:04d}"
 
     def of_rounds(self, rounds: tuple[int, ...]) -> tuple[int, ...]:
-        """`rounds`, or all traced ones where none are named. Raises `MeasureError` where that is none."""
+        """`rounds`, or all traced ones where none are named. Raises `MeasureError` where there are none."""
         if not (rounds or self.traced):
             raise MeasureError(
                 f"{self.folder}: no round's models were kept. record.trace: [0, 1] keeps those of two rounds, rounds all."

@@ -1,0 +1,198 @@
+"""From mappings to frozen dataclasses and back, by the annotations of their fields.
+
+A section is a dataclass. An entry of a catalogue is written `name`, `{name: {field: value}}`, or `{name: value}` for its
+first field; in canonical form it is `{name: {field: value}}`. Whatever may be written may also be an object that has
+been made in Python. pydantic reads single values; the walk from section to section is our own, because a value with a
+fault must not hide the faults of the others, nor those that only several values together have.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import re
+from dataclasses import MISSING
+from typing import Any
+
+from pydantic import ConfigDict, TypeAdapter, ValidationError
+
+from raysim.config.fields import STACKS, Catalogue, catalogue_of, fields_of, is_section, stack_of
+from raysim.config.messages import Faults, as_json, describe, match, nearest, show, words_of
+from raysim.registry import name_in
+
+
+class Unreadable:
+    """Stands for a value that has a fault, so that checks of the rest of the configuration can go on without it.
+
+    What is looked up in it is unreadable too; whoever computes with it gets a `TypeError`.
+    """
+
+    def __getattr__(self, name: str) -> Unreadable:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return self
+
+    def __bool__(self) -> bool:
+        raise TypeError("a value that has a fault")
+
+    __eq__ = __bool__  # type: ignore[assignment]
+    __hash__ = None  # type: ignore[assignment]
+
+
+def canonical(annotation: Any, raw: Any) -> Any:
+    """`raw` with objects written out and every catalogue entry as {name: {field: value}}; what is malformed stays."""
+    if catalogue := catalogue_of(annotation):
+        return _canonical_entry(catalogue, raw)
+    if entry := stack_of(annotation):
+        return [canonical(entry, one) for one in raw] if isinstance(raw, list | tuple) else raw
+    if is_section(annotation):
+        if isinstance(raw, annotation):
+            raw = {key: getattr(raw, f.name) for key, (f, _) in fields_of(annotation).items()}
+        if isinstance(raw, dict):
+            fields = fields_of(annotation)
+            return {key: canonical(fields[key][1], value) if key in fields else value for key, value in raw.items()}
+    return raw
+
+
+def _canonical_entry(catalogue: Catalogue, raw: Any) -> Any:
+    if isinstance(raw, str):
+        return {raw: {}}
+    if type(raw) in catalogue.entries.values():
+        return {name_in(catalogue.entries, raw): canonical(type(raw), raw)}
+    if isinstance(raw, dict) and len(raw) == 1:
+        ((name, values),) = raw.items()
+        if values is None:
+            return {name: {}}
+        cls = catalogue.entries.get(name)
+        first = next(iter(fields_of(cls)), None) if cls else None
+        if cls and isinstance(values, cls):
+            return {name: canonical(cls, values)}
+        if first and not isinstance(values, dict):
+            return {name: {first: values}}
+    return raw
+
+
+def build(annotation: Any, raw: Any, path: str, faults: Faults) -> Any:
+    """The value that `annotation` describes, from canonical `raw`; where it has faults, as much of it as can be read."""
+    if catalogue := catalogue_of(annotation):
+        return _build_entry(catalogue, raw, path, faults)
+    if entry := stack_of(annotation):
+        if isinstance(raw, list):
+            return tuple(build(entry, one, f"{path}.{i}", faults) for i, one in enumerate(raw))
+        faults.add(path, f"must be a list, each {describe(entry)}, but is {show(raw)}.")
+        return Unreadable()
+    if is_section(annotation):
+        return _build_section(annotation, raw, path, faults)
+    try:
+        return _read_value(annotation, raw)
+    except ValidationError:
+        near = nearest(raw, words_of(annotation), listed=False)
+        faults.add(path, f"must be {describe(annotation)}, but is {show(raw)}.{near}")
+        return Unreadable()
+
+
+def _build_entry(catalogue: Catalogue, raw: Any, path: str, faults: Faults) -> Any:
+    if is_section(type(raw)):
+        faults.add(path, f"{type(raw).__name__} is not registered as {catalogue}; raysim.registry gives it a name.")
+        return Unreadable()
+    if not isinstance(raw, dict) or len(raw) != 1:
+        message = f"must be the name of {catalogue}, or {{name: {{field: value}}}}, but is {show(raw)}."
+        if isinstance(raw, dict) and len(raw) > 1:
+            several = all(isinstance(values, dict) for values in raw.values())
+            message += f" --set {path}=NAME replaces it." if several else " Fields go one level deeper than the name."
+        faults.add(path, message)
+        return Unreadable()
+    ((name, values),) = raw.items()
+    if name in catalogue.entries:
+        return build(catalogue.entries[name], values, f"{path}.{name}", faults)
+    home = next((stack for stack in STACKS if name in STACKS[stack].entries), None)
+    hint = f" It belongs under '{home}'." if home else nearest(name, catalogue.entries)
+    faults.add(path, f"there is no {catalogue.role} {name!r}.{hint}")
+    return Unreadable()
+
+
+def _build_section(cls: type, raw: Any, path: str, faults: Faults) -> Any:
+    before = len(faults.lines)
+    values = read_fields(cls, raw, path, faults)
+    if values is None:
+        return Unreadable()
+    if len(faults.lines) == before:
+        try:
+            return cls(**values)
+        except (ValueError, TypeError) as error:  # a rule of the dataclass's own, in __post_init__
+            faults.add(path, f"{error}".removeprefix(f"{path.rpartition('.')[2]}: "))
+    return partly(cls, values)
+
+
+def partly(cls: type, values: dict[str, Any]) -> Any:
+    """An object with these values that has not passed its class's own rules, which need not hold of half a value."""
+    partial: Any = object.__new__(cls)
+    for name, value in values.items():
+        object.__setattr__(partial, name, value)
+    return partial
+
+
+def read_fields(cls: type, raw: Any, path: str, faults: Faults) -> dict[str, Any] | None:
+    """Field → value of canonical `raw`, `Unreadable` where it has a fault; None where `raw` is no mapping."""
+    fields = fields_of(cls)
+    takes = f"It takes {', '.join(fields)}." if fields else "It takes no fields."
+    if not isinstance(raw, dict):
+        faults.add(path, f"must be a mapping of fields, but is {show(raw)}. {takes}")
+        return None
+    inside = f"{path}." if path else ""
+    for key in raw:
+        if key not in fields:
+            near = nearest(key, fields, listed=False)
+            if ":" in str(key):  # {a:1} is one word to YAML
+                near = " A space is missing after its colon."
+            faults.add(f"{inside}{key}", f"unknown field (set to {show(raw[key])}).{near} {takes}")
+    misspelt = {match(key, fields) for key in raw if key not in fields}
+    values: dict[str, Any] = {}
+    for key, (f, hint) in fields.items():
+        if key not in raw and key in misspelt:
+            values[f.name] = Unreadable()  # its default is not what was meant
+        elif key in raw:
+            values[f.name] = build(hint, raw[key], f"{inside}{key}", faults)
+        elif f.default is not MISSING:
+            values[f.name] = f.default
+        elif f.default_factory is not MISSING:
+            values[f.name] = f.default_factory()
+        else:
+            faults.add(f"{inside}{key}", f"is missing; it must be {describe(hint)}.")
+            values[f.name] = Unreadable()
+    return values
+
+
+_EXPONENT = re.compile(r"[-+]?(\d[\d_]*\.?\d*|\.\d+)[eE][-+]?\d+")
+
+
+def _exponents(raw: Any) -> Any:
+    """YAML 1.1 reads 1e-3 as text, for want of a point and a sign."""
+    if isinstance(raw, list | tuple):
+        return [_exponents(value) for value in raw]
+    return float(raw) if isinstance(raw, str) and _EXPONENT.fullmatch(raw) else raw
+
+
+def _read_value(annotation: Any, raw: Any) -> Any:
+    adapter = _adapter(annotation)
+    try:
+        return adapter.validate_json(as_json(raw))
+    except ValidationError:
+        return adapter.validate_json(as_json(_exponents(raw)))  # only where text did not do
+
+
+@functools.cache
+def _adapter(annotation: Any) -> TypeAdapter[Any]:
+    # Strict, and read as JSON: a list is a tuple there, yet '10', 10.0 and true are not the whole number 10 or 1.
+    return TypeAdapter(annotation, config=ConfigDict(strict=True, allow_inf_nan=False))
+
+
+def plain(annotation: Any, value: Any) -> Any:
+    """A built value as nested mappings and lists, every default written out."""
+    if catalogue := catalogue_of(annotation):
+        return {name_in(catalogue.entries, value): plain(type(value), value)}
+    if entry := stack_of(annotation):
+        return [plain(entry, one) for one in value]
+    if is_section(annotation):
+        return {key: plain(hint, getattr(value, f.name)) for key, (f, hint) in fields_of(annotation).items()}
+    return json.loads(as_json(value))

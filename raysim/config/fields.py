@@ -1,0 +1,84 @@
+"""What a class says of its fields: keys, annotations and docstrings. Sections and catalogue entries are read alike."""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import functools
+import inspect
+import sys
+import typing
+from collections.abc import Mapping
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any, TypeGuard
+
+from raysim.registry import REGISTRY
+
+
+@dataclass(frozen=True)
+class Catalogue:
+    """Marks a field whose value is one entry of a catalogue of dataclasses."""
+
+    role: str
+    """What an entry is called in a message: "client method"."""
+    entries: Mapping[str, type]
+    """Its names and classes, a table of the registry."""
+
+    def __str__(self) -> str:
+        return f"{'an' if self.role[0] in 'aeiou' else 'a'} {self.role}"
+
+
+STACKS = {
+    "client": Catalogue("client method", REGISTRY.table("client")),
+    "weighting": Catalogue("weighting", REGISTRY.table("weighting")),
+    "server": Catalogue("server step", REGISTRY.table("server")),
+}
+
+
+@functools.cache
+def fields_of(cls: type) -> dict[str, tuple[dataclasses.Field[Any], Any]]:
+    """Key in the file → field and annotation. A trailing underscore only dodges a Python keyword."""
+    hints = typing.get_type_hints(cls, include_extras=True)
+    return {f.name.rstrip("_"): (f, hints[f.name]) for f in dataclasses.fields(cls) if f.init}
+
+
+def is_section(annotation: Any) -> TypeGuard[type]:
+    """Whether a value is written as a mapping of a dataclass's fields."""
+    return isinstance(annotation, type) and dataclasses.is_dataclass(annotation)
+
+
+def catalogue_of(annotation: Any) -> Catalogue | None:
+    """The catalogue, where a value is one of its entries."""
+    return next((m for m in typing.get_args(annotation)[1:] if isinstance(m, Catalogue)), None)
+
+
+def stack_of(annotation: Any) -> Any | None:
+    """The annotation of the entries, where a value is a tuple of catalogue entries."""
+    args = typing.get_args(annotation)
+    return args[0] if typing.get_origin(annotation) is tuple and catalogue_of(args[0]) else None
+
+
+def docs_of(cls: type) -> dict[str, str]:
+    """The docstring of each field, in a class and in those that it inherits from: the string below the field.
+
+    Nothing is known of a class without a source file, as one that was typed into a prompt.
+    """
+    docs: dict[str, str] = {}
+    for owner in reversed(cls.__mro__[:-1]):
+        try:
+            tree = _tree(owner.__module__)
+        except (OSError, TypeError):
+            continue
+        classes = [node for node in ast.walk(tree) if isinstance(node, ast.ClassDef) and node.name == owner.__name__]
+        body = [node for found in classes[:1] for node in found.body]  # none for a class that `make_dataclass` made
+        for node, below in pairwise(body):
+            is_field = isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name)
+            if is_field and isinstance(below, ast.Expr) and isinstance(below.value, ast.Constant):
+                docs[node.target.id] = " ".join(str(below.value.value).split())
+    return docs
+
+
+@functools.cache
+def _tree(module: str) -> ast.Module:
+    return ast.parse(inspect.getsource(sys.modules[module]))

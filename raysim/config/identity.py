@@ -1,0 +1,71 @@
+"""Which run a configuration describes: written out, hashed, and compared with what a run began with."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from raysim.config.build import plain
+from raysim.config.messages import ConfigError
+from raysim.config.schema import Config
+from raysim.store.records import DamagedManifest, begun
+
+
+def to_dict(config: Config) -> dict[str, Any]:
+    """The resolved configuration, every default written out, as nested mappings and lists that `from_dict` reads."""
+    return plain(Config, config)
+
+
+def to_yaml(config: Config) -> str:
+    """The resolved configuration as a YAML file."""
+    return yaml.safe_dump(to_dict(config), sort_keys=False, allow_unicode=True)
+
+
+def fingerprint(config: Config) -> str:
+    """SHA-256 of the resolved configuration, independent of the order in which it was written."""
+    return hashlib.sha256(json.dumps(to_dict(config), sort_keys=True).encode()).hexdigest()
+
+
+def decisive(config: Config) -> dict[str, Any]:
+    """The settings on which a run's bits depend, as JSON. Left out are its name, where it runs, how long, and what is
+    observed."""
+    plain: dict[str, Any] = json.loads(json.dumps(to_dict(config)))
+    for section in ("preset", "name", "engine", "evaluate", "record"):
+        del plain[section]
+    for section, keys in {"data": ["root"], "rounds": ["total", "evaluate_every", "checkpoint_every"]}.items():
+        plain[section] = {key: value for key, value in plain[section].items() if key not in keys}
+    return plain
+
+
+def check_unchanged(config: Config, folder: Path) -> None:
+    """Raises `ConfigError` where the run in `folder` began with settings that make other bits, or does not say."""
+    faults = []
+    try:
+        settings = begun(folder).get("settings")
+    except DamagedManifest:
+        settings = None
+    if not isinstance(settings, dict):
+        if not (folder / "manifest.json").exists() and not any((folder / "checkpoints").glob("*.json")):
+            return  # stopped before it was described, and so before its first round
+        raise ConfigError(
+            f"{folder / 'manifest.json'} is missing or damaged: it says with what settings the run began. Put it back, "
+            "or start another run."
+        )
+    for section, now in decisive(config).items():
+        was = settings.get(section, now)
+        both = isinstance(was, dict) and isinstance(now, dict)
+        pairs = {f"{section}.{key}": (was.get(key), now[key]) for key in now} if both else {section: (was, now)}
+        changed = {key: before for key, (before, after) in pairs.items() if before != after}
+        faults += [f"{key} was {json.dumps(before)} when the run began" for key, before in changed.items()]
+    saved = (re.fullmatch(r"round-(\d+)", file.stem) for file in (folder / "checkpoints").glob("round-*.json"))
+    played = max((int(name[1]) for name in saved if name), default=0)
+    if played > config.rounds.total:
+        faults.append(f"rounds.total is {config.rounds.total}, but {played} rounds have been played")
+    if faults:
+        where = folder / "config.yaml"
+        raise ConfigError([f"{where}: {fault}. Put it back, or start another run." for fault in faults])

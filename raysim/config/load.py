@@ -1,0 +1,167 @@
+"""Reading a configuration: YAML, `--set`, presets, and all faults at once, before anything is started or read."""
+
+from __future__ import annotations
+
+import copy
+import difflib
+from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import yaml
+
+from raysim.config.build import build, canonical, partly, read_fields
+from raysim.config.fields import STACKS, Catalogue, catalogue_of, fields_of, is_section
+from raysim.config.messages import ConfigError, Faults, show
+from raysim.config.presets import PRESETS
+from raysim.config.rules import violations
+from raysim.config.schema import Config
+
+
+def load(path: str | Path, overrides: Sequence[str] = (), beside: Collection[str] = ("table",)) -> Config:
+    """Read a YAML file, apply `path=value` overrides, and check the whole; raises `ConfigError` with every fault.
+
+    Top-level keys in `beside` are left to others: `table` is what `raysim reproduce` makes of the file.
+    """
+    raw = {key: value for key, value in _read(Path(path)).items() if key not in beside}
+    if "methods" in raw:
+        way = f"`raysim sweep {path} --out DIR` plays and compares them"
+        raise ConfigError(f"{path}: methods: lists several, but one run is asked for. {way}.")
+    faults = []
+    for text in overrides:
+        try:
+            raw = _override(canonical(Config, raw), text)
+        except _OverrideFault as fault:
+            faults.append(f"--set {text}: {fault}")
+    raw.setdefault("name", Path(path).stem)
+    try:
+        config = from_dict(raw, str(path))
+    except ConfigError as error:
+        raise ConfigError([*faults, *error.faults]) from None
+    if faults:
+        raise ConfigError(faults)
+    return config
+
+
+def read_entry(catalogue: Catalogue, name: str, overrides: Sequence[str] = ()) -> Any:
+    """One entry of a catalogue, with `field=value` for its fields; raises `ConfigError` with every fault."""
+    faults = Faults("")
+    fields: dict[str, Any] = {}
+    for text in overrides:
+        try:
+            fields = _override(fields, text)
+        except _OverrideFault as fault:
+            faults.add(f"--set {text}", str(fault))
+    entry = build(Annotated[Any, catalogue], {name: fields}, catalogue.role, faults)
+    faults.report()
+    return entry
+
+
+def from_dict(raw: Mapping[str, Any], source: str = "configuration") -> Config:
+    """Build and check a configuration from nested mappings over its preset; `source` names it in the faults."""
+    faults = Faults(source)
+    preset = raw.get("preset", "raysim")
+    known = PRESETS.get(preset, {}) if isinstance(preset, str) else {}
+    values = read_fields(Config, _over_preset(known, canonical(Config, dict(raw))), "", faults)
+    assert values is not None
+    config: Config = partly(Config, values)
+    violations(config, faults)
+    faults.report()
+    return config
+
+
+class _Loader(yaml.SafeLoader):
+    """Refuses a key that is written twice, of which YAML keeps the last; leaves dates as the text they are."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        seen = set()
+        for key, _ in node.value:
+            if key.value in seen:
+                raise yaml.MarkedYAMLError(problem=f"'{key.value}' is written twice", problem_mark=key.start_mark)
+            seen.add(key.value)
+        return super().construct_mapping(node, deep)
+
+
+_Loader.add_constructor("tag:yaml.org,2002:timestamp", yaml.SafeLoader.construct_yaml_str)
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        raw = yaml.load(path.read_text(encoding="utf-8"), _Loader)
+    except FileNotFoundError:
+        near = difflib.get_close_matches(path.name, [p.name for p in path.parent.glob("*.y*ml")], n=1)
+        raise ConfigError(f"{path}: no such file.{f' Did you mean {path.parent / near[0]}?' if near else ''}") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path}: cannot be read: {getattr(error, 'strerror', None) or error}.") from None
+    except yaml.YAMLError as error:
+        mark, problem = getattr(error, "problem_mark", None), getattr(error, "problem", None)
+        where = f"line {mark.line + 1}, column {mark.column + 1}: " if mark else ""
+        raise ConfigError(f"{path}: {where}not valid YAML: {problem or error}") from None
+    if not isinstance(raw, dict):
+        raise ConfigError(f"{path}: must hold the sections {', '.join(fields_of(Config))}, but holds {show(raw)}.")
+    return raw
+
+
+class _OverrideFault(Exception):
+    pass
+
+
+def _override(raw: dict[str, Any], text: str) -> dict[str, Any]:
+    """Set `path=value` in a canonical mapping; segments are keys, method names and list indices."""
+    path, equals, value = text.partition("=")
+    if not equals or not path:
+        raise _OverrideFault("write it as path=value, for instance rounds.total=5.")
+    try:
+        parsed = yaml.load(value, _Loader)
+    except yaml.YAMLError:
+        raise _OverrideFault(f"{value!r} is not valid YAML.") from None
+    raw = copy.deepcopy(raw)
+    keys, node = path.split("."), raw
+    for depth, key in enumerate(keys):
+        here, last = ".".join(keys[:depth]), depth == len(keys) - 1
+        if isinstance(node, list):
+            if not key.isdecimal() or int(key) > len(node):
+                raise _OverrideFault(f"{here} is a list of {len(node)}; {key!r} is not a place in it.")
+            if int(key) == len(node):
+                node.append(None)
+            key = int(key)
+        elif not isinstance(node, dict):
+            raise _OverrideFault(f"{here} is {show(node)}, which has no {key!r} in it.")
+        if last:
+            node[key] = parsed
+        elif isinstance(node, list) or node.get(key) is not None:
+            node[key] = {} if node[key] is None else node[key]
+        else:
+            node[key] = [] if keys[depth + 1] == "0" else {}
+        node = node[key]
+    return raw
+
+
+def _over_preset(preset: Mapping[str, Any], raw: dict[str, Any]) -> dict[str, Any]:
+    """Canonical `raw` over a preset's sections, those that go with the run's methods, and its fields of methods."""
+    preset = dict(preset)
+    fields, beside = preset.pop("fields", {}), preset.pop("with", {})
+
+    def methods(config: dict[str, Any]) -> list[dict[str, Any]]:
+        stacks = [config.get(stack) for stack in STACKS]
+        entries = [entry for stack in stacks if isinstance(stack, list) for entry in stack]
+        return [entry for entry in entries if isinstance(entry, dict) and len(entry) == 1]
+
+    base = canonical(Config, preset)
+    for entry in methods(_merge(Config, base, raw)):
+        base = _merge(Config, base, canonical(Config, beside.get(next(iter(entry)), {})))
+    merged = _merge(Config, base, raw)
+    for entry in methods(merged):
+        ((name, values),) = entry.items()
+        if name in fields and isinstance(values, dict):
+            entry[name] = fields[name] | values
+    return merged
+
+
+def _merge(annotation: Any, base: Any, over: Any) -> Any:
+    """Canonical `over` over `base`. Mappings are merged, all else is replaced, an entry by another one too."""
+    mappings = isinstance(base, dict) and isinstance(over, dict)
+    if not mappings or (catalogue_of(annotation) and base.keys() != over.keys()):
+        return copy.deepcopy(over)
+    hints = {key: hint for key, (_, hint) in fields_of(annotation).items()} if is_section(annotation) else {}
+    return base | {key: _merge(hints.get(key), base.get(key), value) for key, value in over.items()}

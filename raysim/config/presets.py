@@ -1,0 +1,56 @@
+"""Presets: defaults that are applied before the file, whose keys win.
+
+Mappings are merged, lists and values replaced. Besides sections a preset may say what `fields` a method has, and which
+sections hold in a run `with` a method.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+PRESETS: dict[str, dict[str, Any]] = {
+    "raysim": {},
+    "paper": {
+        "data": {"client_val_frac": 0.0},
+        "model": {"layer_by": "unit"},
+        "local": {"state": "reset"},
+        "fields": {
+            "feddisco": {"normalize_kl": False},
+            "fedlaw": {"swa_order": "gamma_first"},
+            "fedlws": {"tau_clamp": None},
+        },
+    },
+    "official_000": {  # the released code of FedLWS
+        "data": {"partition": {"dirichlet_counts": {"min_size": 0}}, "client_val_frac": 0.3},
+        "model": {"layer_by": "bias_group"},
+        "local": {"batch_size": 128, "state": "persist"},
+        "fields": {
+            "feddisco": {"a": 0.1, "b": 0.1},
+            "fedlws": {"beta": 0.03, "tau_clamp": [0.01, 0.2], "lws_stats": "all", "shrink_buffers": True},
+        },
+    },
+    "official_001": {  # the released code of FedALA; its scores are those of the best round
+        "data": {"client_test_frac": 0.25},
+        "model": {"bn_stats": "local"},
+        "local": {"batch_size": 10, "drop_last": True},
+        "evaluate": {"global": False, "personal": "after_init"},
+        "fields": {"fedala": {"tensors": 2, "window": True, "clients": "all", "threshold": 0.1}},
+    },
+    "official_003": {  # the released code of FedLAW
+        "data": {"client_val_frac": 0.3},
+        "local": {"state": "persist"},
+        "fields": {
+            "fedprox": {"official_sgd": True},
+            "feddyn": {"unsquared": True},
+            "server_ft": {"server_ft_official": True},
+            "feddf": {"server_ft_official": True},
+            "fedbe": {"server_ft_official": True},
+        },
+        "with": {
+            "feddyn": {"weighting": [{"fedavg": {"weights": "size"}}]},
+            "fedlaw": {"model": {"bn_stats": "proxy"}},
+            "attentive_law": {"model": {"bn_stats": "proxy"}},
+            "adaptive_gws": {"model": {"bn_stats": "proxy"}},
+        },
+    },
+}

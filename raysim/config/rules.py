@@ -1,0 +1,228 @@
+"""What no single field can know: settings that do not go together."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from raysim.config.build import Unreadable
+from raysim.config.fields import STACKS
+from raysim.config.messages import Faults, nearest
+from raysim.config.presets import PRESETS
+from raysim.config.schema import Config
+from raysim.core.client import exclusive_hooks, overrides
+from raysim.core.facts import RunFacts
+from raysim.core.optim import OptimizerSpec
+from raysim.data.partition import Natural
+from raysim.models import torchvision
+from raysim.registry import REGISTRY, name_in
+
+Found = Iterator[tuple[str, str]]  # path and message of each fault
+
+
+def _check_preset(config: Config) -> Found:
+    if config.preset not in PRESETS:
+        yield "preset", f"there is no preset {config.preset!r}.{nearest(config.preset, PRESETS)}"
+
+
+def _check_cohort(config: Config) -> Found:
+    share = config.rounds.participation
+    if share > 1:
+        clients = config.clients
+        of = f" of the federation's {clients}" if clients else ""
+        count = f"{share * clients:g} clients{of}" if clients else f"{share:g} times the federation"
+        yield "rounds.participation", f"{share:g} asks for a cohort of {count}. It is a fraction: 0.1 draws a tenth."
+
+
+def _check_data(config: Config) -> Found:
+    data = config.data
+    if data.client_test_frac + data.client_val_frac >= 1:
+        both = f"{data.client_val_frac} and client_test_frac {data.client_test_frac}"
+        yield "data.client_val_frac", f"{both} leave nothing to train on."
+    own = data.partition.test_frac
+    if data.client_test_frac and own is not None and own != data.client_test_frac:
+        message = f"is {data.client_test_frac}, but the partition holds out {own}. Set its test_frac instead."
+        yield "data.client_test_frac", message
+    if problem := data.name.check(data.folder):
+        where = f"data.root is {data.root}" if data.root else f"RAYSIM_DATA is {data.folder}"
+        yield "data.name", f"{problem} ({where if data.folder else 'neither data.root nor RAYSIM_DATA is set'})"
+
+
+def _check_model(config: Config) -> Found:
+    model, models = config.model, REGISTRY.table("model")
+    builder = models.get(model.name)
+    if builder is None and model.name.removeprefix("torchvision.") not in torchvision.architectures():
+        near = nearest(model.name, [*models, *torchvision.architectures()], listed=False)
+        yield "model.name", f"there is no model {model.name!r}.{near} `raysim list models` shows all."
+    known = list(inspect.signature(builder).parameters)[1:] if builder else []
+    if builder or model.name.startswith("torchvision."):
+        takes = f"{model.name} takes {', '.join(known)}." if known else f"{model.name} takes no options."
+        for option in model.options:
+            if option not in known:
+                yield f"model.options.{option}", f"unknown option.{nearest(option, known, listed=False)} {takes}"
+
+
+def _check_model_settings(config: Config) -> Found:
+    model = config.model
+    if model.blocks and model.layer_by != "block":
+        yield "model.blocks", f"goes with layer_by: block, but layer_by is {model.layer_by}."
+    if not model.blocks and model.layer_by == "block":
+        yield "model.blocks", "is empty, but layer_by: block needs one regular expression for each layer."
+    for i, pattern in enumerate(model.blocks):
+        try:
+            re.compile(pattern)
+        except re.error as error:
+            yield f"model.blocks.{i}", f"{pattern!r} is not a regular expression: {error}."
+    if model.init and not Path(model.init).is_file():
+        yield "model.init", f"there is no file {model.init}."
+    if model.bn_stats in ("proxy", "recalibrate") and not config.data.proxy.samples:
+        yield "model.bn_stats", f"{model.bn_stats} needs proxy data, but data.proxy.samples is 0."
+    elif model.bn_stats == "proxy" and not any(m.needs_proxy for _, _, m in _methods(config, "weighting", "server")):
+        message = "proxy statistics follow a method that learns on proxy data, and there is none."
+        yield "model.bn_stats", f"{message} recalibrate goes with any."
+
+
+def _check_optimizer(config: Config) -> Found:
+    local = config.local
+    if local.optimizer == "adam" and local.momentum:
+        yield "local.momentum", f"{local.momentum} belongs to sgd; adam has betas."
+    if local.nesterov and not (local.optimizer == "sgd" and local.momentum):
+        yield "local.nesterov", "needs optimizer sgd with a momentum above 0."
+
+
+def _methods(config: Config, *stacks: str) -> Iterator[tuple[str, str, Any]]:
+    """Path, name and value of every method in `stacks`."""
+    for stack in stacks:
+        for i, method in enumerate(getattr(config, stack)):
+            if not isinstance(method, Unreadable):
+                yield f"{stack}.{i}", name_in(STACKS[stack].entries, method), method
+
+
+def _check_twice(config: Config) -> Found:
+    for stack in ("client", "weighting", "server"):
+        names = [name for _, name, _ in _methods(config, stack)]
+        for name in sorted({name for name in names if names.count(name) > 1}):
+            yield stack, f"'{name}' is listed {names.count(name)} times; a stack can have it once."
+
+
+def _check_hooks(config: Config) -> Found:
+    owners: dict[str, list[str]] = {}
+    for _, name, method in _methods(config, "client"):
+        for hook in exclusive_hooks(method):
+            owners.setdefault(hook, []).append(name)
+    for hook, names in owners.items():
+        if len(set(names)) > 1:
+            yield "client", f"{' and '.join(map(repr, names))} both own the hook '{hook}'; a stack can have one."
+
+
+def _check_rescale(config: Config) -> Found:
+    names = [name for _, name, method in _methods(config, "weighting") if method.stage == "rescale"]
+    if len(set(names)) > 1:
+        yield "weighting", f"{' and '.join(map(repr, names))} both rescale the mixture; a run can have one."
+
+
+def _check_order(config: Config) -> Found:
+    refined = None
+    for path, name, step in _methods(config, "server"):
+        if step.remembers and refined:
+            yield path, f"{name} remembers updates, which {refined} before it has changed. List {name} first."
+        refined = name if step.refines else refined
+
+
+def _check_proxy(config: Config) -> Found:
+    for path, name, method in _methods(config, "weighting", "server"):
+        if method.needs_proxy and not config.data.proxy.samples:
+            yield path, f"{name} learns on proxy data, but data.proxy.samples is 0."
+
+
+def _check_evaluation(config: Config) -> Found:
+    data = config.data
+    natural = isinstance(data.partition, Natural)  # its clients may bring tests of their own
+    if config.evaluate.personal and not (data.client_test_frac or data.partition.test_frac or natural):
+        message = f"{config.evaluate.personal} needs client tests, but data.client_test_frac is 0. The papers use 0.25."
+        yield "evaluate.personal", message
+    if 0 < (config.clients or 0) < (config.evaluate.clients or 0):
+        yield "evaluate.clients", f"is {config.evaluate.clients}, but there are {config.clients}. null tests all."
+
+
+def _check_record(config: Config) -> Found:
+    if config.record.trace != "rounds":
+        for t in config.record.trace:
+            if t >= config.rounds.total:
+                yield "record.trace", f"there is no round {t}; rounds are 0 to {config.rounds.total - 1}."
+
+
+def _check_instruments(config: Config) -> Found:
+    known, facts = REGISTRY.table("instrument"), facts_of(config)
+    names = [name_in(known, instrument) for instrument in config.record.instruments]
+    for i, (name, instrument) in enumerate(zip(names, config.record.instruments, strict=True)):
+        if name in names[:i]:
+            yield f"record.instruments.{i}", f"'{name}' is listed twice; a run can have it once."
+        if not isinstance(instrument, Unreadable) and (problem := instrument.check(facts)):
+            yield f"record.instruments.{i}.{name}", problem
+
+
+def _check_methods(config: Config) -> Found:
+    """What a method itself says of its fields and of the run around it."""
+    facts = facts_of(config)
+    for path, name, method in _methods(config, *STACKS):
+        if problem := method.check(facts):
+            yield f"{path}.{name}", problem
+
+
+def facts_of(config: Config) -> RunFacts:
+    """What methods and instruments may know of the run."""
+    local = config.local
+    client, weighting, server = (
+        tuple(method for method in getattr(config, stack) if not isinstance(method, Unreadable)) for stack in STACKS
+    )
+    return RunFacts(
+        rounds=config.rounds.total,
+        participation=config.rounds.participation,
+        clients=config.clients,
+        client_val_frac=config.data.client_val_frac,
+        proxy_samples=config.data.proxy.samples,
+        lr=local.lr,
+        optimizer=OptimizerSpec(local.optimizer, local.momentum, local.nesterov, local.weight_decay, local.betas),
+        persist=local.state == "persist",
+        client=client,
+        weighting=weighting,
+        server=server,
+        starts_elsewhere=any(overrides(method, "start") for method in client),
+    )
+
+
+_CHECKS = (
+    *(
+        _check_preset,
+        _check_cohort,
+        _check_data,
+        _check_model,
+        _check_model_settings,
+        _check_optimizer,
+        _check_twice,
+        _check_hooks,
+    ),
+    *(_check_rescale, _check_order, _check_proxy, _check_evaluation, _check_record, _check_instruments, _check_methods),
+)
+
+
+def violations(config: Config, faults: Faults) -> None:
+    """Add what several settings together have wrong. A check that stumbles over a value with a fault is skipped."""
+    for check in _CHECKS:
+        try:
+            for path, message in check(config):
+                faults.add(path, message)
+        except Exception:
+            if not faults.lines:
+                raise
+
+
+def check(config: Config, source: str = "configuration") -> None:
+    """Apply the rules between sections; raises `ConfigError` with every fault, each line beginning with `source`."""
+    faults = Faults(source)
+    violations(config, faults)
+    faults.report()

@@ -1,0 +1,230 @@
+"""The sections of a configuration, as its reader meets them. The string below a field is its description."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+
+from raysim.config.build import canonical, read_fields
+from raysim.config.fields import STACKS, Catalogue
+from raysim.config.messages import Faults
+from raysim.core.bounds import Fraction, NonNegative, NonNegativeInt, Positive, PositiveInt
+from raysim.core.facts import cohort_size
+from raysim.data import Proxy
+from raysim.registry import REGISTRY, Table
+
+
+@dataclass(frozen=True, kw_only=True)
+class LocalEngineConfig:
+    """All clients one after another in this process: nothing is started, handy for debugging."""
+
+    threads: PositiveInt = 1
+    """Threads of one PyTorch operation. Part of the result's bits, so never measured, always set."""
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    """`auto` is the first visible GPU, or the CPU where there is none."""
+    gather_bytes: NonNegativeInt = 2 << 30
+    """Bytes of client models that one process may hold at once. Where they are more, FedLAW learns its weights with the
+    models left where they were trained, which is slower and gives the same result to rounding."""
+    state_bytes: NonNegativeInt = 4 << 30
+    """Bytes of client states and peers' models kept in memory between rounds. The rest lies in temporary files."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RayEngineConfig:
+    """Clients as Ray actors, on this machine or a cluster. Client states and peers' models lie in Ray's object store;
+    Ray spills to disk what does not fit."""
+
+    clients_per_actor: Literal["auto"] | PositiveInt = "auto"
+    """Clients of a round that share an actor. 1: each has its own; `auto`: as many as the cluster carries."""
+    gpu_per_client: Literal["auto"] | NonNegative = "auto"
+    """Fraction of one GPU that an actor reserves for a client; 0 trains on CPUs."""
+    fan_in: Annotated[int, Field(ge=2)] = 4
+    """Partial sums that one node of the aggregation tree adds. Never changes the result."""
+    threads: PositiveInt = 1
+    """Threads of one PyTorch operation in every actor."""
+    gather_bytes: NonNegativeInt = 2 << 30
+    """Bytes of client models that one process may hold at once. Where they are more, FedLAW learns its weights with the
+    models left where they were trained, which is slower and gives the same result to rounding."""
+    state_bytes: Annotated[int, Field(ge=75 << 20)] | None = None
+    """Memory of the object store of a cluster that raysim starts, for client states, peers' models and messages; null:
+    30 % of the machine's. A cluster that raysim joins has its own."""
+
+
+ENGINES: Table[type] = REGISTRY.table("engine").fill({"local": LocalEngineConfig, "ray": RayEngineConfig})
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataConfig:
+    """What the clients hold."""
+
+    name: Annotated[Any, Catalogue("data set", REGISTRY.table("dataset"))]
+    """The source, an entry of `raysim list datasets`."""
+    root: str | None = None
+    """Folder of all data sets; null: the environment variable RAYSIM_DATA, else the source's own default."""
+    partition: Annotated[Any, Catalogue("partition", REGISTRY.table("partition"))]
+    """How samples are partitioned over the clients, an entry of `raysim list partitions`."""
+    client_test_frac: Fraction = 0.0
+    """Share of each client's samples held out to test its personal model."""
+    client_val_frac: Fraction = 0.0
+    """Share of each client's samples held out of training and testing."""
+    allow_empty_clients: bool = False
+    """Whether clients may have no training samples; they are left out of the rounds that draw them."""
+    proxy: Proxy = field(default_factory=lambda: Proxy(samples=0))
+    """Samples that the server owns, for methods that learn on the server."""
+
+    @property
+    def folder(self) -> Path | None:
+        """What a source's `check` and `load` take."""
+        root = self.root or os.environ.get("RAYSIM_DATA")
+        return Path(root) if root else None
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelConfig:
+    """What is trained."""
+
+    name: str
+    """An entry of `raysim list models`, or the name of a torchvision classification model."""
+    options: dict[str, Any] = field(default_factory=dict)
+    """Further arguments of the model's builder."""
+    layer_by: Literal["unit", "module", "tensor", "block", "model", "bias_group"] = "unit"
+    """What a layer is, for methods that work layer by layer."""
+    blocks: tuple[str, ...] = ()
+    """With `layer_by: block`: one regular expression a layer, matched against tensor names."""
+    bn_stats: Literal["average", "local", "first", "proxy", "recalibrate"] = "average"
+    """BatchNorm's running statistics: averaged over clients, left with each client, the first client's, or (`proxy`)
+    left with each client while the server's follow what it learns on proxy data; `recalibrate` measures the new model's
+    in one sweep over the proxy data."""
+    init: str | None = None
+    """A safetensors file with the initial parameters; null: drawn from the seed."""
+    memory_format: Literal["auto", "contiguous", "channels_last"] = "auto"
+    """Layout of images and convolutions; `auto` picks by model and device, never by measurement."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RoundsConfig:
+    """How long the run is and who takes part."""
+
+    total: PositiveInt
+    """Rounds."""
+    participation: Positive = 1.0
+    """Fraction of the clients drawn each round, in (0, 1]."""
+    evaluate_every: PositiveInt = 1
+    """Rounds between evaluations; the last round is always evaluated."""
+    checkpoint_every: PositiveInt = 10
+    """Rounds between checkpoints."""
+
+    def cohort_size(self, clients: int) -> int:
+        """Clients that take part in a round of a federation of `clients`: at least one."""
+        return cohort_size(self.participation, clients)
+
+
+@dataclass(frozen=True, kw_only=True)
+class LocalConfig:
+    """How a client trains."""
+
+    epochs: PositiveInt = 1
+    """Passes over the client's training samples in a round."""
+    batch_size: PositiveInt
+    """Samples."""
+    drop_last: bool = False
+    """Leave out an epoch's last batch if it is not full."""
+    optimizer: Literal["sgd", "adam"] = "sgd"
+    """The clients' optimiser."""
+    lr: Positive
+    """Learning rate of round 0."""
+    lr_decay: Annotated[float, Field(gt=0, le=1)] = 1.0
+    """Factor on the learning rate after every round."""
+    momentum: Fraction = 0.0
+    """Momentum of sgd."""
+    nesterov: bool = False
+    """Nesterov's form of the momentum."""
+    weight_decay: NonNegative = 0.0
+    """L2 coefficient, added to the gradient."""
+    betas: tuple[Fraction, Fraction] = (0.9, 0.999)
+    """Adam's averaging factors of gradient and squared gradient."""
+    grad_clip: Positive | None = None
+    """Greatest L2 norm of a step's gradient; null: no limit."""
+    state: Literal["reset", "persist"] = "reset"
+    """Whether a client's optimizer starts afresh every round or keeps its momentum."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvaluateConfig:
+    """What is measured, every `rounds.evaluate_every` rounds."""
+
+    global_: bool = True
+    """Test the global model on the test set."""
+    personal: Literal["after_init", "after_train"] | None = None
+    """Test each client's own model on its own test samples: as it would start a round, or as it ends one; null: neither."""
+    clients: PositiveInt | None = None
+    """With `after_init`: how many clients are tested, drawn afresh each time; null: all."""
+    batch_size: PositiveInt = 512
+    """Samples."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RecordConfig:
+    """What is written beside the results."""
+
+    dir: str = "runs"
+    """Folder in which each run makes its own."""
+    instruments: tuple[Annotated[Any, Catalogue("instrument", REGISTRY.table("instrument"))], ...] = ()
+    """Observers of `raysim list instruments`, which look at every round."""
+    sinks: tuple[Annotated[Any, Catalogue("sink", REGISTRY.table("sink"))], ...] = ()
+    """Where the numbers of each round go besides the tables: tensorboard, mlflow, wandb."""
+    trace: Literal["rounds"] | tuple[NonNegativeInt, ...] = ()
+    """Rounds (from 0) of which all models are written, so that they can be recomputed by hand; `rounds`: all of them."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config:
+    """A whole run. Two equal configurations give the same bits (see README for the scope).
+
+    Sections and entries may be given as in a file, as nested mappings, or as objects. Wrong values raise `ConfigError`
+    with the path of each. Rules between sections are applied by `raysim.config.check`, and a preset's defaults by `load`
+    and `from_dict`: here the preset is only recorded.
+    """
+
+    preset: str = "raysim"
+    """Defaults that the file's own keys override."""
+    name: Annotated[str, Field(pattern=r"^[\w.+=-]+$")] = "run"
+    """Names the run and its folder."""
+    seed: Annotated[int, Field(ge=0, lt=2**32)] = 0
+    """All randomness follows from it."""
+    data: DataConfig
+    model: ModelConfig
+    rounds: RoundsConfig
+    local: LocalConfig
+    client: tuple[Annotated[Any, STACKS["client"]], ...] = ()
+    """Local objectives and initialisations; empty: FedAvg."""
+    weighting: tuple[Annotated[Any, STACKS["weighting"]], ...] = ()
+    """How client models are weighted, in the methods' own order whatever the list's; empty: by training samples."""
+    server: tuple[Annotated[Any, STACKS["server"]], ...] = ()
+    """What the server does with the weighted mean, in order; empty: nothing."""
+    evaluate: EvaluateConfig = EvaluateConfig()
+    engine: Annotated[LocalEngineConfig | RayEngineConfig, Catalogue("engine", ENGINES)] = RayEngineConfig()
+    record: RecordConfig = RecordConfig()
+
+    def __post_init__(self) -> None:
+        faults = Faults("configuration")
+        values = read_fields(Config, canonical(Config, self), "", faults)
+        faults.report()
+        assert values is not None
+        for name, value in values.items():
+            object.__setattr__(self, name, value)
+
+    @property
+    def clients(self) -> int | None:
+        """Clients in the federation; None where the data alone tell."""
+        return getattr(self.data.partition, "clients", None)
+
+    @property
+    def cohort_size(self) -> int | None:
+        """Clients drawn each round; None where the data alone tell."""
+        clients = self.clients
+        return self.rounds.cohort_size(clients) if clients and clients > 0 else None

@@ -1,0 +1,71 @@
+"""What a method or an instrument may know of the whole run before it starts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, Protocol
+
+from raysim.core.optim import OptimizerSpec
+
+
+class ListedStep(Protocol):
+    """A server step, as the methods beside it see it."""
+
+    @property
+    def only_scales(self) -> bool:
+        """Whether it does nothing to the model but scale layers."""
+        ...
+
+
+class ListedClientMethod(Protocol):
+    """A client method, as the methods beside it see it."""
+
+    personal_layers: ClassVar[str | None]
+
+    def server_steps(self) -> tuple[ListedStep, ...]: ...
+
+
+class ListedWeighting(Protocol):
+    """A weighting, as the methods beside it see it."""
+
+    stage: ClassVar[str]
+
+
+@dataclass(frozen=True)
+class RunFacts:
+    """The facts of a run that `check` judges. They are known before any data are read."""
+
+    rounds: int
+    """Rounds in total."""
+    participation: float
+    """Fraction of the clients drawn each round."""
+    clients: int | None
+    """Clients in the federation; None where the data alone tell."""
+    client_val_frac: float
+    """Share of each client's samples that is held out for validation."""
+    proxy_samples: int
+    """Samples that the server owns."""
+    lr: float
+    """Local learning rate of round 0."""
+    optimizer: OptimizerSpec
+    """Local optimiser, as configured."""
+    persist: bool
+    """Whether a client's optimiser keeps its momentum between rounds."""
+    client: tuple[ListedClientMethod, ...]
+    """Client methods, in the order of the configuration."""
+    weighting: tuple[ListedWeighting, ...]
+    """Weightings, in the order of the configuration."""
+    server: tuple[ListedStep, ...]
+    """Server steps, in the order of the configuration, without those that client methods bring."""
+    starts_elsewhere: bool
+    """Whether a client method brings its own local initialisation, so that training need not begin at the download."""
+
+    @property
+    def cohort_size(self) -> int | None:
+        """Clients drawn each round; None where the data alone tell."""
+        return cohort_size(self.participation, self.clients) if self.clients and self.clients > 0 else None
+
+
+def cohort_size(participation: float, clients: int) -> int:
+    """Clients that take part in a round of a federation of `clients`: at least one."""
+    return max(1, int(participation * clients + 1e-9))  # 0.29 * 100 is 28.999...

@@ -1,0 +1,168 @@
+"""Names of all that a configuration can name: methods, models, data sets and so on.
+
+There is one registry. raysim's own rooms fill it with what they hold, a script or a notebook adds its own entries
+(`register`, or `add` as a decorator), and so do installed packages, by entry points in the groups of `KINDS`:
+
+    [project.entry-points."raysim.methods"]
+    signsgd = "my_package.signsgd:SignSGD"
+
+Nothing is imported before a name of its kind is looked up.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterator, Mapping, MutableMapping
+from dataclasses import dataclass
+from importlib import import_module
+from importlib.metadata import EntryPoint, entry_points
+from typing import Any, Generic, TypeVar
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Kind:
+    """Where the entries of one kind come from."""
+
+    home: str | None
+    """The module of raysim that fills the table when it is imported."""
+    group: str | None = None
+    """The group of entry points in which installed packages name theirs."""
+
+
+KINDS = {
+    "client": Kind("raysim.methods", "raysim.methods"),
+    "weighting": Kind("raysim.methods", "raysim.methods"),
+    "server": Kind("raysim.methods", "raysim.methods"),
+    "model": Kind("raysim.models", "raysim.models"),
+    "dataset": Kind("raysim.data", "raysim.datasets"),
+    "partition": Kind("raysim.data", "raysim.partitions"),
+    "metric": Kind(None, "raysim.metrics"),
+    "instrument": Kind("raysim.analysis", "raysim.instruments"),
+    "measure": Kind("raysim.analysis"),
+    "engine": Kind("raysim.config.schema"),
+    "sink": Kind("raysim.store.sinks"),
+}
+
+
+class NameTaken(ValueError):
+    """Two entries of one kind want the same name."""
+
+
+class Table(MutableMapping[str, T], Generic[T]):
+    """The entries of one kind by name. The first look at it brings in raysim's own and those of installed packages."""
+
+    def __init__(self, kind: str, registry: Registry):
+        self.kind = kind
+        self._registry = registry
+        self._entries: dict[str, T] = {}
+        self._origins: dict[str, str] = {}
+
+    def register(self, name: str, entry: T, origin: str | None = None) -> T:
+        """Give `entry` a name and return it. Raises `NameTaken`, unless the same class has been defined once more, as
+        in a notebook cell that is run again."""
+        origin = origin or origin_of(entry)
+        if self._origins.get(name, origin) != origin:
+            raise NameTaken(f"the {self.kind} {name!r} of {origin} has the name of that of {self._origins[name]}")
+        self._entries[name], self._origins[name] = entry, origin
+        return entry
+
+    def fill(self, entries: Mapping[str, T]) -> Table[T]:
+        """Register raysim's own entries."""
+        for name, entry in entries.items():
+            self.register(name, entry)
+        return self
+
+    # A mapping: whoever reads sees all entries; an item that is set replaces what was there.
+
+    def __getitem__(self, name: str) -> T:
+        if name not in self._entries:
+            self._registry.complete(self.kind)
+        return self._entries[name]
+
+    def __iter__(self) -> Iterator[str]:
+        self._registry.complete(self.kind)
+        return iter(self._entries)
+
+    def __len__(self) -> int:
+        self._registry.complete(self.kind)
+        return len(self._entries)
+
+    def __setitem__(self, name: str, entry: T) -> None:
+        self._entries[name], self._origins[name] = entry, origin_of(entry)
+
+    def __delitem__(self, name: str) -> None:
+        del self._entries[name], self._origins[name]
+
+    def __repr__(self) -> str:
+        return f"<the registry's {self.kind} table>"
+
+    __hash__ = object.__hash__  # a table is equal to itself alone, so that it can stand in an annotation
+
+    def __eq__(self, other: object) -> bool:
+        return self is other
+
+
+class Registry:
+    """All tables."""
+
+    def __init__(self) -> None:
+        self._tables: dict[str, Table[Any]] = {kind: Table(kind, self) for kind in KINDS}
+        self._loaded: set[str] = set()  # groups of entry points
+
+    def table(self, kind: str) -> Table[Any]:
+        """The entries of a kind, one of `KINDS`."""
+        return self._tables[kind]
+
+    def register(self, kind: str, name: str, entry: T) -> T:
+        """Give `entry` a name in the table of `kind` and return it. Raises `NameTaken`."""
+        if kind not in self._tables:
+            raise ValueError(f"there is no kind {kind!r}; there are {', '.join(self._tables)}")
+        self._load_home(kind)  # raysim's own names are taken first
+        self._tables[kind].register(name, entry)
+        return entry
+
+    def add(self, kind: str, name: str | None = None) -> Callable[[T], T]:
+        """A decorator that registers a class or function, under its own name in lower case where none is given."""
+        return lambda entry: self.register(kind, name or getattr(entry, "__name__").lower(), entry)  # noqa: B009
+
+    def complete(self, kind: str) -> None:
+        """Bring in all entries of a kind: raysim's own, then those of installed packages."""
+        self._load_home(kind)
+        group = KINDS[kind].group
+        if group and group not in self._loaded:
+            self._loaded.add(group)
+            for point in entry_points(group=group):
+                self._load(point, [kind for kind, of in KINDS.items() if of.group == group])
+
+    def _load_home(self, kind: str) -> None:
+        if home := KINDS[kind].home:
+            import_module(home)  # the second time this is a look into sys.modules
+
+    def _load(self, point: EntryPoint, kinds: list[str]) -> None:
+        """Register what an installed package names. One that cannot be loaded costs a warning and nothing else."""
+        package = point.dist.name if point.dist else "an installed package"
+        try:
+            entry = point.load()
+            kind = kinds[0] if len(kinds) == 1 else entry.role  # a method says on which side it stands
+            if kind not in kinds:
+                raise ValueError(f"its role is {kind!r}, which is none of {', '.join(kinds)}")
+            self._tables[kind].register(point.name, entry, f"{point.value} ({package})")
+        except Exception as error:
+            reason = f"{type(error).__name__}: {error}"
+            warnings.warn(f"the plugin {point.name} = {point.value} of {package} is left out: {reason}", stacklevel=2)
+
+
+def origin_of(entry: object) -> str:
+    """Where a class or function is defined."""
+    return f"{getattr(entry, '__module__', '?')}.{getattr(entry, '__qualname__', repr(entry))}"
+
+
+def name_in(entries: Mapping[str, type], value: object) -> str:
+    """The name of the class of `value`; for a class without one, its own in lower case."""
+    known = (name for name, cls in entries.items() if cls is type(value))
+    return next(known, type(value).__name__.lower())  # an actor need not know of an entry made in somebody's script
+
+
+REGISTRY = Registry()
