@@ -35,7 +35,8 @@ from typing import Any
 import torch
 
 from raysim.config import from_dict
-from raysim.core.client import ClientMethod, LocalRun, RoundInfo
+from raysim.core.client import ClientMethod, LocalRun
+from raysim.core.local_run import RoundInfo
 from raysim.core.server import Aggregator, Downlink
 from raysim.core.tree import BLOCK
 from raysim.core.workbench import Workbench

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from torch import Tensor
 
-if TYPE_CHECKING:
-    from raysim.core.client import LocalRun
+from raysim.core.local_run import LocalRun
 
 
 class Probe:

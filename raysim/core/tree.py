@@ -62,7 +62,7 @@ class WeightedSum:
     ):  # fmt: skip
         """`pieces` are adjacent; sums may be multiplied by one of the `factors` each. Rows and sums have the dtype of `like`
         and are on its device. `space` [clients, block] is scratch that others may use between calls."""
-        self.ops: Any = torch if like.is_cuda else np
+        self.ops = operations(like)
         self.block = GPU_BLOCK if like.is_cuda else BLOCK
         self.clients = node[1] - node[0]
         self.everyone = tuple(range(self.clients))
@@ -158,6 +158,11 @@ def without_factors(pieces: Iterable[Piece]) -> tuple[list[Piece], tuple[float, 
 def as_array(tensor: Tensor) -> Any:
     """What a `WeightedSum` works on: NumPy's array of the same memory, or a tensor where that is on a GPU."""
     return tensor if tensor.is_cuda else tensor.numpy()
+
+
+def operations(like: Any) -> Any:
+    """The module whose `add`, `multiply` and the like work on what `as_array` makes of `like`, or on `like` as that."""
+    return torch if isinstance(like, Tensor) and like.is_cuda else np
 
 
 def plus(a: Partial, b: Partial, sizes: Sequence[int], in_place: bool = False) -> Partial:

@@ -12,9 +12,9 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from raysim.core.client import Samples, take
 from raysim.core.flat import FlatModel
 from raysim.core.layers import LayerMap
+from raysim.core.samples import Samples, take
 
 SWEEP_BATCH = 128  # samples of one batch of `Workbench.recalibrated`
 

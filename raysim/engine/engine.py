@@ -17,8 +17,8 @@ import torch
 from torch import Tensor
 
 from raysim.core import tree
-from raysim.core.client import RoundInfo
 from raysim.core.layers import LayerMap
+from raysim.core.local_run import RoundInfo
 from raysim.core.mixture import Mixture
 from raysim.core.probe import Probe
 from raysim.core.rng import SERVER, stream_seed
@@ -26,7 +26,7 @@ from raysim.core.score import Score
 from raysim.core.server import Downlink
 from raysim.data import Dataset, Partition
 from raysim.engine.merging import schedule
-from raysim.host.host import keep_freed_memory, tensor_of
+from raysim.host.device import keep_freed_memory, tensor_of
 from raysim.host.messages import (
     Arrays,
     ClientResult,
@@ -499,7 +499,7 @@ class HostedCohort:
 
     def _distances(self, to: Tensor, layers: LayerMap) -> Tensor:
         """[K, L] of the updates from `to` [P] or [S]."""
-        return layers.gathered(self._visit("squared_distances", self.engine.put(to.numpy()), layers)).sqrt()
+        return layers.segments.per_layer(self._visit("squared_distances", self.engine.put(to.numpy()), layers)).sqrt()
 
     def dots(self, with_: Tensor, layers: LayerMap | None = None) -> Tensor:
         return self.each(_dots, with_, layers or self.layers)
@@ -584,7 +584,7 @@ class HostedCohort:
             return self.engine.ask([Call(host, "spread", (held, *requests))])[0]
 
         total, per_run = map(tensor_of, self.engine.retry_after_loss(ask, self._restore))
-        self._spread = spread, self.layers.gathered(per_run).sqrt()
+        self._spread = spread, self.layers.segments.per_layer(per_run).sqrt()
         result, sent = torch.empty(self.layers.S), [bool(weights.any()) for *_, weights in requests[0].pieces]
         done = replace(requests[0], factors=[1.0] * len(sent))
         place(done.compact(total, sent), done, self.server_value, result)

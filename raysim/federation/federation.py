@@ -26,8 +26,8 @@ from raysim.config import (
     to_dict,
     to_yaml,
 )
-from raysim.core.client import LocalSettings, RoundInfo
 from raysim.core.layers import GroupingError, LayerMap
+from raysim.core.local_run import LocalSettings, RoundInfo
 from raysim.core.note import Note
 from raysim.core.optim import OptimizerSpec
 from raysim.core.rng import SERVER, generator, stream_seed

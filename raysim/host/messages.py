@@ -13,8 +13,9 @@ import torch
 from torch import Tensor
 
 from raysim.core import tree
-from raysim.core.client import ClientMethod, ClientStack, LocalSettings, RoundInfo
+from raysim.core.client import ClientMethod, ClientStack
 from raysim.core.layers import LayerMap
+from raysim.core.local_run import LocalSettings, RoundInfo
 from raysim.core.note import Note
 from raysim.core.probe import Probe
 from raysim.core.score import Score
@@ -165,6 +166,6 @@ class TrainReply:
         """The reply as `request.objects` objects that can travel one by one: itself without sums and arrays, the sums, and
         for each client of the request, in order, the `request.parts` of its result. A failed client has None there."""
         arrays = [getattr(self.results[c], part) for c in request.clients for part in request.parts]
-        none = dict.fromkeys(request.parts)
+        none: dict[str, Any] = dict.fromkeys(request.parts)
         results = {c: replace(result, **none) for c, result in self.results.items()} if none else self.results
         return [replace(self, results=results, sums={}), self.sums, *arrays]

@@ -19,11 +19,11 @@ import raysim
 from raysim.analysis import MEASURES
 from raysim.analysis.landscape import Histogram, Rescaling, Simplex, Slice, eigenpairs, top_eigenpairs, triangle
 from raysim.analysis.measure import MeasureError
-from raysim.federation.saved import SavedRun
 from raysim.analysis.trajectory import Trajectory, plane
 from raysim.analysis.transport import Transport, dataset_distance, squared_wasserstein
 from raysim.analysis.weights import Correlation, degrees, pearson
 from raysim.cli.main import app
+from raysim.federation.saved import SavedRun
 from raysim.store import records
 
 

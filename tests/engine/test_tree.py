@@ -200,10 +200,10 @@ def test_pieces_and_chunks(chunk, monkeypatch):
     monkeypatch.setattr(raysim.engine.engine, "CHUNK", chunk)
     layers = LayerMap.of(build("tiny_bn_cnn", Inputs((1, 8, 8), 4)))
     weights = torch.rand(3, layers.L, generator=torch.Generator().manual_seed(0))
-    pieces = equal_columns(layers.spread(weights).T.numpy(), layers)
+    pieces = equal_columns(layers.expand(weights).T.numpy(), layers)
     assert [start for start, _, _ in pieces] == [0, *(stop for _, stop, _ in pieces[:-1])]
     assert pieces[-1][1] == layers.S
-    elements = layers.per_element(layers.spread(weights))
+    elements = layers.per_element(layers.expand(weights))
     for start, stop, column in pieces:
         assert stop - start <= chunk
         assert np.array_equal(elements[:, start:stop], np.repeat(column[:, None], stop - start, axis=1))

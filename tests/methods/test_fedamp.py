@@ -10,7 +10,7 @@ from quadratics import Quadratics, quadratics
 from toy import ONE_LAYER, UPDATES, W, toy_server, vector
 
 from raysim.config import ConfigError
-from raysim.host.host import PeerModels, mixed
+from raysim.host.download import PeerModels, mixed
 from raysim.host.messages import TrainRequest
 from raysim.methods.fedamp import FedAMP, attraction
 
@@ -92,7 +92,7 @@ def test_starts_and_is_tested_from_its_own_model_or_the_cloud(init, start):
     newcomer = federation.run(0, [5.0])
     federation.stack.personal(newcomer)
     assert newcomer.params.item() == 5.0
-    federation.kept[0]["previous"] = vector([7.0])
+    federation.states[0].previous = vector([7.0])
     run = federation.run(0, [5.0])
     federation.stack.personal(run)
     assert run.params.item() == start
