@@ -31,7 +31,7 @@ from raysim.core.local_run import RoundInfo
 from raysim.core.server import Downlink
 from raysim.federation.federation import Federation
 from raysim.methods import CLIENTS
-from raysim.store.records import manifest
+from raysim.store.manifest import manifest
 
 WARM_UP = 50  # turns until the object store gives out memory that processes have touched before
 MODELS = {"fedavg_cnn": (1, 28, 28), "resnet18": (3, 32, 32)}

@@ -2,7 +2,7 @@
 
     python benchmarks/learns.py [--methods fedlaw moon] [--rounds 50] [--seed 8]
 
-Each run is configs/quickstart.yaml, 100 clients at 10 % participation, with the method added and in this process. Where a
+Each run is the configuration quickstart, 100 clients at 10 % participation, with the method added and in this process. Where a
 method needs all clients in every round there are 20, and all take part. Personalized methods are judged by the clients'
 own models on a quarter of their samples, and so is the FedAvg run beside them. The score is the mean of the last three
 evaluations. A method that ends below 80 % of FedAvg's score has a note saying why; where other values cure that, a further
@@ -26,11 +26,13 @@ from catalogue import SETTINGS, Setting
 
 from raysim.config import from_dict
 from raysim.federation.federation import Federation
-from raysim.store.records import manifest, read
+from raysim.shipped import find
+from raysim.store.manifest import manifest
+from raysim.store.tables import read
 
 CASES: dict[str, Setting] = SETTINGS
 FEDAVG = "FedAvg"
-QUICKSTART = Path(__file__).parent.parent / "configs" / "quickstart.yaml"
+QUICKSTART = find("quickstart")
 ENOUGH = 0.8  # of FedAvg's score
 
 

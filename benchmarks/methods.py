@@ -24,7 +24,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from raysim.config import Config, from_dict
 from raysim.federation.federation import Federation, prepare
-from raysim.store.records import manifest
+from raysim.store.manifest import manifest
 
 SEED, WARM_UP, BATCH = 0, 3, 10
 CASES: dict[str, Setting] = SETTINGS

@@ -35,7 +35,7 @@ from raysim.federation.federation import Federation
 from raysim.federation.round import sample
 from raysim.host.device import keep_freed_memory
 from raysim.models import Inputs, build
-from raysim.store.records import manifest
+from raysim.store.manifest import manifest
 
 SEED, LR = 0, 0.01
 

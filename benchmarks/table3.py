@@ -44,7 +44,7 @@ from raysim.engine.engine import HostedCohort
 from raysim.federation.federation import Federation, aggregator, host_spec, local_engine
 from raysim.methods import CLIENTS
 from raysim.methods.fedlaw import LearnedWeights
-from raysim.store.records import manifest
+from raysim.store.manifest import manifest
 
 CLIENTS_IN_COHORT, PROXY_SAMPLES, EPOCHS = 20, 200, 100
 # Seconds for FedAvg, FedLAW and FedLWS in table 3 of the paper (Shi et al., 2025).

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import signal
 import socket
 import subprocess
@@ -16,11 +17,14 @@ import pytest
 import torch
 from typer.testing import CliRunner, Result
 
-from raysim.cli import doctor
-from raysim.cli.main import app, new_folder
-from raysim.cli.play import aligned, bytes_, percent
-from raysim.config import ConfigError, load, to_yaml
-from raysim.store import records
+from raysim.cli import doctor, machine
+from raysim.cli.app import app
+from raysim.cli.lines import aligned, bytes_, percent
+from raysim.cli.run import new_folder
+from raysim.config import ConfigError, fingerprint, load, to_yaml
+from raysim.methods import FedLWS
+from raysim.shipped import find
+from raysim.store import manifest, tables
 
 ROOT = Path(__file__).parent.parent
 
@@ -55,7 +59,7 @@ def sha256(text: str) -> str:
 
 
 def test_help_needs_no_heavy_package() -> None:
-    code = "import sys, raysim.cli.main; print(*{'torch', 'ray', 'numpy', 'pydantic', 'matplotlib'} & set(sys.modules))"
+    code = "import sys, raysim.cli.app; print(*{'torch', 'ray', 'numpy', 'pydantic', 'matplotlib'} & set(sys.modules))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == ""
 
@@ -238,7 +242,7 @@ def test_personal_scores_stand_beside_the_global_ones(tiny: Path) -> None:
     ran = raysim(
         "run", tiny, "--out", "run", "--set", "evaluate.personal=after_init", "--set", "data.client_test_frac=0.2"
     )
-    last = records.read(Path("run"), "rounds").to_pylist()[-1]
+    last = tables.read(Path("run"), "rounds").to_pylist()[-1]
     shown = f"accuracy {percent(last['accuracy']):>7}   personal {percent(last['personal_accuracy_micro']):>7}"
     assert shown in ran.output
     lines = dict(line.split(maxsplit=1) for line in ran.output.splitlines()[-7:])
@@ -360,8 +364,8 @@ def test_doctor_reads_the_containers_cpu_limit(
     limit: str, quota: float | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "cpu.max").write_text(limit + "\n")
-    monkeypatch.setattr(doctor, "CGROUP", tmp_path)
-    assert doctor._cpu_quota() == quota
+    monkeypatch.setattr(machine, "CGROUP", tmp_path)
+    assert machine.cpu_quota() == quota
     assert (doctor._cpus().problem is not None) == (quota == 0.5)
 
 
@@ -382,3 +386,144 @@ def test_new_folder_refuses_a_folder_with_something_in_it(tmp_path: Path) -> Non
     (tmp_path / "x").touch()
     with pytest.raises(ConfigError, match=r"is not empty\. Name a new or empty folder\.$"):
         new_folder(tmp_path, tmp_path, "run")
+
+
+# ---------------------------------------------------------------------------------------- going on with other settings
+
+STATEFUL = ("--set", "client=[fedala]", "--set", "data.client_test_frac=0.2")
+
+
+@pytest.mark.parametrize("methods", [(), STATEFUL], ids=["fedlws", "fedala + fedlws"])
+def test_a_finished_run_is_extended_to_the_bits_of_a_longer_one(tiny: Path, methods: tuple[str, ...]) -> None:
+    longer = raysim("run", tiny, "--out", "longer", "--set", "rounds.total=6", *methods)
+    assert raysim("run", tiny, "--out", "run", *methods).exit_code == 0
+    extended = raysim("resume", "run", "--set", "rounds.total=6", "--set", "evaluate.batch_size=7")
+    assert extended.exit_code == 0, extended.output
+    assert extended.output.splitlines()[1].startswith("round 4/6 ")
+    assert sha256(extended.output) == sha256(longer.output)
+    config = load("run/config.yaml")
+    assert (config.rounds.total, config.evaluate.batch_size) == (6, 7)
+    assert manifest.read_manifest(Path("run"))["config_hash"] == fingerprint(config)
+    assert tables.read(Path("run"), "rounds")["round"].to_pylist() == list(range(6))
+    again = raysim("resume", "run")
+    assert again.output.startswith("This run is complete.\n")
+    assert sha256(again.output) == sha256(longer.output)
+
+
+def test_an_extension_that_is_stopped_leaves_no_old_end(tiny: Path) -> None:
+    """What the folder says is of the longer run from its first further round on."""
+    assert raysim("run", tiny, "--out", "run").exit_code == 0
+    command = [sys.executable, "-m", "raysim", "resume", "run", "--set", "rounds.total=100000"]
+    env = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1"}
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=env) as process:
+        assert process.stdout is not None
+        assert any(line.startswith("round ") for line in process.stdout)
+        assert not Path("run/result.json").exists()
+        process.send_signal(signal.SIGINT)
+        assert process.wait(60) == 130
+    assert load("run/config.yaml").rounds.total == 100000
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ("local.lr=0.3", "run/config.yaml: local.lr was 0.1 when the run began. Put it back, or start another run.\n"),
+        ("rounds.total=2", "run/config.yaml: rounds.total is 2, but 3 rounds have been played. "),
+        ("rounds.totl=9", "run/config.yaml: rounds.totl: unknown field (set to 9). Did you mean 'total'?"),
+    ],
+)
+def test_a_run_does_not_go_on_with_settings_that_change_its_bits(tiny: Path, change: str, message: str) -> None:
+    assert raysim("run", tiny, "--out", "run").exit_code == 0
+    before = Path("run/config.yaml").read_bytes()
+    refused = raysim("resume", "run", "--set", change)
+    assert refused.exit_code == 2
+    assert refused.stderr.startswith(message)
+    assert Path("run/config.yaml").read_bytes() == before
+    assert Path("run/result.json").exists()
+
+
+def test_a_method_that_computes_with_the_number_of_rounds_is_not_extended(
+    tiny: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(FedLWS, "reads_total_rounds", True, raising=False)
+    assert raysim("run", tiny, "--out", "run").exit_code == 0
+    refused = raysim("resume", "run", "--set", "rounds.total=6")
+    assert refused.exit_code == 2
+    assert refused.stderr == (
+        "rounds.total: fedlws computes with the number of rounds, so a run of 3 is not the beginning of one of 6. "
+        "Start another run.\n"
+    )
+    assert raysim("resume", "run", "--set", "evaluate.batch_size=7").exit_code == 0
+
+
+# ------------------------------------------------------------------------------------- from nothing, in an empty folder
+
+
+def test_a_configuration_that_comes_with_raysim_has_a_name(tiny: Path) -> None:
+    for name in ("quickstart", "fedlws/table1"):
+        assert load(find(name), ["data.name=digits"]).name.startswith(name[:6])
+    Path("quickstart").write_text(TINY)
+    assert load(find("quickstart")).name == "tiny"  # a file of one's own comes first
+    wrong = raysim("run", "fedlws/tabel1")
+    assert wrong.exit_code == 2
+    assert wrong.stderr.endswith("Did you mean fedlws/table1?\n")
+    assert "absent.yaml: no such file" in raysim("run", "absent.yaml").stderr
+
+
+def test_init_writes_what_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    done = raysim("init", "mine")
+    assert done.exit_code == 0
+    assert done.output.endswith("Now: cd mine && raysim run federation.yaml\n")
+    monkeypatch.chdir("mine")
+    ran = raysim("run", "federation.yaml", "--set", "rounds.total=1")
+    assert ran.exit_code == 0, ran.output
+    mentioned = re.findall(r"^raysim (\w+)", Path("README.md").read_text(encoding="utf-8"), re.MULTILINE)
+    assert {*mentioned} <= {command.name or command.callback.__name__ for command in app.registered_commands} | {"new"}
+    text = Path("federation.yaml").read_text(encoding="utf-8")
+    Path("README.md").unlink()
+    again = raysim("init")
+    assert again.exit_code == 2
+    assert again.stderr.startswith("federation.yaml: already there")
+    assert Path("federation.yaml").read_text(encoding="utf-8") == text
+    assert not Path("README.md").exists()
+
+
+def pytest_in(folder: Path, *arguments: str) -> str:
+    """The output of a test run in a process of its own, which must be a success."""
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *arguments]
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join((str(folder), str(ROOT)))}
+    done = subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def test_a_new_method_passes_its_test(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name, role in (("sign_sgd", "client"), ("SignW", "weighting"), ("half", "server")):
+        assert raysim("new", "method", name, "--role", role).exit_code == 0
+    assert "class SignSgd(ClientMethod)" in Path("sign_sgd.py").read_text(encoding="utf-8")
+    assert "class SignW(Weighting)" in Path("signw.py").read_text(encoding="utf-8")
+    assert "6 passed" in pytest_in(tmp_path)
+    again = raysim("new", "method", "half")
+    assert again.exit_code == 2
+    assert again.stderr.startswith("half.py, test_half.py: already there")
+    assert raysim("new", "method", "2nd").exit_code == 2
+    assert raysim("new", "method", "lambda").exit_code == 2
+
+
+def test_a_new_method_of_a_checkout_is_in_the_catalogue(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("raysim", "configs", "pyproject.toml"):
+        copy = shutil.copytree if (ROOT / name).is_dir() else shutil.copy
+        copy(ROOT / name, tmp_path / name)
+    monkeypatch.chdir(tmp_path)
+    for name, role in (("aaa_first", "server"), ("MyOwn", "client")):
+        done = raysim("new", "method", name, "--role", role)
+        assert done.exit_code == 0, done.output
+    catalogue = Path("raysim/methods/__init__.py").read_text(encoding="utf-8")
+    imports = [line for line in catalogue.splitlines() if line.startswith("from raysim.methods.")]
+    assert imports == sorted(imports, key=str.lower)
+    assert catalogue.index('"myown": MyOwn,') < catalogue.index("WEIGHTINGS")
+    assert catalogue.index('"aaa_first": AaaFirst,') > catalogue.index("STEPS")
+    assert raysim("new", "method", "fedlws").stderr.startswith("raysim new method: there is a method fedlws already.")
+    assert "4 passed" in pytest_in(tmp_path, "tests/methods")

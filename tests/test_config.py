@@ -2,21 +2,40 @@
 
 from __future__ import annotations
 
+import dataclasses
 import pickle
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
+import numpy as np
 import pytest
 import yaml
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from raysim import config as configuration
-from raysim.config import PRESETS, STACKS, ConfigError, RoundsConfig, fingerprint, from_dict, load, to_dict, to_yaml
+from raysim.config import (
+    PRESETS,
+    STACKS,
+    Config,
+    ConfigError,
+    DataConfig,
+    LocalConfig,
+    ModelConfig,
+    RoundsConfig,
+    check,
+    fingerprint,
+    from_dict,
+    load,
+    to_dict,
+    to_yaml,
+)
 from raysim.core.client import ClientMethod
 from raysim.core.facts import RunFacts
 from raysim.core.server import ServerStep, Weighting
+from raysim.data.datasets import Digits
+from raysim.data.partition import IIDEqual
 
 CONFIGS = Path(__file__).parent.parent / "configs"
 
@@ -380,6 +399,61 @@ def test_the_data_folder_is_root_or_the_environment(tmp_path: Path, monkeypatch:
 
 def raw_fault(where: str) -> str:
     return f"npz: the file x.npz is missing; put it there or correct the path. ({where})"
+
+
+# ---- configurations made in Python
+
+
+SECTIONS: dict[str, Any] = {
+    "data": {"name": "digits", "partition": {"iid_equal": {"clients": 4}}},
+    "model": {"name": "small_cnn"},
+    "rounds": {"total": 2},
+    "local": {"batch_size": 8, "lr": 0.5},
+}
+
+
+def test_python_takes_mappings_and_objects_alike() -> None:
+    written = from_dict({**SECTIONS, "client": [{"starter": 2.0}], "engine": "local"})
+    objects: dict[str, Any] = {
+        "data": DataConfig(name=Digits(), partition=IIDEqual(clients=4)),
+        "model": ModelConfig(name="small_cnn"),
+        "rounds": {"total": 2},
+        "local": LocalConfig(batch_size=np.int64(8), lr=np.float32(0.5)),  # type: ignore[arg-type]
+        "client": [Starter(2.0)],
+        "engine": "local",
+    }
+    made = Config(**objects)
+    assert type(made.local.batch_size) is int
+    assert made == written == Config(**SECTIONS, client=[{"starter": 2.0}], engine="local")  # type: ignore[arg-type]
+    assert pickle.loads(pickle.dumps(made)) == made
+    assert fingerprint(made) == fingerprint(written)
+    check(made)
+
+
+def test_python_is_told_every_fault_with_its_path() -> None:
+    with pytest.raises(ConfigError) as caught:
+        Config(
+            **SECTIONS | {"rounds": {"totl": 2}, "local": LocalConfig(batch_size="8", lr=-1.0)},  # type: ignore[arg-type]
+            client=(Starter(2.0), Shrink()),
+            engine=Starter(),  # type: ignore[arg-type]
+        )
+    found = {line.split(": ")[1] for line in caught.value.faults}
+    assert found == {"rounds.totl", "local.batch_size", "local.lr", "client.1", "engine"}
+
+
+def test_a_configuration_is_frozen_and_changes_are_validated() -> None:
+    config = Config(**SECTIONS)
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        config.seed = 2  # type: ignore[misc]
+    assert dataclasses.replace(config, seed=2).seed == 2
+    with pytest.raises(ConfigError, match="seed: must be a whole number"):
+        dataclasses.replace(config, seed=-1)
+
+
+def test_rules_between_sections_hold_in_python_too() -> None:
+    config = Config(**SECTIONS | {"rounds": {"total": 2, "participation": 3}})
+    with pytest.raises(ConfigError, match=r"rounds\.participation: 3 asks for a cohort of 12 clients"):
+        check(config)
 
 
 def test_errors_survive_the_way_between_processes() -> None:

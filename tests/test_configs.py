@@ -9,8 +9,8 @@ from raysim.analysis import MEASURES
 from raysim.config import ConfigError, load
 from raysim.data import SOURCES
 from raysim.report.figures import FIGURES
-from raysim.sweep.reproduce import PAPERS, Item
-from raysim.sweep.sweep import runs
+from raysim.sweep.grid import runs
+from raysim.sweep.items import PAPERS, Item
 
 CONFIGS = Path(__file__).parents[1] / "configs"
 FILES = sorted(CONFIGS.rglob("*.yaml"))

@@ -15,7 +15,7 @@ from raysim.config import ConfigError
 from raysim.data import PARTITIONS, SOURCES
 from raysim.federation.federation import Federation, MakeEngine
 from raysim.models import MODELS, ModelError
-from raysim.store import records
+from raysim.store import tables
 
 RNG = np.random.default_rng(0)
 ONE_ROUND = {
@@ -27,7 +27,7 @@ ONE_ROUND = {
 def check_trains(changes: dict[str, Any], folder: Path, warm_ray: MakeEngine) -> Federation:
     """One round, after which the model has moved, is finite, and was tested."""
     federation = play(tiny(**ONE_ROUND, **changes, record={"trace": [0]}), folder, make_engine=warm_ray)
-    assert set(records.read(folder, "clients")["status"].to_pylist()) == {"ok"}
+    assert set(tables.read(folder, "clients")["status"].to_pylist()) == {"ok"}
     before, after = (
         federation.server.layers.flatten(load_file(folder / "trace/round-0000" / f"{name}.safetensors"))
         for name in ("before", "after")
@@ -35,7 +35,7 @@ def check_trains(changes: dict[str, Any], folder: Path, warm_ray: MakeEngine) ->
     assert after.isfinite().all()
     moved = federation.server.layers.norms((after - before)[: federation.server.layers.P])
     assert (moved > 0).all(), [n for n, m in zip(federation.server.layers.names, moved, strict=True) if not m]
-    assert 0 <= records.read(folder, "rounds")["accuracy"][0].as_py() <= 1
+    assert 0 <= tables.read(folder, "rounds")["accuracy"][0].as_py() <= 1
     return federation
 
 

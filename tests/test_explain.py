@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from raysim.cli.explain import ENTRIES, explain
-from raysim.config import ConfigError, from_dict, to_dict
+from raysim.config import Config, ConfigError, docs_of, fields_of, from_dict, is_section, to_dict
 from raysim.methods import STEPS
 
 GIVEN = {
@@ -67,7 +67,7 @@ def test_entries_have_all_their_options(kind: str) -> None:
 def test_what_the_source_says_stands_behind_the_options() -> None:
     assert (
         rows(explain("fedlws.per"))["per"].split(" — ")[1]
-        == "model: one γ from the norms of the whole model (the paper's Eq. 7)"
+        == "`layer`: a γ for each layer; `model`: one γ from the norms of the whole model (the paper's Eq. 7)."
     )
     assert "— Factor on the learning rate after every round." in " ".join(explain("local.lr_decay").split())
     assert explain("server.0.fedlws.per") == explain("fedlws.per")  # as a fault names it
@@ -75,6 +75,19 @@ def test_what_the_source_says_stands_behind_the_options() -> None:
     assert "so that the set is smaller." in explain("long_tail")
     lines = explain("top_n").splitlines()
     assert lines[0] == "fedldf.top_n (option of this weighting)"
+
+
+@pytest.mark.parametrize("kind", [kind for kind in ENTRIES if kind not in ("data set", "partition", "sink")])
+def test_every_option_has_a_docstring(kind: str) -> None:
+    for name, cls in ENTRIES[kind].items():
+        assert not {field.name for field in dataclasses.fields(cls) if field.init} - docs_of(cls).keys(), name
+
+
+def test_every_setting_has_a_docstring() -> None:
+    for section in dataclasses.fields(Config):
+        cls = fields_of(Config)[section.name][1]
+        if is_section(cls):
+            assert not {field.name for field in dataclasses.fields(cls)} - docs_of(cls).keys(), section.name
 
 
 def test_models_and_presets() -> None:

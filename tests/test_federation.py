@@ -20,7 +20,7 @@ from raysim.core.server import STAGES, Aggregator
 from raysim.federation.federation import Federation
 from raysim.methods import CLIENTS
 from raysim.models import Inputs, build
-from raysim.store import records
+from raysim.store import tables
 
 SCAFFOLD = {"client": ["scaffold"], "local": {"momentum": 0.0, "weight_decay": 0.0}}
 UNIT_NAMES = ["conv1.conv", "conv2.conv", "head"]
@@ -34,7 +34,7 @@ def traced(changes: dict[str, Any], folder: Path, **kwargs: Any) -> list[Traced]
 
 
 def rows(folder: Path, table: str, t: int | None = None) -> list[dict[str, Any]]:
-    found = records.read(folder, table).to_pylist()
+    found = tables.read(folder, table).to_pylist()
     return [row for row in found if t is None or row["round"] == t]
 
 
@@ -337,7 +337,7 @@ def test_tables_are_complete_and_agree(tmp_path):
         assert {"train", "reduce"} <= {row["phase"] for row in timeline}
         assert all(row["start"] <= row["stop"] <= table[t]["wall"] for row in timeline)
 
-    partition = records.read(tmp_path, "partition")
+    partition = tables.read(tmp_path, "partition")
     assert type(federation.partition).from_table(partition).sha256() == federation.partition.sha256()
     manifest = json.loads((tmp_path / "manifest.json").read_text())
     assert manifest["seed"] == federation.config.seed
@@ -426,7 +426,7 @@ def test_a_plan_begun_before_training_is_begun_anew_where_a_client_fails(weighti
     assert hashes[0] == hashes[1]
     assert table(tmp_path / "before", "rounds")["clients_failed"].tolist() == [1, 0, 0]
     for name in ("notes", "traffic"):
-        before, after = (records.read(tmp_path / when, name).to_pydict() for when in ("before", "after"))
+        before, after = (tables.read(tmp_path / when, name).to_pydict() for when in ("before", "after"))
         for column in before.keys() - {"transport_up"}:
             assert before[column] == after[column], (name, column)
 

@@ -12,7 +12,8 @@ from typing import IO
 import pytest
 from conftest import tiny
 
-from raysim.cli.play import play, round_line
+from raysim.cli.play import play
+from raysim.cli.progress import round_line
 
 
 def shown(write: IO[str], read: int, folder: Path, monkeypatch: pytest.MonkeyPatch) -> str:

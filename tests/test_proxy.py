@@ -11,13 +11,13 @@ from conftest import play, tiny
 from reference import forward, inputs, parameters, tensors
 from toy import toy_server
 
-from raysim.cli.play import header
+from raysim.cli.lines import header
 from raysim.config import ConfigError, from_dict, to_dict
 from raysim.core import workbench
 from raysim.core.local_run import RoundInfo
 from raysim.core.server import Downlink, ProxyData
 from raysim.federation.federation import Federation
-from raysim.store import records
+from raysim.store import tables
 
 PROXY = {"data": {"proxy": {"samples": 24}}}
 FEDLAW = {"weighting": [{"fedlaw": {"epochs": 3, "batch_size": 64}}]}  # a batch is the whole proxy set
@@ -163,7 +163,7 @@ def test_proxy_statistics_follow_weight_learning(tmp_path):
     assert same(buffers(round_.after), buffers(state))
     assert not same(buffers(round_.after), buffers(fedavg(round_)), 1e-2)
 
-    traffic = records.read(tmp_path / "proxy", "traffic")
+    traffic = tables.read(tmp_path / "proxy", "traffic")
     assert sum(traffic["up_buffers"].to_pylist()) == sum(traffic["down_buffers"].to_pylist()) == 0
     initial = buffers(round_.at(0).before)
     last = {}  # of every client, what it ended its last round with

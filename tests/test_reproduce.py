@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from raysim.cli.main import app
+from raysim.cli.app import app
 from raysim.config import ConfigError
-from raysim.store.records import read
-from raysim.sweep.reproduce import Item, find, folder, items, listing
+from raysim.store.tables import read
+from raysim.sweep.items import Item, find, folder, items, listing
 
 TABLE = """
 data: {name: digits, partition: {iid_equal: {clients: 4}}}

@@ -18,7 +18,7 @@ from raysim.config import to_yaml
 from raysim.engine.engine import StateLost
 from raysim.federation.federation import Federation, local_engine
 from raysim.federation.round import Round
-from raysim.store import records
+from raysim.store import tables
 
 METHODS = {
     "fedavg": {"local": {"state": "persist"}},
@@ -46,7 +46,7 @@ def test_resumed_run_is_the_undisturbed_one(name, engine, tmp_path, request):
         federation.close()
     assert federation.sha256() == undisturbed.sha256()
     for table in ("rounds", "clients", "layers", "traffic", "notes"):
-        ours, theirs = (records.read(f.folder, table) for f in (federation, undisturbed))
+        ours, theirs = (tables.read(f.folder, table) for f in (federation, undisturbed))
         measured = {"seconds", "wall", "host", "node", "transport_up", "transport_down"}
         same = [c for c in theirs.column_names if c not in measured and not c.startswith("seconds_")]
         assert ours.select(same).equals(theirs.select(same)), table
@@ -59,7 +59,7 @@ def test_stopped_before_anything_but_the_configuration_was_written(tmp_path):
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "config.yaml").write_text(to_yaml(config))
     Federation(config, tmp_path / "run", resume=True).close()
-    ours, theirs = (records.read(tmp_path / name, "partition") for name in ("run", "undisturbed"))
+    ours, theirs = (tables.read(tmp_path / name, "partition") for name in ("run", "undisturbed"))
     assert ours.equals(theirs)
     ours, theirs = (json.loads((tmp_path / name / "manifest.json").read_text()) for name in ("run", "undisturbed"))
     assert ours["partition_sha256"] == theirs["partition_sha256"]
@@ -82,7 +82,7 @@ def test_lost_client_states(checkpoint_every, tmp_path, monkeypatch):
     federation = play(tiny(**changes), tmp_path / "lossy")
     assert played == ([0, 1, 2, 3, 2, 3, 4, 5] if checkpoint_every == 2 else [0, 1, 2, 3, *range(6)])
     assert federation.sha256() == undisturbed
-    assert records.read(federation.folder, "rounds")["round"].to_pylist() == list(range(6))
+    assert tables.read(federation.folder, "rounds")["round"].to_pylist() == list(range(6))
 
 
 # ---- the real command line
@@ -158,7 +158,7 @@ def played_on(folder: Path, long: dict[str, Any], first: int = 1) -> None:
         pass
     assert federation.finish()["sha256"] == long["sha256"]
     federation.close()
-    assert records.read(folder, "rounds")["round"].to_pylist() == list(range(16))
+    assert tables.read(folder, "rounds")["round"].to_pylist() == list(range(16))
 
 
 def test_ctrl_c(tmp_path, long):

@@ -17,11 +17,12 @@ import pytest
 from conftest import play
 from typer.testing import CliRunner
 
-from raysim.cli.main import app
+from raysim.cli.app import app
 from raysim.config import ConfigError, load
 from raysim.report.runs import Run
+from raysim.sweep.grid import grid
 from raysim.sweep.parallel import carried, start
-from raysim.sweep.sweep import grid, play_all
+from raysim.sweep.playing import play_all
 
 ROOT = Path(__file__).parent.parent
 

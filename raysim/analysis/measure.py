@@ -14,7 +14,7 @@ import pyarrow as pa
 from torch import Tensor
 
 from raysim.analysis.run_view import RunView
-from raysim.store import records
+from raysim.store import tables
 
 
 class MeasureError(Exception):
@@ -59,7 +59,7 @@ def write(name: str, measure: Measure, run: RunView) -> Taken:
     about = {"options": dataclasses.asdict(measure), **taken.facts}
     rows = pa.table({column: _plain(values) for column, values in taken.columns.items()})
     rows = rows.replace_schema_metadata({"raysim.measure": json.dumps(about)})
-    records.write_table(run.folder, f"measures/{name}", rows)
+    tables.write_table(run.folder, f"measures/{name}", rows)
     return taken
 
 

@@ -101,4 +101,5 @@ def squared_wasserstein(
     crossed = np.sqrt(np.linalg.eigvalsh(mixed).clip(0)).sum(-1)
     traces, traces2 = (np.trace(one, axis1=1, axis2=2) for one in (covariances, covariances2))
     apart = np.square(means[:, None] - means2).sum(-1)
-    return apart + (traces[:, None] + traces2 - 2 * crossed).clip(0)
+    distance: np.ndarray = apart + (traces[:, None] + traces2 - 2 * crossed).clip(0)
+    return distance

@@ -9,7 +9,7 @@ from pydantic import PositiveFloat
 
 from raysim.analysis.measure import Measure, MeasureError, Taken
 from raysim.analysis.run_view import RunView
-from raysim.store import records
+from raysim.store import tables
 
 
 @dataclass(frozen=True)
@@ -25,7 +25,7 @@ class Correlation(Measure):
     """Greatest degree of heterogeneity that a client can have."""
 
     def take(self, run: RunView) -> Taken:
-        rows = records.read(run.folder, "clients")
+        rows = tables.read(run.folder, "clients")
         client, weight = rows["client"].to_numpy(), np.nan_to_num(rows["weight"].to_numpy(zero_copy_only=False))
         total = np.bincount(client, weight, minlength=len(run.sizes))
         there = np.flatnonzero(np.bincount(client[weight > 0], minlength=len(run.sizes)))
@@ -42,7 +42,8 @@ class Correlation(Measure):
 def degrees(counts: np.ndarray, cap: float) -> np.ndarray:
     """[N] heterogeneity degree of clients with these samples by class [N, C]."""
     variance = (counts / counts.sum(1, keepdims=True)).var(1)
-    return 1 / np.maximum(variance, 1 / cap)
+    degree: np.ndarray = 1 / np.maximum(variance, 1 / cap)
+    return degree
 
 
 def pearson(a: np.ndarray, b: np.ndarray) -> float:

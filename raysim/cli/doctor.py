@@ -6,16 +6,18 @@ import os
 import platform
 import re
 import shutil
-import socket
 import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, requires, version
 from pathlib import Path
 
+import typer
+
+from raysim.cli.machine import answers, cpu_quota, memory_bytes
+
 PACKAGES = ("raysim", "ray", "torch", "torchvision", "numpy", "pyarrow", "safetensors", "scikit-learn", "pydantic")
 GIB = 2**30
-CGROUP = Path("/sys/fs/cgroup")
 
 
 @dataclass(frozen=True)
@@ -61,7 +63,7 @@ def _packages() -> Finding:
 def _cpus() -> Finding:
     total = os.cpu_count() or 1
     allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else total
-    quota = _cpu_quota()
+    quota = cpu_quota()
     limits = [f"{allowed} allowed to this process"] if allowed < total else []
     limits += [f"{quota:g} by the container's limit"] if quota is not None else []
     problem = None
@@ -70,17 +72,8 @@ def _cpus() -> Finding:
     return Finding("cpus", f"{total}" + (f" ({', '.join(limits)})" if limits else ""), problem)
 
 
-def _cpu_quota() -> float | None:
-    """CPUs that the control group grants, or None where there is no limit."""
-    if (text := _read(CGROUP / "cpu.max")) is not None:
-        quota, period = text.split()
-    else:
-        quota, period = _read(CGROUP / "cpu/cpu.cfs_quota_us") or "-1", _read(CGROUP / "cpu/cpu.cfs_period_us") or "1"
-    return int(quota) / int(period) if quota.isdecimal() else None
-
-
 def _memory() -> Finding:
-    if (found := _memory_bytes()) is None:
+    if (found := memory_bytes()) is None:
         return Finding("memory", "unknown on this system")
     total, available, limited = found
     note = " (the container's limit)" if limited else ""
@@ -89,25 +82,6 @@ def _memory() -> Finding:
         need = "a Ray cluster and two actors want 2 GiB"
         problem = f"{_gib(available)} of memory are free; {need}. Close programs, or use engine: local."
     return Finding("memory", f"{_gib(available)} free of {_gib(total)}{note}", problem)
-
-
-def free_memory() -> int | None:
-    """Bytes that new processes find free, within the container's limit; None where the system does not tell."""
-    found = _memory_bytes()
-    return found and found[1]
-
-
-def _memory_bytes() -> tuple[int, int, bool] | None:
-    """Total, available, and whether the container's limit is what counts."""
-    info = dict(re.findall(r"(\w+):\s+(\d+) kB", _read(Path("/proc/meminfo")) or ""))
-    if not info:
-        return None
-    total, available = (int(info[key]) * 1024 for key in ("MemTotal", "MemAvailable"))
-    limit = _read(CGROUP / "memory.max") or _read(CGROUP / "memory/memory.limit_in_bytes")
-    used = _read(CGROUP / "memory.current") or _read(CGROUP / "memory/memory.usage_in_bytes")
-    if limit and used and limit.isdecimal() and int(limit) < total:
-        return int(limit), min(available, int(limit) - int(used)), True
-    return total, available, False
 
 
 def _shared_memory() -> Finding:
@@ -183,27 +157,13 @@ def _ray() -> Finding:
     return Finding("ray", f"cluster found at {found}" if found else local)
 
 
-def answers(address: str) -> bool:
-    """Whether something listens at HOST:PORT; words such as `auto` are no places and pass."""
-    host, _, port = address.removeprefix("ray://").rpartition(":")
-    if not host or not port.isdecimal():
-        return True
-    try:
-        socket.create_connection((host.strip("[]"), int(port)), timeout=3).close()
-    except OSError:
-        return False
-    return True
-
-
-def _read(path: Path) -> str | None:
-    try:
-        return path.read_text().strip()
-    except OSError:
-        return None
-
-
 def _gib(size: float) -> str:
     return f"{size / GIB:.1f} GiB"
+
+
+def doctor() -> None:
+    """Check this machine: versions, CPUs, memory, GPUs, cluster; say what is wrong and what to do."""
+    raise typer.Exit(0 if report() else 1)
 
 
 def report() -> bool:

@@ -73,8 +73,9 @@ def docs_of(cls: type) -> dict[str, str]:
         classes = [node for node in ast.walk(tree) if isinstance(node, ast.ClassDef) and node.name == owner.__name__]
         body = [node for found in classes[:1] for node in found.body]  # none for a class that `make_dataclass` made
         for node, below in pairwise(body):
-            is_field = isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name)
-            if is_field and isinstance(below, ast.Expr) and isinstance(below.value, ast.Constant):
+            if not (isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name)):
+                continue
+            if isinstance(below, ast.Expr) and isinstance(below.value, ast.Constant):
                 docs[node.target.id] = " ".join(str(below.value.value).split())
     return docs
 

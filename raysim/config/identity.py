@@ -13,17 +13,18 @@ import yaml
 from raysim.config.build import plain
 from raysim.config.messages import ConfigError
 from raysim.config.schema import Config
-from raysim.store.records import DamagedManifest, begun
+from raysim.store.manifest import DamagedManifest, read_manifest
 
 
 def to_dict(config: Config) -> dict[str, Any]:
     """The resolved configuration, every default written out, as nested mappings and lists that `from_dict` reads."""
-    return plain(Config, config)
+    written: dict[str, Any] = plain(Config, config)
+    return written
 
 
 def to_yaml(config: Config) -> str:
     """The resolved configuration as a YAML file."""
-    return yaml.safe_dump(to_dict(config), sort_keys=False, allow_unicode=True)
+    return str(yaml.safe_dump(to_dict(config), sort_keys=False, allow_unicode=True))
 
 
 def fingerprint(config: Config) -> str:
@@ -46,7 +47,7 @@ def check_unchanged(config: Config, folder: Path) -> None:
     """Raises `ConfigError` where the run in `folder` began with settings that make other bits, or does not say."""
     faults = []
     try:
-        settings = begun(folder).get("settings")
+        settings = read_manifest(folder).get("settings")
     except DamagedManifest:
         settings = None
     if not isinstance(settings, dict):

@@ -70,7 +70,7 @@ def from_dict(raw: Mapping[str, Any], source: str = "configuration") -> Config:
     return config
 
 
-class _Loader(yaml.SafeLoader):
+class _Loader(yaml.SafeLoader):  # type: ignore[misc]  # PyYAML is not typed
     """Refuses a key that is written twice, of which YAML keeps the last; leaves dates as the text they are."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
@@ -79,7 +79,8 @@ class _Loader(yaml.SafeLoader):
             if key.value in seen:
                 raise yaml.MarkedYAMLError(problem=f"'{key.value}' is written twice", problem_mark=key.start_mark)
             seen.add(key.value)
-        return super().construct_mapping(node, deep)
+        mapping: dict[Any, Any] = super().construct_mapping(node, deep)
+        return mapping
 
 
 _Loader.add_constructor("tag:yaml.org,2002:timestamp", yaml.SafeLoader.construct_yaml_str)
@@ -150,7 +151,7 @@ def _over_preset(preset: Mapping[str, Any], raw: dict[str, Any]) -> dict[str, An
     base = canonical(Config, preset)
     for entry in methods(_merge(Config, base, raw)):
         base = _merge(Config, base, canonical(Config, beside.get(next(iter(entry)), {})))
-    merged = _merge(Config, base, raw)
+    merged: dict[str, Any] = _merge(Config, base, raw)
     for entry in methods(merged):
         ((name, values),) = entry.items()
         if name in fields and isinstance(values, dict):
@@ -164,4 +165,5 @@ def _merge(annotation: Any, base: Any, over: Any) -> Any:
     if not mappings or (catalogue_of(annotation) and base.keys() != over.keys()):
         return copy.deepcopy(over)
     hints = {key: hint for key, (_, hint) in fields_of(annotation).items()} if is_section(annotation) else {}
-    return base | {key: _merge(hints.get(key), base.get(key), value) for key, value in over.items()}
+    merged: dict[str, Any] = base | {key: _merge(hints.get(key), base.get(key), value) for key, value in over.items()}
+    return merged

@@ -20,7 +20,7 @@ import numpy as np
 from safetensors.torch import load
 from torch import Tensor
 
-from raysim.store.records import write_json, write_tensors
+from raysim.store.atomic import write_json, write_tensors
 
 logger = logging.getLogger(__name__)
 

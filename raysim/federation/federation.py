@@ -42,7 +42,7 @@ from raysim.federation.checkpoint import Checkpoints
 from raysim.federation.round import Round, RoundFailed, run_round, summary
 from raysim.host.messages import Arrays, ClientResult, HostSpec
 from raysim.models import Inputs
-from raysim.store import records
+from raysim.store import atomic, manifest, tables, traces
 from raysim.store.sinks import Sinks
 
 MakeEngine = Callable[[Config, HostSpec, Dataset, Partition, int], Engine]
@@ -93,7 +93,7 @@ class Federation:
         self._names = {type(m).__name__.lower(): name_in(entries, m) for entries, methods in stacks for m in methods}
         self.engine = make_engine(config, self.spec, self.data, self.partition, self.cohort_size)
         self.engine.begin(self.server.value)
-        self.trace = records.Trace(self.folder, config.record.trace)
+        self.trace = traces.Trace(self.folder, config.record.trace)
         self.checkpoints = Checkpoints(self.folder)
         self.t = 0  # the next round
         self._changed: set[int] = set()  # clients whose state is newer than the last checkpoint
@@ -103,14 +103,14 @@ class Federation:
             self._restore()
         if not resume or not (self.folder / "manifest.json").exists():  # stopped while it was being described
             self._describe()
-        self.recorder = records.Recorder(self.folder, self.t)
+        self.recorder = tables.Recorder(self.folder, self.t)
         self.sinks = Sinks(config.record.sinks, self.folder, config.name, to_dict(config), self.t)
         self._begun = time.time() - self._wall
         self.engine.publish(self.server.value, self.server.shared)
 
     def _check_samples(self) -> None:
         """Raises `ConfigError` where the data are not those that the run in the folder began with."""
-        begun = records.begun(self.folder)
+        begun = manifest.read_manifest(self.folder)
         for name, now in (("data", self.data.sha256()), ("partition", self.partition.sha256())):
             if begun and begun.get(f"{name}_sha256") != now:
                 raise ConfigError(
@@ -133,7 +133,7 @@ class Federation:
         """Client states died with a node: the rounds since the last checkpoint are played again, to the same bits."""
         self._unwritten = None
         self._restore()
-        self.recorder = records.Recorder(self.folder, self.t)
+        self.recorder = tables.Recorder(self.folder, self.t)
         self.engine.publish(self.server.value, self.server.shared)
 
     def _play(self) -> dict[str, Any]:
@@ -199,9 +199,9 @@ class Federation:
         self.recorder.close()
         self.sinks.close(finished=True)
         state = self.server.layers.state_dict(self.server.value)
-        with records.replacing(self.folder / "model.safetensors") as path:
+        with atomic.replacing(self.folder / "model.safetensors") as path:
             save_file(state, path)
-        rounds = records.read(self.folder, "rounds")
+        rounds = tables.read(self.folder, "rounds")
         result = course(rounds["accuracy"].to_pylist()) | {
             "personal": personal_course(rounds),
             "bytes_up": sum(rounds["bytes_up"].to_pylist()),
@@ -210,7 +210,7 @@ class Federation:
             "rounds": self.server.rounds,
             "seconds": time.time() - self._begun,
         }
-        records.write_json(self.folder / "result.json", result)
+        atomic.write_json(self.folder / "result.json", result)
         return result | {"folder": str(self.folder)}
 
     def sha256(self) -> str:
@@ -300,17 +300,17 @@ class Federation:
 
     def _describe(self) -> None:
         self.folder.mkdir(parents=True, exist_ok=True)
-        with records.replacing(self.folder / "config.yaml") as path:
+        with atomic.replacing(self.folder / "config.yaml") as path:
             path.write_text(to_yaml(self.config), encoding="utf-8")
-        records.write_table(self.folder, "partition", self.partition.to_table(self.data))
+        tables.write_table(self.folder, "partition", self.partition.to_table(self.data))
         extra = {
             "data_sha256": self.data.sha256(),
             "partition_sha256": self.partition.sha256(),
             "parameters": self.server.layers.P,
             "settings": decisive(self.config),
         }
-        records.write_json(
-            self.folder / "manifest.json", records.manifest(fingerprint(self.config), self.config.seed, extra)
+        atomic.write_json(
+            self.folder / "manifest.json", manifest.manifest(fingerprint(self.config), self.config.seed, extra)
         )
 
     def _record(

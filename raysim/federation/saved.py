@@ -18,7 +18,7 @@ from raysim.core.samples import Samples
 from raysim.core.score import correct_and_loss
 from raysim.federation.federation import deal, host_spec
 from raysim.host.host import ClientHost
-from raysim.store.records import begun
+from raysim.store.manifest import read_manifest
 
 
 class SavedRun:
@@ -30,7 +30,7 @@ class SavedRun:
         self.folder = Path(folder)
         self.config = load(self.folder / "config.yaml")
         self.data, self.partition = deal(self.config)
-        if begun(self.folder).get("partition_sha256") not in (None, self.partition.sha256()):
+        if read_manifest(self.folder).get("partition_sha256") not in (None, self.partition.sha256()):
             raise MeasureError(f"{self.folder}: today its data are partitioned differently; is data.root what it was?")
         spec = replace(host_spec(self.config, self.data), threads=torch.get_num_threads(), keep_freed_memory=False)
         self._host = ClientHost(spec, self.data, self.partition)

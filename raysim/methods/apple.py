@@ -30,11 +30,11 @@ class APPLE(ClientMethod, DownlinkRule):
     """Each client learns a signed mix of all cores, and its own core (APPLE, Luo & Wu, 2022): w = Σ_j π_ij m_j.
 
     For each batch, with G = ∇L(w): m_i moves by the local optimiser along π_ii G, and π_ij ← π_ij − eta2 (⟨G, m_j⟩ +
-    λ_t mu (π_ij − p_j)), λ_t = (cos(πt/R) + 1)/2 for t < R = int(L T), else 0, or with `schedule: epsilon` epsilon^(t/R)
-    before R; then w is put together anew. The core is sent, with the buffers of w, which is the personal model. π begins
-    as 1/N, or with `initial: own` as the client alone. Of the `models` (null: all) cores that a client is sent one is its
-    own and the others have the largest |π|; those it lacks count as zero. `official`, as FedALA's authors coded it: N η
-    for η, the mean over tensors of mean(G ⊙ m_j) for ⟨G, m_j⟩, and w sent for m_i.
+    λ_t mu (π_ij − p_j)). λ_t is (cos(πt/R) + 1)/2 for t < R = int(L T) and then 0; with `schedule: epsilon` it is
+    epsilon^(t/R) before R. After that w is put together again. A client sends its core with the buffers of w, which is
+    its personal model. Of the `models` cores that a client is sent one is its own, and the others have the largest |π|;
+    cores that it lacks count as zero. `official` follows the code of FedALA's authors: N η for η, the mean over tensors
+    of mean(G ⊙ m_j) for ⟨G, m_j⟩, and w is sent instead of m_i.
     """
 
     eta2: float = 0.01

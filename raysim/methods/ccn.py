@@ -52,7 +52,8 @@ class LatentMean(Probe):
         if self.at == "after":
             return self.sweep(run)
         if self.at == "before":
-            return run.scratch["ccn"]
+            mean: Tensor = run.scratch["ccn"]
+            return mean
         _, total, samples = run.scratch.get("ccn", (None, 0.0, 0))
         return total / samples if samples else self.sweep(run)  # a client without a step saw no batch
 

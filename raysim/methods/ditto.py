@@ -22,10 +22,10 @@ class PersonalModel:
 class Ditto(ClientMethod):
     """A personal model on a spring to the global one (Ditto, Li et al., 2021): min F_i(v) + lam/2 ‖v − w_g‖².
 
-    First `epochs` of v, which begins as the first model that the client received, then local training of w as usual;
-    w is sent, w_g is where its training starts. In the reversed order, `first: global`, v is on a spring to the w just
-    trained. `official_sgd`: v without momentum and weight decay, as in the code of FedALA's authors. The personal model
-    is v.
+    First v is trained for `epochs`; it begins as the first model that the client received. Then w is trained as usual
+    and sent. w_g is the model from which the training of w starts. With `first: global` the order is reversed, and v is
+    held near the w that has just been trained. `official_sgd` is what the code of FedALA's authors does. The personal
+    model is v.
     """
 
     lam: float = 0.1

@@ -27,15 +27,16 @@ class ALAState:
 class FedALA(ClientMethod):
     """Start from an element-wise mix of global and local model, learned on local data (FedALA, 2023, algorithm 1).
 
-    In the top `layers` stages of what is downloaded (or the last `tensors` of its parameter tensors, 0 for all):
-    Θ̂ = Θ_i + (Θ − Θ_i) ⊙ W, W ← clip(W − eta ∂L/∂Θ̂ ⊙ (Θ − Θ_i), 0, 1) on a `fraction` of the client's samples, the
-    first time until the loss settles, one pass ever after. Below them the download is taken. It combines with methods
-    that do not start for themselves; Θ is whatever the client is sent, Θ_i what it trained last.
+    In the top `layers` stages of what is downloaded (or the last `tensors` of its parameter tensors):
+    Θ̂ = Θ_i + (Θ − Θ_i) ⊙ W, W ← clip(W − eta ∂L/∂Θ̂ ⊙ (Θ − Θ_i), 0, 1) on a `fraction` of the client's samples. The
+    first optimisation runs until the loss settles, later ones take `epochs` passes. The stages below are taken from
+    the download. Θ is what the client is sent, Θ_i what it trained last. FedALA combines with methods that do not bring
+    a local initialisation.
 
-    The released code (preset `official_001`): `tensors: 2`, `window: true`, `clients: all`, `threshold: 0.1`.
-    BatchNorm runs in train mode while W is learned, and its statistics are as if it had not. A batch that
-    `local.drop_last` drops is dropped here too. The loss of each epoch's last batch, on which the first optimisation
-    ends, is noted.
+    The released code (preset `official_001`): `tensors: 2`, `window: true`, `clients: all`, `threshold: 0.1`. BatchNorm
+    runs in train mode while W is learned, and its statistics are restored afterwards. A batch that `local.drop_last`
+    drops is dropped here too. The loss of each epoch's last batch decides when the first optimisation ends, and is
+    noted.
     """
 
     eta: float = 1.0

@@ -19,9 +19,10 @@ class FedAMP(ClientMethod, DownlinkRule):
     """Like clients attract each other (FedAMP, Huang et al., 2021): min F_i(w) + lam/(2 alpha) ‖w − u_i‖².
 
     u_i = Σ_j c_ij w_j is what client i is sent, c_ij = alpha/sigma exp(−‖w_i − w_j‖²/sigma), c_ii = 1 − Σ_{j≠i} c_ij.
-    c_ii is negative where others are very close; `clip` then scales their c_ij down to a sum of 1. Training starts
-    from the client's own model or, with `init: cloud`, from u_i, as `fedala` beside it needs. The personal model is the
-    one from which training starts; tested after training, w_i. The global model is the mean, which nobody is sent.
+    c_ii is negative where others are very close; `clip` then scales their c_ij down to a sum of 1. Training starts from
+    the client's own model or, with `init: cloud`, from u_i, which `fedala` beside it needs. The personal model is the
+    model from which training starts, or w_i where it is tested after training. The global model is the mean; no client
+    is sent it.
     """
 
     alpha: float = 1000.0

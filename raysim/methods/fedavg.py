@@ -28,7 +28,7 @@ class FedAvg(Weighting):
 
 @dataclass(frozen=True)
 class StepSize(ServerStep):
-    """Server step size (FedLAW, Li et al., 2023, table 10): w + eta (ŵ − w). That of `adaptive_gws` is its own `eta`."""
+    """Server step size (FedLAW, Li et al., 2023, table 10): w + eta (ŵ − w). `adaptive_gws` has its own."""
 
     eta: Positive = 1.0
     """Step size of the server (η); 1 takes the mean of the clients."""

@@ -10,10 +10,11 @@ from raysim.core.client import ClientMethod, LocalRun
 
 @dataclass(frozen=True)
 class FedBABU(ClientMethod):
-    """Only the body is trained and sent; the head stays as all drew it together (FedBABU, Oh et al., 2022).
+    """Only the body is trained and sent; the head stays as it was initialised (FedBABU, Oh et al., 2022).
 
-    For a personal model `ft_part` of the global one is fine-tuned for `ft_epochs` (the original code: 5, FedALA's
-    authors: 10); by default it is the global model. The mean is by size, the original's is uniform.
+    For a personal model, `ft_part` of the global model is fine-tuned for `ft_epochs` (5 in the original code, 10 in
+    that of FedALA's authors); by default it is the global model. Clients are weighted by size, in the original they
+    count alike.
     """
 
     ft_epochs: int = 0

@@ -25,11 +25,11 @@ NOISE, LEAST_VARIANCE = 0.1, 1e-5
 class FedBE(ServerFT):
     """Distil clients, their average and sampled models into the aggregate (FedBE, Chen & Chao, 2021).
 
-    Of every tensor the directions u_k = Δ_k/‖Δ_k‖ have mean m and variance v over the clients, the lengths mean ρ; a
-    sample is w_g + ρ (m + 0.1 √v ε). `mode: dirichlet` samples Σ π_k w_k, π ~ Dir(1), instead. Teachers' logits are
-    averaged and divided by `temperature`, which sharpens them; `swa` takes the mean of the student over its epochs.
-    Deviations: a client that did not move has u_k = 0, where the codes divide by zero, and a sample has the aggregate's
-    running statistics, where the codes sample those as well, negative variances included.
+    In every tensor the directions u_k = Δ_k/‖Δ_k‖ have mean m and variance v over the clients, and the lengths have
+    mean ρ; a sample is w_g + ρ (m + 0.1 √v ε). `mode: dirichlet` samples Σ π_k w_k, π ~ Dir(1), instead. The teachers'
+    logits are averaged and divided by `temperature`; `swa` takes the mean of the student over its epochs. Deviations: a
+    client that did not move has u_k = 0, where the codes divide by zero. A sample has the aggregate's running
+    statistics, where the codes sample those as well and so get negative variances.
     """
 
     epochs: NonNegativeInt = 100

@@ -19,11 +19,11 @@ from raysim.methods.server_ft import Recipe, ServerFT, refuse_parts
 class FedDF(ServerFT):
     """Distil the clients' mean logits into the aggregate (FedDF, Lin et al., 2020): KL(softmax Z̄ ‖ softmax f(w; x)).
 
-    As FedLAW's paper runs it as a baseline: on the proxy samples, whose labels are not used, for a fixed number of
-    epochs with Adam; every client is a teacher of the same weight, in eval mode. `temperature` divides the logits of
-    both sides. The original, `{cosine: true, patience: 1000, betas: [0.9, 0.999]}` and 10 000 batches, lets the learning
-    rate fall to zero and stops after so many batches that have not raised the accuracy on validation samples; here they
-    are a share `validation` of the proxy samples, which teach nothing, looked at after every epoch.
+    This is the baseline of FedLAW's paper: Adam on the proxy samples, whose labels are not used, for a fixed number of
+    epochs. Every client is a teacher of the same weight, in eval mode. The original is `{cosine: true, patience: 1000,
+    betas: [0.9, 0.999]}` and 10 000 batches: its learning rate falls to zero, and it stops after so many batches that
+    have not raised the accuracy on validation samples. Here a share `validation` of the proxy samples is held out for
+    that and tested after every epoch.
     """
 
     epochs: NonNegativeInt = 100

@@ -21,8 +21,8 @@ class FedDisco(Weighting):
     """Less weight for unbalanced clients (FedDisco, Ye et al., 2023): λ_k ∝ max(0, p_k − a D_k + b).
 
     D_k is how far the client's label distribution is from the `target`. As in the released code the KL values are
-    divided by their sum over the cohort (`normalize_kl`), of which the article says nothing. Where no weight would be
-    positive, which stops that code, the weights stay p.
+    divided by their sum over the cohort (`normalize_kl`), which the article does not mention. Where no weight would be
+    positive the weights stay p; the released code stops there.
     """
 
     a: NonNegative = 0.5
@@ -64,15 +64,18 @@ class FedDisco(Weighting):
 
 def discrepancy(q: Tensor, u: Tensor, metric: str) -> Tensor:
     """How far each distribution q [K, C] is from u [C]: [K]."""
+    distance: Tensor
     if metric == "kl":
-        return (torch.special.xlogy(q, q) - torch.special.xlogy(q, u)).sum(1).clamp_min(0)
-    if metric == "cosine":
-        return 1 - (q @ u) / (q.norm(dim=1) * u.norm())
-    return (q - u).norm(p=2 if metric == "l2" else 1, dim=1)
+        distance = (torch.special.xlogy(q, q) - torch.special.xlogy(q, u)).sum(1).clamp_min(0)
+    elif metric == "cosine":
+        distance = 1 - (q @ u) / (q.norm(dim=1) * u.norm())
+    else:
+        distance = (q - u).norm(p=2 if metric == "l2" else 1, dim=1)
+    return distance
 
 
 def ask_once(server: Server, clients: tuple[int, ...], classes: int) -> None:
-    """Count the label counts that a client sends in the first round in which it takes part."""
+    """Book the label counts of clients, which each sends once: in the first round in which it takes part."""
     never = torch.full((len(server.population.sizes),), -1)
     first = server.memory["feddisco"] = server.memory.get("feddisco", never).clone()  # the round, or -1
     new = [c for c, round_ in zip(clients, first[list(clients)].tolist(), strict=True) if round_ in (-1, server.t)]

@@ -29,10 +29,11 @@ class LinearTerm:
 class FedDyn(ClientMethod):
     """Regularised so that all clients agree at the optimum (FedDyn, 2021): min F_k(w) − ⟨g_k, w⟩ + alpha/2 ‖w − w_g‖².
 
-    Then g_k ← g_k − alpha Δ_k, and the server moves to mean(w_k) + h with h ← h + (1/N) Σ Δ_k, in which alpha cancels:
-    alpha = 0 is not the limit but FedAvg with uniform weights. Other weights: `weighting: [fedavg: {weights: size}]`.
-    `unsquared`: ‖·‖ for ‖·‖², as in FedLAW's code. `adaptive_alpha`: alpha over the client's relative size, as in the
-    original code. Parameters only: BatchNorm's statistics are averaged. Gradient clipping is `local.grad_clip`.
+    Then g_k ← g_k − alpha Δ_k, and the server moves to mean(w_k) + h with h ← h + (1/N) Σ Δ_k. alpha cancels in h, so
+    that alpha = 0 is not the limit but FedAvg with uniform weights. Other weights: `weighting: [fedavg: {weights:
+    size}]`. `unsquared` takes ‖·‖ for ‖·‖², as FedLAW's code does; `adaptive_alpha` divides alpha by the client's
+    relative size, as the original code does. Only parameters are corrected: BatchNorm's statistics are averaged.
+    Gradient clipping is `local.grad_clip`.
     """
 
     alpha: float = 0.01

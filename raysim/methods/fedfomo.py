@@ -31,10 +31,11 @@ class Origin:
 class FedFomo(ClientMethod, DownlinkRule):
     """Each client mixes the models that help it (FedFomo, Zhang et al., 2021): θ_i ← Σ_n b_n θ_n, b_n ∝ max(a_n, 0).
 
-    a_n = (L(θ_i^old) − L(θ_n)) / (‖θ_n − θ_i^old‖ + 1e-5), with losses on the client's validation samples in eval mode
-    and θ_i^old what its last training started from. Where no a_n is positive it goes on from its own model. The server
-    adds up the a_n, beginning with 1 for a client's own model, and sends each client the `models` (null: all) of the
-    largest sums. Each of these is with probability `epsilon` another one instead, as in the article.
+    a_n = (L(θ_i^old) − L(θ_n)) / (‖θ_n − θ_i^old‖ + 1e-5), with losses on the client's validation samples in eval mode;
+    θ_i^old is the model from which the client's last training started. Where no a_n is positive the client continues
+    from its own model. The server adds up the a_n, beginning with 1 for a client's own model, and sends each client the
+    `models` with the largest sums. As in the article, each of these is replaced by another one with probability
+    `epsilon`.
     """
 
     models: int | None = None

@@ -169,9 +169,9 @@ class FedLAW(LearnedWeights):
     """Shrink factor γ and client weights λ learned together on proxy data (FedLAW, 2023): w = γ Σ λ_k w_k.
 
     With `swa`, in two stages of half the epochs each: λ with γ fixed, averaging its iterates, and γ with λ fixed. The
-    released code learns λ first, the paper γ. Nothing bounds γ but `gamma_clamp`. As long as the mean of the clients is
-    worse than chance, shrinking it is what lowers the loss, and round after round the model can vanish: then bound γ
-    from below, or lower `lr`.
+    released code learns λ first, the paper γ. Nothing bounds γ but `gamma_clamp`. While the mean of the clients is
+    worse than chance, shrinking it lowers the loss, and over the rounds the model can vanish. If it does, bound γ from
+    below or lower `lr`.
     """
 
     swa: bool = False
@@ -225,7 +225,7 @@ class AttentiveLAW(LearnedWeights):
 class AdaptiveGWS(LearnedWeights):
     """Only the shrink factor γ learned on proxy data (FedLAW, 2023, adaptive global weight shrinking): w = γ ŵ.
 
-    ŵ is whatever the other weightings make of the clients: one model, so that no client's is gathered. With a global
+    ŵ is the model that the other weightings make, so that no client's model is gathered. With a global
     step size `eta` (the paper's table 10) the step comes before γ: w = γ (w_g + eta (ŵ − w_g)).
     """
 
@@ -253,7 +253,9 @@ class AdaptiveGWS(LearnedWeights):
 
 def refuse_weightings(method: LearnedWeights, facts: RunFacts) -> str | None:
     others = [type(w).__name__ for w in facts.weighting if type(w) is not type(method)]
-    return f"learns the clients' weights itself, which leaves nothing of {' and '.join(others)}." if others else None
+    return (
+        f"learns the clients' weights itself, so that {' and '.join(others)} would have no effect." if others else None
+    )
 
 
 def refuse_shrinking(clamp: tuple[float, float] | None, facts: RunFacts) -> str | None:
@@ -264,7 +266,7 @@ def refuse_shrinking(clamp: tuple[float, float] | None, facts: RunFacts) -> str 
     return None
 
 
-# Two ways to have the models of a cohort.
+# Two ways to hold the models of a cohort.
 
 
 class Models(Protocol):
@@ -336,7 +338,8 @@ class Distributed:
 
     def loss(self, lam: Tensor, gamma: Tensor) -> Tensor:
         rows, batch_size = self.server.proxy.rows, self.law.batch_size
-        return self.cohort.compute(mean_loss_of, self.mix(lam, gamma), rows, batch_size)
+        loss: Tensor = self.cohort.compute(mean_loss_of, self.mix(lam, gamma), rows, batch_size)
+        return loss
 
     def statistics(self) -> Tensor:
         return self.buffers

@@ -19,8 +19,8 @@ EPS = 1e-12
 class FedLDF(Weighting):
     """Each layer is sent only by the `top_n` clients where it moved most (FedLDF, 2024, algorithm 1).
 
-    The divergence ‖w_k^l − w_g^l‖ may be recorded relative to √P_l (`l2_rms`) or to ‖w_g^l‖ (`relative`). That compares
-    layers; within a layer, where clients are ranked, it changes no order and so no model.
+    The divergence ‖w_k^l − w_g^l‖ may be recorded relative to √P_l (`l2_rms`) or to ‖w_g^l‖ (`relative`), so that
+    layers can be compared. The ranking of clients within a layer is the same, and so is the model.
     """
 
     top_n: int

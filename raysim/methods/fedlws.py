@@ -24,7 +24,7 @@ class FedLWS(ServerStep):
     """Shrink each layer where clients disagree (FedLWS, 2025): γ_l = ‖w_l‖ / (β τ_l ‖d_l‖ + ‖w_l‖), w_l ← γ_l ŵ_l.
 
     τ_l is the mean distance of the uploaders' updates from their unweighted mean, d = ŵ − w. Deviation: a layer whose
-    norm is zero is not shrunk (γ = 1), where the rule would keep it at zero for ever. The released code also clamps βτ
+    norm is zero is not shrunk (γ = 1); the rule would keep it at zero for ever. The released code also clamps βτ
     (`tau_clamp: [0.01, 0.2]`), counts running statistics and step counters as part of their layers (`lws_stats: all`
     with `model.layer_by: bias_group`; counters are then averaged), and shrinks them (`shrink_buffers`).
     """
@@ -102,7 +102,9 @@ class FedLWS(ServerStep):
             distances = cohort.distances(to=centre)
         spread = with_total(distances * torch.from_numpy(share > 0))  # ‖Δ_k − Δ̄‖  [K, L + 1]
         of_model = (share > 0).any(1)
-        return (np.column_stack([share, of_model / max(1, of_model.sum())]) * spread).sum(0)
+        shares: np.ndarray = np.column_stack([share, of_model / max(1, of_model.sum())])
+        tau: np.ndarray = (shares * spread).sum(0)
+        return tau
 
     def shrink(self, gamma: Tensor, before: Tensor, after: Tensor, mixture: Mixture) -> Tensor:
         """The new value: γ [L] applied to `after` [S] in the way of the variant, to buffers only where asked."""

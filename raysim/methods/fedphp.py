@@ -26,9 +26,10 @@ class PrivateModel:
 class FedPHP(ClientMethod):
     """An inherited private model teaches the local one (FedPHP, Li et al., 2021): (1 − lam) CE + lam MMD(z_w, z_q).
 
-    z are the body's outputs, q's without a graph and its statistics left alone; MMD compares their distributions over
-    a batch. After training q ← (1 − μ_t) w + μ_t q, μ_t = mu t/T; a newcomer's q is the model it received. Tested is
-    the local model, as in the code of FedALA's authors, or with `evaluate: private` q, as in the article.
+    z are the body's outputs; q's are computed without a graph, and its statistics do not change. MMD compares their
+    distributions over a batch. After training q ← (1 − μ_t) w + μ_t q, μ_t = mu t/T; a newcomer's q is the model that
+    it received. The local model is tested, as in the code of FedALA's authors, or q with `evaluate: private`, as in the
+    article.
     """
 
     mu: float = 0.9

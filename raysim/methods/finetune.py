@@ -11,8 +11,8 @@ from raysim.core.client import ClientMethod, LocalRun
 class FineTune(ClientMethod):
     """FedAvg-C, and beside `fedprox` FedProx-C (FedALA, 2023): fine-tune the download, test it, then train on.
 
-    `ft_epochs` with the stack's own objective and optimiser, whose momentum goes on into the training. The paper does
-    not give their number; its times suggest about 14.
+    `ft_epochs` use the stack's own objective and optimiser, and its momentum continues into the training. The paper
+    does not give their number; its times suggest about 14.
     """
 
     ft_epochs: int = 10

@@ -24,12 +24,13 @@ class Choice:
 class PartialFed(ClientMethod):
     """Layer by layer the global or the local model, as the client learns (PartialFed, Sun et al., 2021, adaptive form).
 
-    For each batch a choice is drawn, hard Gumbel-softmax(logits / tau) with tau falling by `tau_decay` a round, and
-    the model is put together from the received and the client's last one. In turns `model_batches` train the weights,
-    in each layer those it was taken from, and `choice_batches` the logits, straight through, with `choice_lr`. What is
-    sent, tested and kept as the local model has each layer with the larger logit (global, where they are equal), and
-    so has the personal model before training. `logits` are where they begin, (global, local); a layer brings its
-    buffers. No code was published: which copy a batch trains, start and rate of the logits are our reading.
+    For each batch a choice is drawn, hard Gumbel-softmax(logits / tau) with tau falling by `tau_decay` a round, and the
+    model is put together from the received model and the client's last one. `model_batches` and `choice_batches` take
+    turns. The former train the weights, in each layer those of the chosen copy; the latter train the logits, straight
+    through, with `choice_lr`. The model that is sent, tested and remembered takes each layer from the copy with the
+    larger logit (the global one, where they are equal), and so does the personal model before training. A layer
+    includes its buffers. No code was published: which copy a batch trains, and the start and step size of the logits,
+    are our reading.
     """
 
     model_batches: int = 8

@@ -27,9 +27,9 @@ class pFedMe(ClientMethod):
     """A personal θ near each local w (pFedMe, T. Dinh et al., 2020): min over w of min over θ F_i(θ) + lam/2 ‖θ − w‖².
 
     For each batch `inner_steps` of θ ← θ − eta (∇L(θ) + lam (θ − w) + mu θ), then w ← w − η lam (w − θ) with the
-    round's learning rate η. Both begin where local training starts; θ goes on from batch to batch. The server moves by
-    `beta` towards the mean of the w. These steps are all: momentum and weight decay of `local` are not used. Tested is
-    θ_i or, with `evaluate: w`, the local model (before training, the one that it would start from).
+    round's learning rate η. Both begin where local training starts, and θ continues from batch to batch. The server
+    moves by `beta` towards the mean of the w. Momentum and weight decay of `local` are not used. θ_i is tested or, with
+    `evaluate: w`, the local model (before training, the model from which it would start).
     """
 
     eta: float = 0.01

@@ -28,10 +28,11 @@ class Control:
 class SCAFFOLD(ClientMethod):
     """Local steps corrected by control variates (SCAFFOLD, Karimireddy et al., 2020): w ← w − η(∇F − c_k + c).
 
-    After S steps c_k becomes: `option_2`, c_k − c + (w_g − w_k)/(Sη), which needs plain SGD; `option_1`, the gradient
-    of all the client's samples at w_g, one more pass (in batches of the usual size, with their own BatchNorm
-    statistics); `mean_grad`, the mean of the gradients seen while training, for momentum and Adam. η is this round's;
-    the global step size is `server: [step_size]`. Weights are uniform; under another weighting the controls' mean is.
+    After S steps c_k becomes: with `option_2`, c_k − c + (w_g − w_k)/(Sη), which needs plain SGD; with `option_1`, the
+    gradient of all the client's samples at w_g, which takes one more pass (in batches of the usual size, with their own
+    BatchNorm statistics); with `mean_grad`, the mean of the gradients seen while training, for momentum and Adam. η is
+    this round's learning rate; the global step size is `server: [step_size]`. Clients count alike; with another
+    weighting, only the mean of the controls does so.
     """
 
     c_update: Literal["option_2", "option_1", "mean_grad"] = "option_2"

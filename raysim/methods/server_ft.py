@@ -67,6 +67,7 @@ class ServerFT(ServerStep):
         """`target` [S] trained on the labels, or towards the probabilities `taught` [n, C], of the proxy set or a `part`."""
         orders, rows = server.proxy_orders(self, self.epochs, self.batch_size, part), (part or server.proxy).rows
         name = type(self).__name__.lower()
+        value: Tensor
         value, momentum, losses = cohort.compute(
             train_on_proxy, self, target, rows, orders, server.memory.get(name), taught, recipe or Recipe()
         )

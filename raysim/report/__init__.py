@@ -1,10 +1,10 @@
-"""Tables and figures, drawn from what a run has written. Imports neither the engine nor PyTorch."""
+"""Tables and figures of what runs have written. Imports neither the engine nor PyTorch."""
 
 from importlib import import_module
 
 
 class ReportError(Exception):
-    """What was asked for cannot be shown: no such run or figure, or the run has not recorded what it takes."""
+    """A figure or report cannot be shown: there is no such run or figure, or the run has not recorded what it needs."""
 
 
 class NoData(ReportError):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
@@ -21,13 +21,13 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter
 
 from raysim.report import ReportError
-from raysim.store.records import replacing
+from raysim.store.atomic import replacing
 
 COLUMN, PAGE = 3.4, 7.0  # inches: one column of a paper, and both
 INK, GRID, IDLE = "#333333", "#e6e6e6", "#d9d9d9"
-# Okabe and Ito's colours, distinct for colour-blind readers; the yellow is left out, which white paper swallows.
+# Okabe and Ito's colours, which colour-blind readers can tell apart, but for the yellow, which fades on white paper.
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00", "#000000")
-DASHES = ("-", "--", ":", "-.")  # curves that coincide both show, also in print without colours
+DASHES = ("-", "--", ":", "-.")  # so that both of two curves that coincide show, also without colours
 SEQUENTIAL, DIVERGING, BLANK = "viridis", "PuOr", "#ebebeb"
 
 STYLE: Any = {
@@ -71,7 +71,7 @@ def styled() -> AbstractContextManager[None]:
 
 
 class Canvas(Figure):
-    """A matplotlib figure that pyplot does not know of, that leaves room for its labels, and that notebooks show."""
+    """A matplotlib figure that leaves room for its labels and that notebooks show; pyplot does not know of it."""
 
     def __init__(self, width: float, height: float):
         super().__init__(figsize=(width, height), layout="constrained", dpi=150)
@@ -81,7 +81,7 @@ class Canvas(Figure):
         return self._bytes("png")
 
     def save(self, path: Path) -> None:
-        """Write the figure, in the format that the name ends with. Raises `ReportError` for one that there is not."""
+        """Write the figure in the format of the name's ending. Raises `ReportError` for an unknown one."""
         kind = path.suffix.removeprefix(".").lower()
         if kind not in self.canvas.get_supported_filetypes():
             raise ReportError(f"{path}: the name of a figure ends with .pdf, .svg or .png.")
@@ -111,22 +111,6 @@ def dash(i: int) -> str:
     return DASHES[i % len(DASHES)]
 
 
-def mark(i: int) -> str:
-    """Clouds of points are told apart by more than their colours."""
-    return "os^Dv*P"[i % 7]
-
-
-def scatter(axes: Axes, clouds: Iterable[tuple[int, str, np.ndarray]]) -> list[PathCollection]:
-    """Points [n, 2] of the group with each number, in its colour and with its mark; see `runs.clouds`."""
-    return [
-        axes.scatter(
-            points[:, 0], points[:, 1], s=9, color=colour(i), marker=mark(i), alpha=0.6, linewidths=0,
-            rasterized=len(points) > 2000,
-        )
-        for i, _, points in clouds
-    ]  # fmt: skip
-
-
 def legend(figure: Figure, handles: Sequence[Artist], labels: Sequence[str]) -> None:
     """A legend above the axes, in as many columns as the figure has room for; the figure grows by its lines."""
     if not labels:
@@ -144,7 +128,7 @@ def whole_rounds(axes: Axes) -> None:
 
 
 def decades(axis: Axis) -> None:
-    """Labels of a logarithmic axis: where it spans little at 1, 2 and 5 too, or evenly spaced where even those are few."""
+    """Labels of a logarithmic axis. One that spans little has them at 1, 2 and 5 too, or evenly spaced."""
     low, high = axis.get_view_interval()
     if high / low < 300:
         axis.set_major_locator(LogLocator(subs=(1, 2, 5)) if high / low > 5 else MaxNLocator(4))
@@ -153,8 +137,9 @@ def decades(axis: Axis) -> None:
 
 
 def every_nth(count: int, most: int) -> int:
-    """How far apart at most `most` labels of `count` places are: 1, 2, 5, 10, 20, 50 and so on."""
-    return next(step for power in range(9) for digit in (1, 2, 5) if (step := digit * 10**power) * most >= count)
+    """The step from label to label, so that `count` places have at most `most`: 1, 2, 5, 10, 20, 50 and so on."""
+    steps = (digit * 10**power for power in range(9) for digit in (1, 2, 5))
+    return int(next(step for step in steps if step * most >= count))
 
 
 def name_rows(axes: Axes, names: Sequence[str], height: float) -> None:
@@ -170,12 +155,12 @@ def heat_map(
 ) -> None:
     """`values` [Y, X] as colours, the first row on top, NaN blank; `left` is the x of the first column.
 
-    `title` says what is shown, with its unit. Values of both signs have two colours that meet in white at zero.
+    `title` says what is shown, with its unit. Values of both signs have two colours, which meet in white at zero.
     """
     low, high = limits or (np.nanmin(values), np.nanmax(values))
     signed = low < 0 < high
     if signed:
-        low, high = min(low, -high), max(high, -low)  # as dark is as far from zero on both sides
+        low, high = min(low, -high), max(high, -low)  # equally dark means equally far from zero
     norm = Normalize(low, high)
     shades = matplotlib.colormaps[DIVERGING if signed else SEQUENTIAL].with_extremes(bad=BLANK)
     rows, columns = values.shape

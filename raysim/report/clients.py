@@ -1,4 +1,4 @@
-"""Who the clients are, how well each is served, and what each weighs."""
+"""Who the clients are, how good their models are, and what each weighs."""
 
 from __future__ import annotations
 
@@ -7,14 +7,16 @@ from collections.abc import Sequence
 import numpy as np
 
 from raysim.report import NoData
-from raysim.report.canvas import COLUMN, INK, Canvas, colour, dash, heat_map, legend, name_rows, scatter, whole_rounds
+from raysim.report.canvas import COLUMN, INK, Canvas, colour, dash, heat_map, legend, name_rows, whole_rounds
+from raysim.report.clouds import scatter_groups
+from raysim.report.folder import RunFolder
+from raysim.report.groups import Group
 from raysim.report.partition import bubble_chart
-from raysim.report.runs import Group, Run, clouds
 
 SPLITS = {"train": "training", "test": "test", "val": "held out"}
 
 
-def partition(run: Run) -> Canvas:
+def partition(run: RunFolder) -> Canvas:
     """Training samples of each client by class; a bubble's area is their number."""
     shares = run.shares
     if shares.counts is None:
@@ -22,7 +24,7 @@ def partition(run: Run) -> Canvas:
     return bubble_chart(shares.counts, shares.classes, f"{shares.data}, {len(shares.counts)} clients")
 
 
-def sizes(run: Run) -> Canvas:
+def sizes(run: RunFolder) -> Canvas:
     """Samples of each client, the largest client first."""
     held = {name: sizes for name, sizes in run.shares.sizes.items() if sizes.any()}
     order = np.argsort(-run.shares.sizes["train"], kind="stable")
@@ -42,9 +44,9 @@ def sizes(run: Run) -> Canvas:
 
 
 def client_accuracy(groups: Sequence[Group]) -> Canvas:
-    """How many clients' own models are at or below each test accuracy, when last tested, in all runs together.
+    """Share of the clients whose own models have at most each test accuracy, when last tested, in all runs together.
 
-    Triangles mark the mean of the worst tenth, whose band is shaded."""
+    A triangle marks the mean accuracy of the worst tenth of the clients, who are shaded."""
     held = []
     for i, group in enumerate(groups):
         shares = [_accuracies(run) for run in group.runs]
@@ -62,31 +64,31 @@ def client_accuracy(groups: Sequence[Group]) -> Canvas:
         lines += axes.step(low, below, where="post", color=colour(i), linestyle=dash(i))
         tenth = values[: max(1, len(values) // 10)].mean()
         axes.plot(tenth, 5, marker="v", color=colour(i), markersize=5, clip_on=False, zorder=5, markeredgecolor="white")
-    axes.set(xlabel="client's test accuracy (%)", ylabel="clients at or below (%)", ylim=(0, 100))
+    axes.set(xlabel="client's test accuracy (%)", ylabel="clients with at most this (%)", ylim=(0, 100))
     legend(figure, lines, [label for _, label, _ in held] if len(groups) > 1 else [])
     return figure
 
 
-def _accuracies(run: Run) -> np.ndarray:
-    """Of the clients tested at the last evaluation, as fractions."""
+def _accuracies(run: RunFolder) -> np.ndarray:
+    """Accuracies of the clients tested at the last evaluation, as fractions."""
     tested = run.columns("personal")
     if not len(tested["round"]):
         return np.empty(0)
     last = (tested["round"] == tested["round"].max()) & (tested["samples"] > 0)
-    return tested["correct"][last] / tested["samples"][last]
+    return np.asarray(tested["correct"][last] / tested["samples"][last])
 
 
-def weights(run: Run) -> Canvas:
-    """Aggregation weight λ of each client in each round, the largest client on top; blank where it took no part."""
+def weights(run: RunFolder) -> Canvas:
+    """Aggregation weight λ of each client in each round, the largest client on top. Blank: it was not in the round."""
     table = run.columns("clients")
-    there = ~np.isnan(table["weight"])
-    if not there.any():
+    aggregated = ~np.isnan(table["weight"])
+    if not aggregated.any():
         raise NoData("No client's model has been aggregated.")
     size = run.shares.sizes["train"]
     order = np.argsort(-size, kind="stable")
     place = np.argsort(order)
     values = np.full((len(size), int(table["round"].max()) + 1), np.nan)
-    values[place[table["client"][there]], table["round"][there]] = 100 * table["weight"][there]
+    values[place[table["client"][aggregated]], table["round"][aggregated]] = 100 * table["weight"][aggregated]
     height = float(np.clip(0.8 + 0.12 * len(size), 1.8, 3.4))
     figure = Canvas(COLUMN, height)
     axes = figure.add_subplot()
@@ -100,22 +102,23 @@ def weights(run: Run) -> Canvas:
 def weights_by_size(groups: Sequence[Group]) -> Canvas:
     """Aggregation weight λ of each client in each round against its share of the round's training samples.
 
-    On the line, clients weigh as they do in FedAvg."""
-    held = clouds(groups, _weighed, "No client's model has been aggregated.")
-    figure = Canvas(COLUMN, 2.6)
-    axes = figure.add_subplot()
-    top = max(points.max() for _, _, points in held)
+    On the dashed line, a client weighs as much as in FedAvg."""
+    figure, axes, clouds, dots = scatter_groups(groups, _share_and_weight, "No client's model has been aggregated.")
+    top = max(cloud.points.max() for cloud in clouds)
     line = axes.plot([0, top], [0, top], color=INK, linewidth=0.8, linestyle=(0, (4, 3)), zorder=0)
-    dots = scatter(axes, held)
     axes.set(xlabel="share of the round's samples (%)", ylabel="aggregation weight λ (%)")
-    legend(figure, [*dots, *line], [*(label for _, label, _ in held), "by samples"])
+    legend(figure, [*dots, *line], [*(cloud.label for cloud in clouds), "by samples"])
     return figure
 
 
-def _weighed(run: Run) -> np.ndarray:
-    """[n, 2]: share of the samples that were aggregated in the round, and weight (%), of every client and round."""
+def _share_and_weight(run: RunFolder) -> np.ndarray:
+    """[n, 2]: share of the round's aggregated samples (%) and weight (%) of every client and round."""
     table = run.columns("clients")
-    there = ~np.isnan(table["weight"])
-    rounds, samples, weight = table["round"][there], table["samples"][there].astype(float), table["weight"][there]
+    aggregated = ~np.isnan(table["weight"])
+    rounds, samples, weight = (
+        table["round"][aggregated],
+        table["samples"][aggregated].astype(float),
+        table["weight"][aggregated],
+    )
     totals = np.bincount(rounds, samples)
     return 100 * np.stack([samples / totals[rounds], weight], 1) if len(rounds) else np.empty((0, 2))

@@ -10,22 +10,23 @@ from matplotlib.patches import Patch
 
 from raysim.report import NoData
 from raysim.report.canvas import COLUMN, IDLE, PAGE, Canvas, colour, every_nth, legend, whole_rounds
-from raysim.report.runs import Group, Run
+from raysim.report.folder import RunFolder
+from raysim.report.groups import Group
+from raysim.store.tables import PHASES
 
-PHASES = ("train", "plan", "reduce", "server", "evaluate")  # these first, and always in their colours
+WAYS = ("up", "down")
 KINDS = {"params": "parameters", "buffers": "buffers", "vectors": "vectors", "scalars": "scalars", "masks": "masks"}
-SPANS = 40  # a timeline shows about so many phases of each actor
+SPANS = 40  # a timeline shows at most about so many phases of each actor
 
 
 def traffic(groups: Sequence[Group]) -> Canvas:
-    """What was sent over the whole run, up from clients and down to them, by what it was; mean over seeds."""
-    ways = ("up", "down")
+    """Bytes sent over the whole run, up from the clients and down to them, by kind; mean over seeds."""
     totals = {
         (group.label, way): [
             np.mean([run.columns("traffic")[f"{way}_{kind}"].sum() for run in group.runs]) / 1e6 for kind in KINDS
         ]
         for group in groups
-        for way in ways
+        for way in WAYS
     }
     sent = np.array(list(totals.values()))  # [2 G, kinds]
     if not sent.any():
@@ -37,7 +38,7 @@ def traffic(groups: Sequence[Group]) -> Canvas:
         for i in used:
             axes.barh(_at(row), parts[i], 0.36, left=left, color=colour(i), alpha=0.85)
             left += parts[i]
-        axes.annotate(ways[row % 2], (left, _at(row)), (3, 0), textcoords="offset points", va="center", fontsize=7)
+        axes.annotate(WAYS[row % 2], (left, _at(row)), (3, 0), textcoords="offset points", va="center", fontsize=7)
     axes.set(xlabel="sent (MB)", xlim=(0, 1.12 * sent.sum(1).max()))
     kinds = list(KINDS.values())
     legend(figure, [Patch(color=colour(i), alpha=0.85) for i in used], [kinds[i] for i in used])
@@ -49,8 +50,7 @@ def _at(row: int) -> float:
 
 
 def seconds(groups: Sequence[Group]) -> Canvas:
-    """Mean time of a round by phase: training, weights, the reduction, the server's steps, evaluation, the rest."""
-    names = [*PHASES, "other"]
+    """Mean time of a round by phase: training, weights, the reduction, the server's steps and so on."""
     played = [(group.label, [run for run in group.runs if run.played]) for group in groups]
     spent = np.array([np.mean([_phases(run) for run in runs], axis=0) for _, runs in played if runs])  # [G, phases]
     labels = [label for label, runs in played if runs]
@@ -59,15 +59,20 @@ def seconds(groups: Sequence[Group]) -> Canvas:
     unit, factor = ("ms", 1000) if spent.sum(1).max() < 1 else ("s", 1)
     figure, axes = _bars(labels, rows=1)
     left = np.zeros(len(spent))
-    for i, part in enumerate(factor * spent.T):
-        axes.barh(range(len(spent)), part, 0.6, left=left, color=IDLE if i == len(PHASES) else colour(i), alpha=0.85)
+    shown = {}
+    for i, (name, part) in enumerate(zip((*PHASES, "other"), factor * spent.T, strict=True)):
+        if not part.any():
+            continue
+        shade = IDLE if name == "other" else colour(i)
+        axes.barh(range(len(spent)), part, 0.6, left=left, color=shade, alpha=0.85)
+        shown[name] = Patch(color=shade, alpha=0.85)
         left += part
     axes.set(xlabel=f"time of a round ({unit})", xlim=(0, None))
-    legend(figure, [Patch(color=c, alpha=0.85) for c in (*map(colour, range(len(PHASES))), IDLE)], names)
+    legend(figure, list(shown.values()), list(shown))
     return figure
 
 
-def _phases(run: Run) -> np.ndarray:
+def _phases(run: RunFolder) -> np.ndarray:
     """Mean seconds of a round in each of PHASES, and in none of them."""
     rounds = run.columns("rounds")
     parts = [float(np.nan_to_num(rounds[f"seconds_{phase}"].astype(float)).mean()) for phase in PHASES]
@@ -84,11 +89,39 @@ def _bars(labels: Sequence[str], rows: int) -> tuple[Canvas, Axes]:
     return figure, axes
 
 
+def parameters(groups: Sequence[Group]) -> Canvas:
+    """Floats that a client sends and receives in a round, in multiples of the model's parameters; mean over the run."""
+    labels, sent = [], []
+    for group in groups:
+        shares = [_floats(run) for run in group.runs if len(run.columns("traffic")["round"])]
+        if shares:
+            labels.append(group.label)
+            sent.append(np.mean(shares, 0))
+    if not sent:
+        raise NoData("Nothing has been sent yet.")
+    figure, axes = _bars(labels, rows=2)
+    for i, values in enumerate(np.transpose(sent)):
+        rows = np.arange(len(labels)) + (-0.2, 0.2)[i]
+        axes.barh(rows, values, 0.36, color=colour(i), alpha=0.85)
+        for row, value in zip(rows, values, strict=True):
+            axes.annotate(f"{value:.3g}", (value, row), (3, 0), textcoords="offset points", va="center", fontsize=7)
+    axes.set(xlim=(0, 1.15 * np.max(sent)), xlabel="models per client and round")
+    legend(figure, [Patch(color=colour(i), alpha=0.85) for i in range(2)], WAYS)
+    return figure
+
+
+def _floats(run: RunFolder) -> list[float]:
+    """Floats sent up and down, as parameters and further vectors, over those of the model."""
+    traffic, layers = run.columns("traffic"), run.columns("layers")
+    size = layers["parameters"][layers["round"] == layers["round"].min()].sum()
+    return [float((traffic[f"{way}_params"] + traffic[f"{way}_vectors"]).mean()) / (4 * size) for way in WAYS]
+
+
 # ------------------------------------------------------------------------------------------------------------ actors
 
 
-def timeline(run: Run) -> Canvas:
-    """What each actor did in the last rounds; where nothing is drawn it waited. Thin lines are the ends of rounds."""
+def timeline(run: RunFolder) -> Canvas:
+    """What each actor did in the last rounds. Where nothing is drawn it waited; thin lines are the ends of rounds."""
     spans = run.columns("timeline")
     if not len(spans["round"]):
         raise NoData("The run has recorded no timeline.")
@@ -126,8 +159,8 @@ def timeline(run: Run) -> Canvas:
     return figure
 
 
-def utilisation(run: Run) -> Canvas:
-    """Share of the actors' time that each phase took in each round; grey: they waited."""
+def utilisation(run: RunFolder) -> Canvas:
+    """Share of the actors' time that each phase took in each round. Grey: they waited."""
     spans, rounds = run.columns("timeline"), run.columns("rounds")
     if not len(spans["round"]):
         raise NoData("The run has recorded no timeline.")
@@ -163,6 +196,6 @@ def _ordered(phases: np.ndarray) -> list[str]:
 
 
 def _shade(name: str, phases: Sequence[str]) -> str:
-    return colour(
-        PHASES.index(name) if name in PHASES else len(PHASES) + [p for p in phases if p not in PHASES].index(name)
-    )
+    """A phase of the round has its own colour in every figure, and the other phases of the actors follow."""
+    order = [*PHASES, *(phase for phase in phases if phase not in PHASES)]
+    return colour(order.index(name))

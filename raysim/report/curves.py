@@ -3,23 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 from matplotlib.ticker import MaxNLocator
 
 from raysim.report import NoData
-from raysim.report.canvas import COLUMN, Canvas, colour, dash, decades, legend, whole_rounds
-from raysim.report.runs import Group
+from raysim.report.canvas import COLUMN, Canvas, colour, decades, legend, whole_rounds
+from raysim.report.folder import RunFolder
+from raysim.report.groups import Group
+from raysim.report.series import Curve, plot_curves
 from raysim.report.summary import COSTS, GLOBAL, final, judged_by
+from raysim.store.tables import OPEN
 
 AGAINST = {"rounds": "round", "uplink": "MB up", "traffic": "MB", "time": "s"}
 """What a figure calls the costs of `summary.COSTS`."""
 
-FEW = 25  # so many points are marked one by one
+METRIC = OPEN["rounds"].prefix
 
 
 def accuracy(groups: Sequence[Group], against: str) -> Canvas:
-    """Test accuracy of the global model; a band is a standard deviation over seeds to each side of the mean."""
+    """Test accuracy of the global model; the band is one standard deviation over seeds to each side of the mean."""
     return _curves(groups, "accuracy", "test accuracy (%)", against, 100)
 
 
@@ -43,34 +47,26 @@ def worst(groups: Sequence[Group], against: str) -> Canvas:
     return _curves(groups, "personal_accuracy_worst10", "accuracy, worst tenth (%)", against, 100)
 
 
+def metric(groups: Sequence[Group], name: str) -> Canvas:
+    """A further metric of the task, of the global model on the test samples."""
+    return _curves(groups, f"{METRIC}{name}", name.replace("_", " "), "rounds")
+
+
+def metric_names(run: RunFolder) -> list[str]:
+    return [name.removeprefix(METRIC) for name in run["rounds"].column_names if name.startswith(METRIC)]
+
+
 def _curves(groups: Sequence[Group], column: str, label: str, against: str, scale: float = 1.0) -> Canvas:
     cost = AGAINST[against]
+    curves = [curve for i, group in enumerate(groups) if (curve := _curve(i, group, column, cost, scale)) is not None]
+    if not curves:
+        raise NoData(f"No run has recorded the {label.partition(' (')[0]}.")
+    unit, divisor = _time(max(curve.x[-1] for curve in curves)) if cost == "s" else ("", 1.0)
     figure = Canvas(COLUMN, 2.3)
     axes = figure.add_subplot()
-    drawn: list[tuple[int, str, np.ndarray, np.ndarray, np.ndarray]] = []
-    for i, group in enumerate(groups):
-        rounds = [run.columns("rounds") for run in group.runs]
-        # A mean over seeds of which some are further than others would jump where one ends: rounds that all have.
-        shared = [np.flatnonzero(~np.isnan(table[column])) for table in rounds]
-        every = [set(table["round"][rows]) for table, rows in zip(rounds, shared, strict=True)]
-        common = set.intersection(*every)
-        if not common:
-            continue
-        shared = [rows[np.isin(t["round"][rows], list(common))] for t, rows in zip(rounds, shared, strict=True)]
-        y = scale * np.stack([table[column][rows] for table, rows in zip(rounds, shared, strict=True)])
-        x = np.stack([COSTS[cost](table)[rows] for table, rows in zip(rounds, shared, strict=True)])
-        drawn.append((i, group.label, x.mean(0), y.mean(0), y.std(0, ddof=1) if len(y) > 1 else np.zeros(y.shape[1])))
-    if not drawn:
-        raise NoData(f"No run has recorded the {label.partition(' (')[0]}.")
-    unit, divisor = _time(max(x[-1] for _, _, x, _, _ in drawn)) if cost == "s" else ("", 1.0)
-    lines = []
-    for i, name, x, mean, sd in drawn:
-        mark = "o" if len(x) <= FEW else None
-        lines += axes.plot(x / divisor, mean, color=colour(i), linestyle=dash(i), marker=mark, label=name)
-        if sd.any():
-            axes.fill_between(x / divisor, mean - sd, mean + sd, color=colour(i), alpha=0.18, linewidth=0)
+    lines = plot_curves(axes, [replace(curve, x=curve.x / divisor) for curve in curves])
     axes.set_ylabel(label)
-    if scale == 100:  # of accuracies no axis goes where none can be
+    if scale == 100:  # an axis of accuracies ends where accuracies end
         low, high = axes.get_ylim()
         axes.set_ylim(-1 if low < 0 else low, 101 if high > 100 else max(high, 1))
     axes.set_xlabel(
@@ -82,19 +78,34 @@ def _curves(groups: Sequence[Group], column: str, label: str, against: str, scal
         axes.set_xscale("log")
         decades(axes.xaxis)
     if len(groups) > 1:
-        legend(figure, lines, [name for _, name, *_ in drawn])
+        legend(figure, lines, [curve.label for curve in curves])
     return figure
 
 
+def _curve(number: int, group: Group, column: str, cost: str, scale: float) -> Curve | None:
+    """Of the rounds that all runs of the group have: where one run ends before the others, the mean would jump."""
+    tables = [run.columns("rounds") for run in group.runs]
+    if any(column not in table for table in tables):
+        return None
+    recorded = [np.flatnonzero(~np.isnan(table[column])) for table in tables]
+    shared = set.intersection(*(set(table["round"][rows]) for table, rows in zip(tables, recorded, strict=True)))
+    if not shared:
+        return None
+    recorded = [rows[np.isin(t["round"][rows], list(shared))] for t, rows in zip(tables, recorded, strict=True)]
+    x = np.stack([COSTS[cost](table)[rows] for table, rows in zip(tables, recorded, strict=True)])
+    y = np.stack([table[column][rows] for table, rows in zip(tables, recorded, strict=True)])
+    return Curve(number, group.label, x.mean(0), scale * y)
+
+
 def _time(longest: float) -> tuple[str, float]:
-    """Unit in which seconds are best read, and how many it has."""
+    """The unit in which times up to `longest` seconds read best, and its seconds."""
     return next(
         (unit, size) for unit, size in (("h", 3600.0), ("min", 60.0), ("s", 1.0)) if longest >= 3 * size or unit == "s"
     )
 
 
 def final_scores(groups: Sequence[Group]) -> Canvas:
-    """Score at the end of each run (small circles), and mean and standard deviation over the seeds of each configuration."""
+    """Score at the end of each run (circles), and mean and standard deviation over the seeds of each configuration."""
     by = judged_by([run for group in groups for run in group.runs])
     held = [(g.label, 100 * np.array([s for run in g.runs if (s := final(run, by)) is not None])) for g in groups]
     held = [(label, values) for label, values in held if len(values)]
@@ -106,8 +117,8 @@ def final_scores(groups: Sequence[Group]) -> Canvas:
         axes.plot(
             values, np.full(len(values), row), "o", color=colour(0), markersize=3.5, markerfacecolor="none", alpha=0.7
         )
-        sd = values.std(ddof=1) if len(values) > 1 else None
-        axes.errorbar(values.mean(), row, xerr=sd, fmt="D", color=colour(1), markersize=3.5, capsize=2.5, linewidth=1)
+        std = values.std(ddof=1) if len(values) > 1 else None
+        axes.errorbar(values.mean(), row, xerr=std, fmt="D", color=colour(1), markersize=3.5, capsize=2.5, linewidth=1)
     axes.set_yticks(range(len(held)), [label for label, _ in held])
     axes.set_ylim(len(held) - 0.4, -0.6)
     axes.xaxis.set_major_locator(MaxNLocator(6))

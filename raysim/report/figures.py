@@ -3,12 +3,27 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from raysim.report import NoData, ReportError, clients, costs, curves, measured, observed, quantities
+from raysim.report import (
+    NoData,
+    ReportError,
+    clients,
+    costs,
+    curves,
+    landscape,
+    measured,
+    quantities,
+    shrinking,
+    updates,
+)
 from raysim.report.canvas import Canvas, styled
-from raysim.report.runs import Run, compare
+from raysim.report.folder import RunFolder
+from raysim.report.groups import compare
+
+Variants = Callable[[RunFolder], list[str]]
+"""Names of the variants of a figure for a run, in their order."""
 
 
 @dataclass(frozen=True)
@@ -16,7 +31,7 @@ class Comparison:
     """A figure of several configurations, each perhaps with several seeds."""
 
     draw: Callable[..., Canvas]  # (groups), or (groups, variant)
-    variants: tuple[str, ...] = ()
+    variants: Variants | None = None
 
 
 @dataclass(frozen=True)
@@ -24,58 +39,64 @@ class Portrait:
     """A figure of one run."""
 
     draw: Callable[..., Canvas]  # (run), or (run, variant)
-    variants: Callable[[Run], Sequence[str]] = lambda run: ()
+    variants: Variants | None = None
 
 
-AGAINST = tuple(curves.AGAINST)
+def always(names: Iterable[str]) -> Variants:
+    """The same variants for every run."""
+    return lambda run: list(names)
+
+
+AGAINST = always(curves.AGAINST)
 
 FIGURES: dict[str, Comparison | Portrait] = {
     "scores": Comparison(curves.final_scores),
     "accuracy": Comparison(curves.accuracy, AGAINST),
     "loss": Comparison(curves.loss, AGAINST),
     "train-loss": Comparison(curves.train_loss, AGAINST),
+    "metric": Comparison(curves.metric, curves.metric_names),
     "personal": Comparison(curves.personal, AGAINST),
     "worst": Comparison(curves.worst, AGAINST),
     "clients": Comparison(clients.client_accuracy),
     "lambda-size": Comparison(clients.weights_by_size),
-    "norm": Comparison(observed.norm),
-    "coherence": Comparison(observed.coherence, tuple(observed.COHERENCES)),
-    "lambda-coherence": Comparison(observed.weights_by_coherence),
-    "heterogeneity": Comparison(observed.heterogeneity, tuple(observed.HETEROGENEITIES)),
-    "balance": Comparison(observed.balance, tuple(observed.BALANCES)),
-    "ratios": Comparison(observed.ratios, observed.RATIOS),
-    "tau-r": Comparison(observed.tau_r),
-    "similarity": Comparison(observed.similarity),
+    "norm": Comparison(shrinking.norm),
+    "coherence": Comparison(updates.coherence, always(updates.COHERENCES)),
+    "lambda-coherence": Comparison(updates.weights_by_coherence),
+    "heterogeneity": Comparison(updates.heterogeneity, always(updates.HETEROGENEITIES)),
+    "balance": Comparison(shrinking.balance, always(shrinking.BALANCES)),
+    "ratios": Comparison(shrinking.ratios, always(shrinking.RATIOS)),
+    "tau-r": Comparison(shrinking.tau_r),
+    "similarity": Comparison(updates.similarity),
     "correlation": Comparison(measured.correlation),
     "histogram": Comparison(measured.histogram),
-    "rescaling": Comparison(measured.rescaling, ("loss", "accuracy")),
-    "hessian": Comparison(measured.hessian, ("spectrum", "first", "ratio")),
-    "slice": Comparison(measured.slice_),
+    "rescaling": Comparison(landscape.rescaling, always(("loss", "accuracy"))),
+    "hessian": Comparison(landscape.hessian, always(("spectrum", "first", "ratio"))),
+    "slice": Comparison(landscape.slice_),
     "traffic": Comparison(costs.traffic),
-    "parameters": Comparison(observed.parameters),
+    "parameters": Comparison(costs.parameters),
     "seconds": Comparison(costs.seconds),
     "partition": Portrait(clients.partition),
     "sizes": Portrait(clients.sizes),
     "lambda": Portrait(clients.weights),
     "layers": Portrait(quantities.layers, quantities.layer_names),
     "notes": Portrait(quantities.notes, quantities.note_names),
-    "shrinking": Portrait(observed.shrinking),
-    "coherence-groups": Portrait(observed.coherence_groups),
-    "classes": Portrait(observed.classes),
-    "objective": Portrait(observed.objective),
-    "simplex": Portrait(measured.simplex, lambda run: ("surface", "optima")),
+    "shrinking": Portrait(shrinking.shrinking),
+    "coherence-groups": Portrait(updates.coherence_groups),
+    "classes": Portrait(updates.classes),
+    "objective": Portrait(updates.objective),
+    "simplex": Portrait(landscape.simplex, always(("surface", "optima"))),
     "transport": Portrait(measured.transport),
-    "trajectory": Portrait(measured.trajectory),
+    "trajectory": Portrait(landscape.trajectory),
     "timeline": Portrait(costs.timeline),
     "utilisation": Portrait(costs.utilisation),
 }
 
 
-def draw(name: str, runs: Sequence[Run]) -> Canvas:
+def draw(name: str, runs: Sequence[RunFolder]) -> Canvas:
     """The figure `name` of these runs.
 
-    Raises `NoData` where none of them has recorded what it shows, `ReportError` for a name that there is not, and for
-    several runs where the figure shows one.
+    Raises `NoData` where none of them has recorded what it shows, and `ReportError` for an unknown name and for several
+    runs where the figure shows one.
     """
     base, _, variant = name.partition(":")
     entry = FIGURES.get(base)
@@ -86,35 +107,26 @@ def draw(name: str, runs: Sequence[Run]) -> Canvas:
     if isinstance(entry, Portrait) and len(runs) > 1:
         raise ReportError(f"{base} shows one run, but {len(runs)} were given.")
     shown = compare(runs) if isinstance(entry, Comparison) else runs[0]
-    variants = _variants(entry, runs[0])
-    if variants is None:
-        if variant:
-            raise ReportError(f"{base} has no variants, so none named {variant!r}.")
-        with styled():
-            return entry.draw(shown)
-    if not variants:
-        raise NoData(f"The run has recorded nothing that {base} shows.")
-    if variant and variant not in variants:
-        raise ReportError(f"{base} has no variant {variant!r}; there are {', '.join(variants)}.")
     with styled():
+        if entry.variants is None:
+            if variant:
+                raise ReportError(f"{base} has no variants, so none named {variant!r}.")
+            return entry.draw(shown)
+        variants = entry.variants(runs[0])
+        if not variants:
+            raise NoData(f"The run has recorded nothing that {base} shows.")
+        if variant and variant not in variants:
+            raise ReportError(f"{base} has no variant {variant!r}; there are {', '.join(variants)}.")
         return entry.draw(shown, variant or variants[0])
 
 
-def _variants(entry: Comparison | Portrait, run: Run) -> Sequence[str] | None:
-    """Names of the variants; None where the figure has none ever."""
-    if isinstance(entry, Comparison):
-        return entry.variants or None
-    return None if entry.variants is Portrait.variants else entry.variants(run)
-
-
-def names(run: Run) -> Iterator[str]:
-    """Every figure and variant that there could be of the run."""
+def names(run: RunFolder) -> Iterator[str]:
+    """Every figure and variant that the run may have the data for."""
     for base, entry in FIGURES.items():
-        variants = _variants(entry, run)
-        yield from [base] if variants is None else [f"{base}:{variant}" for variant in variants]
+        yield from [base] if entry.variants is None else [f"{base}:{variant}" for variant in entry.variants(run)]
 
 
-def available(runs: Sequence[Run]) -> list[str]:
+def available(runs: Sequence[RunFolder]) -> list[str]:
     """Names of the figures for which these runs have the data."""
     found = []
     for name in names(runs[0]):

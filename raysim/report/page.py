@@ -1,4 +1,4 @@
-"""A report: one HTML file that needs nothing else, no network and no script, and prints well."""
+"""A report: one HTML file that needs no other file, no network and no script, and that prints well."""
 
 from __future__ import annotations
 
@@ -11,15 +11,16 @@ from pathlib import Path
 from typing import Any
 
 from raysim.report import NoData, ReportError, need
-from raysim.report.runs import Group, Run, compare, differences
+from raysim.report.folder import RunFolder
+from raysim.report.groups import Group, compare, differences
 from raysim.report.summary import Summary, summarise
-from raysim.store.records import replacing
+from raysim.store.atomic import replacing
 
-ENLARGED = 1.6  # figures are made for paper, which is held closer than a screen
-PORTRAITS = 6  # of so many configurations one run each is shown in detail; of more, none
+ENLARGED = 1.6  # figures are made for paper, which readers hold closer than a screen
+PORTRAITS = 6  # up to so many configurations, one run of each is shown in detail
 
 SECTIONS = {
-    "Scores": ("scores", "accuracy", "loss", "train-loss:rounds"),
+    "Scores": ("scores", "accuracy", "loss", "metric", "train-loss:rounds"),
     "The clients' own models": ("personal", "worst:rounds", "clients"),
     "Bytes and time": ("traffic", "seconds"),
     "Aggregation weights": ("lambda-size", "lambda-coherence", "correlation"),
@@ -49,7 +50,7 @@ class Section:
     figures: list[Drawn]
 
 
-def write(runs: Sequence[Run], out: Path, target: float | None = None) -> Summary:
+def write(runs: Sequence[RunFolder], out: Path, target: float | None = None) -> Summary:
     """Write the report on these runs to `out`; returns its numbers. `target` is the accuracy of `summarise`.
 
     Raises `MissingExtra` without matplotlib or jinja2, and `ReportError` where no run is given.
@@ -92,25 +93,25 @@ def _sections(groups: Sequence[Group]) -> Iterable[Section]:
         yield Section(title, _drawn(names, runs, "all"))
     if len(groups) > PORTRAITS:
         return
-    dealt = {g.first.manifest.get("partition_sha256", g.label): g for g in reversed(groups)}
-    for i, group in enumerate(reversed(dealt.values())):
-        which = f", {group.label}" if len(dealt) > 1 else ""
+    partitions = {g.first.manifest.get("partition_sha256", g.label): g for g in reversed(groups)}
+    for i, group in enumerate(reversed(partitions.values())):
+        which = f", {group.label}" if len(partitions) > 1 else ""
         of = f", seed {group.first.seed}" if len(group.runs) > 1 else ""
-        yield Section(f"Who holds what{which}{of}", _drawn(("partition", "sizes"), [group.first], f"dealt{i}"))
+        yield Section(f"Who holds what{which}{of}", _drawn(("partition", "sizes"), [group.first], f"partition{i}"))
     for i, group in enumerate(groups):
         of = f", seed {group.first.seed}" if len(group.runs) > 1 else ""
         yield Section(f"{group.label}{of}", _drawn(PORTRAIT, [group.first], f"run{i}"))
 
 
-def _drawn(wanted: Iterable[str], runs: Sequence[Run], place: str) -> list[Drawn]:
-    """The figures for which there are data, in all variants where none is named; the first variant tells what they show."""
+def _drawn(bases: Iterable[str], runs: Sequence[RunFolder], place: str) -> list[Drawn]:
+    """The figures for which there are data: of a name without a variant, all variants, the first with the caption."""
     from markupsafe import Markup
 
     from raysim.report.figures import caption, draw, names
 
     found = []
-    for base in wanted:
-        said = caption(base)
+    for base in bases:
+        words = caption(base)
         for name in names(runs[0]):
             if base not in (name, name.partition(":")[0]):
                 continue
@@ -120,12 +121,12 @@ def _drawn(wanted: Iterable[str], runs: Sequence[Run], place: str) -> list[Drawn
                 continue
             svg = Markup(figure.svg(re.sub(r"\W+", "-", f"{place}-{name}")))
             width = round(ENLARGED * 96 * figure.get_figwidth())
-            found.append(Drawn(svg, width, said, name))
-            said = ""
+            found.append(Drawn(svg, width, words, name))
+            words = ""
     return found
 
 
-def _setting(runs: Sequence[Run]) -> str:
+def _setting(runs: Sequence[RunFolder]) -> str:
     """What all of the runs share: data, clients, model, rounds."""
 
     def shared(path: str, words: str = "{}") -> str:
@@ -133,18 +134,18 @@ def _setting(runs: Sequence[Run]) -> str:
         value = runs[0].settings.get(path)
         return words.format(value) if len(values) == 1 and value is not None else ""
 
-    dealt = shared("data.partition")
-    inside = f"data.partition.{dealt}."
+    scheme = shared("data.partition")
+    inside = f"data.partition.{scheme}."
     fields = {
         path.removeprefix(inside): value
         for path, value in runs[0].settings.items()
-        if dealt and path.startswith(inside)
+        if scheme and path.startswith(inside)
     }
     details = ", ".join(
         f"{name} {value}" for name, value in fields.items() if value is not None and shared(inside + name)
     )
     parts = [
-        shared("data.name"), f"{dealt} ({details})" if details else dealt, shared("model.name"),
+        shared("data.name"), f"{scheme} ({details})" if details else scheme, shared("model.name"),
         shared("rounds.total", "{} rounds"), shared("rounds.participation", "participation {}"),
         shared("local.epochs", "local epochs {}"), shared("local.lr", "lr {}"),
     ]  # fmt: skip
@@ -159,7 +160,7 @@ def _warnings(groups: Sequence[Group]) -> Iterable[str]:
             yield f"Not finished: {group.label}, {which}. Its numbers are those of the rounds so far."
         seeds = Counter(run.seed for run in group.runs)
         if twice := [str(seed) for seed, times in seeds.items() if times > 1]:
-            yield f"{group.label}: seed {', '.join(twice)} is there more than once, which makes the spread too small."
+            yield f"{group.label}: seed {', '.join(twice)} appears more than once, which makes the standard deviation too small."
     if len(groups) > PORTRAITS:
         yield f"There are {len(groups)} configurations; a report on up to {PORTRAITS} shows each in detail."
 
@@ -172,7 +173,7 @@ def _failures(groups: Sequence[Group]) -> Iterable[tuple[str, ...]]:
                 yield group.label, str(run.seed), str(times), status.strip().splitlines()[-1]
 
 
-def _hashes(run: Run) -> tuple[str, ...]:
+def _hashes(run: RunFolder) -> tuple[str, ...]:
     model = run.result["sha256"] if run.result else "not finished"
     return (
         run.folder.resolve().name, str(run.seed), model,
@@ -180,21 +181,21 @@ def _hashes(run: Run) -> tuple[str, ...]:
     )  # fmt: skip
 
 
-def _machines(runs: Sequence[Run]) -> list[dict[str, Any]]:
+def _machines(runs: Sequence[RunFolder]) -> list[dict[str, Any]]:
     """Versions and hardware, once for all runs that share them."""
-    found: dict[str, list[Run]] = {}
+    found: dict[str, list[RunFolder]] = {}
     for run in runs:
-        told = {key: run.manifest.get(key, {}) for key in ("versions", "hardware")}
-        found.setdefault(json.dumps(told), []).append(run)
+        machine = {key: run.manifest.get(key, {}) for key in ("versions", "hardware")}
+        found.setdefault(json.dumps(machine), []).append(run)
     machines = []
     for text, shared in found.items():
-        told = json.loads(text)
-        rows = [*told["versions"].items(), *((name, _cell(value)) for name, value in told["hardware"].items())]
+        machine = json.loads(text)
+        rows = [*machine["versions"].items(), *((name, _cell(value)) for name, value in machine["hardware"].items())]
         machines.append({"runs": ", ".join(run.folder.resolve().name for run in shared), "rows": rows})
     return machines
 
 
-def _config(run: Run) -> str:
+def _config(run: RunFolder) -> str:
     return (run.folder / "config.yaml").read_text(encoding="utf-8")
 
 

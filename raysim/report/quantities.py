@@ -1,4 +1,4 @@
-"""What was recorded by layer, by client, or as a number a round: norms, and whatever methods report."""
+"""Quantities that were recorded by layer, by client, or once a round: norms, and whatever methods report."""
 
 from __future__ import annotations
 
@@ -9,13 +9,14 @@ from textwrap import fill
 import numpy as np
 from matplotlib.axes import Axes
 
-from raysim.report.canvas import COLUMN, PAGE, Canvas, colour, every_nth, heat_map, name_rows, whole_rounds
-from raysim.report.runs import Run
+from raysim.report.canvas import COLUMN, PAGE, Canvas, every_nth, heat_map, name_rows, whole_rounds
+from raysim.report.folder import RunFolder
+from raysim.report.series import plot_rounds
 
 AXES = ("client", "layer", "index")  # in this order
-INSTRUMENTS = ("balance", "coherence", "heterogeneity", "objective", "similarity")  # they have figures of their own
+INSTRUMENTS = ("balance", "coherence", "heterogeneity", "objective", "similarity")  # these have their own figures
 
-WORDS = {  # with the method where several mean different things by one word
+WORDS = {  # with the method's name where methods use one word for different things
     "norm": "norm of the layer ‖w‖",
     "fedlws.norm": "norm before ‖w‖",
     "update_norm": "norm of the update ‖Δw‖",
@@ -23,7 +24,7 @@ WORDS = {  # with the method where several mean different things by one word
     "gamma": "shrink factor γ",
     "applied": "factor applied to the layer",
     "lambda": "aggregation weight λ",
-    "tau": "spread of the clients τ",
+    "tau": "disagreement of the clients τ",
     "moved": "step of the mean ‖d‖",
     "r": "r = ‖(1 − γ)w‖ / ‖γd‖",
     "decay": "decay of the weights",
@@ -55,7 +56,7 @@ WORDS = {  # with the method where several mean different things by one word
     "balance.fedlws_ratio": "FedLWS's r ‖(1 − γ)w‖ / ‖γd‖",
     "similarity.client": "cosine with the new global model",
 }
-PLACES = {  # what the further index of a quantity counts
+PLACES = {  # what the index of a quantity counts
     "loss": "epoch of learning",
     "gamma": "epoch of learning",
     "lambda": "epoch of learning",
@@ -76,28 +77,28 @@ class Quantity:
     labels: dict[str, list[str]]  # by axis
     values: np.ndarray
 
-    def mean(self, *kept: str) -> np.ndarray:
-        """Mean over all axes but those kept, in the order in which they are named; 'round' is an axis too."""
+    def mean(self, *left: str) -> np.ndarray:
+        """Mean over all axes but those named; the result has these in the order given. 'round' is an axis too."""
         axes = ("round", *self.axes)
-        away = tuple(i for i, axis in enumerate(axes) if axis not in kept)
-        there = ~np.isnan(self.values)
-        count = there.sum(away)
-        total = np.where(there, self.values, 0.0).sum(away)
+        away = tuple(i for i, axis in enumerate(axes) if axis not in left)
+        present = ~np.isnan(self.values)
+        count = present.sum(away)
+        total = np.where(present, self.values, 0.0).sum(away)
         with np.errstate(invalid="ignore"):
             mean = np.where(count, total / count, np.nan)
-        left = [axis for axis in axes if axis in kept]
-        return mean.transpose([left.index(axis) for axis in kept])
+        order = [axis for axis in axes if axis in left]
+        return mean.transpose([order.index(axis) for axis in left])
 
 
 @lru_cache(maxsize=4)
-def quantities(run: Run) -> dict[str, Quantity]:
-    """All that the run has recorded, by name: what methods report first, then what every run records of its layers."""
+def quantities(run: RunFolder) -> dict[str, Quantity]:
+    """Everything that the run has recorded, by name. What methods report comes before what every run records."""
     by_layer = _of_layers(run)
     reported = {name: q for name, q in by_layer.items() if "." in name}
     return {**reported, **{n: q for n, q in _of_notes(run).items() if n not in reported}, **by_layer}
 
 
-def _of_layers(run: Run) -> dict[str, Quantity]:
+def _of_layers(run: RunFolder) -> dict[str, Quantity]:
     table = run.columns("layers")
     if not len(table["round"]):
         return {}
@@ -118,7 +119,7 @@ def _of_layers(run: Run) -> dict[str, Quantity]:
     return found
 
 
-def _of_notes(run: Run) -> dict[str, Quantity]:
+def _of_notes(run: RunFolder) -> dict[str, Quantity]:
     table = run.columns("notes")
     if not len(table["round"]):
         return {}
@@ -143,22 +144,28 @@ def _of_notes(run: Run) -> dict[str, Quantity]:
     return found
 
 
+def noted(run: RunFolder, name: str) -> np.ndarray:
+    """The values [rounds, ...] of a quantity, NaN where it was not recorded; empty where it never was."""
+    found = quantities(run).get(name)
+    return np.empty(0) if found is None else found.values
+
+
 # ----------------------------------------------------------------------------------------------------------- figures
 
 
-def layer_names(run: Run) -> list[str]:
+def layer_names(run: RunFolder) -> list[str]:
     return [name for name, q in quantities(run).items() if "layer" in q.axes]
 
 
-def note_names(run: Run) -> list[str]:
+def note_names(run: RunFolder) -> list[str]:
     found = quantities(run).items()
     return [name for name, q in found if "layer" not in q.axes and name.partition(".")[0] not in INSTRUMENTS]
 
 
-def layers(run: Run, name: str) -> Canvas:
+def layers(run: RunFolder, name: str) -> Canvas:
     """One quantity of each layer over the rounds: γ, divergence, uploads, norms.
 
-    Where each client has its own, the left map is the mean over clients and the right one the mean over rounds."""
+    Where each client has its own value, the left map is the mean over clients and the right one that over rounds."""
     quantity = quantities(run)[name]
     rows = len(quantity.labels["layer"])
     height = float(np.clip(0.75 + 0.17 * rows, 1.5, 8))
@@ -178,14 +185,13 @@ def layers(run: Run, name: str) -> Canvas:
     return figure
 
 
-def notes(run: Run, name: str) -> Canvas:
-    """One quantity that a method reports: a number over the rounds, or a map over rounds, clients and further places."""
+def notes(run: RunFolder, name: str) -> Canvas:
+    """One quantity that a method reports: a curve over the rounds, or a map over rounds, clients or a further index."""
     quantity = quantities(run)[name]
     if not quantity.axes:
         figure = Canvas(COLUMN, 1.9)
         axes = figure.add_subplot()
-        there = np.flatnonzero(~np.isnan(quantity.values))
-        axes.plot(there + 1, quantity.values[there], color=colour(0), marker="o" if len(there) <= 25 else None)
+        plot_rounds(axes, 0, quantity.values)
         axes.set(xlabel="round", ylabel=fill(words(name), 24))
         whole_rounds(axes)
         return figure
@@ -217,5 +223,5 @@ def words(name: str) -> str:
     """What a quantity is called on an axis, with its unit where it has one."""
     method, _, what = name.rpartition(".")
     of = what.removeprefix("model_")
-    said = WORDS.get(name) or WORDS.get(f"{method}.{of}") or WORDS.get(of, of.replace("_", " "))
-    return (f"{method}: " if method else "") + said + " of the model" * (what != of)
+    known = WORDS.get(name) or WORDS.get(f"{method}.{of}") or WORDS.get(of, of.replace("_", " "))
+    return (f"{method}: " if method else "") + known + " of the model" * (what != of)

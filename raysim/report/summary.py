@@ -1,4 +1,4 @@
-"""What a comparison comes to in numbers: scores, and what it took to reach an accuracy."""
+"""A comparison in numbers: scores, and what it took to reach an accuracy."""
 
 from __future__ import annotations
 
@@ -9,20 +9,21 @@ from functools import partial
 
 import numpy as np
 
-from raysim.report.runs import Group, Run
+from raysim.report.folder import RunFolder
+from raysim.report.groups import Group
 
-SHORTFALL = 0.95  # without a wish, the target is this share of the score that all runs have reached
+SHORTFALL = 0.95  # the default target is this share of the score that all runs have reached
 
 
 @dataclass(frozen=True)
-class Spread:
-    """A number over the seeds: mean, and sample standard deviation where there are several."""
+class OverSeeds:
+    """A number over the seeds: its mean, and its sample standard deviation where there are several seeds."""
 
     values: tuple[float, ...]
     missing: int = 0  # runs that have no such number
 
     @classmethod
-    def of(cls, values: Sequence[float | None]) -> Spread:
+    def of(cls, values: Sequence[float | None]) -> OverSeeds:
         there = tuple(value for value in values if value is not None and not math.isnan(value))
         return cls(there, len(values) - len(there))
 
@@ -31,20 +32,21 @@ class Spread:
         return float(np.mean(self.values)) if self.values else math.nan
 
     @property
-    def sd(self) -> float | None:
+    def std(self) -> float | None:
         return float(np.std(self.values, ddof=1)) if len(self.values) > 1 else None
 
     def show(self, decimals: int | None = None) -> str:
-        """`93.42 ± 0.21`, without a number of decimals so many that three digits of the mean count; `-` where no run has
-        it, `(2 of 3)` after it where not all have."""
+        """`93.42 ± 0.21`; `-` where no run has the number, and `(2 of 3)` at the end where not all have it.
+
+        Without `decimals`, the mean has three digits."""
         if not self.values:
             return "-"
         if decimals is None:
             first = math.floor(math.log10(abs(self.mean))) if self.mean and math.isfinite(self.mean) else 2
             decimals = max(0, 2 - first)
-        spread = "" if self.sd is None else f" ± {self.sd:.{decimals}f}"
+        deviation = "" if self.std is None else f" ± {self.std:.{decimals}f}"
         some = f" ({len(self.values)} of {len(self.values) + self.missing})" if self.missing else ""
-        return f"{self.mean:.{decimals}f}{spread}{some}"
+        return f"{self.mean:.{decimals}f}{deviation}{some}"
 
 
 Table = tuple[tuple[str, ...], ...]  # rows of cells, the headings first
@@ -52,7 +54,7 @@ Table = tuple[tuple[str, ...], ...]  # rows of cells, the headings first
 
 @dataclass(frozen=True)
 class Summary:
-    """The comparison as two tables, and as a sentence."""
+    """The comparison, as two tables and a sentence."""
 
     target: float | None  # the accuracy of the columns `to ...`
     sentence: str
@@ -63,31 +65,31 @@ class Summary:
 GLOBAL, PERSONAL = "accuracy", "personal_accuracy_micro"  # columns of `rounds` by which runs are judged
 
 
-def judged_by(runs: Sequence[Run]) -> str:
-    """The score that runs are compared by: the global model's, or the personal models' where those are all that the runs
-    have in common."""
+def judged_by(runs: Sequence[RunFolder]) -> str:
+    """The score that runs are compared by: the global model's, or the personal models' where not every run has the
+    first and every run has the second."""
     has = {score: all(len(scores(run, score)) for run in runs) for score in (GLOBAL, PERSONAL)}
     return PERSONAL if has[PERSONAL] and not has[GLOBAL] else GLOBAL
 
 
-def scores(run: Run, column: str) -> np.ndarray:
-    """The values of a column of `rounds` that are not null, such as one for each evaluation."""
+def scores(run: RunFolder, column: str) -> np.ndarray:
+    """The values of a column of `rounds` without its nulls, such as the score of each evaluation."""
     values = run.columns("rounds")[column]
-    return values[~np.isnan(values)]
+    return np.asarray(values[~np.isnan(values)])
 
 
-def final(run: Run, column: str) -> float | None:
+def final(run: RunFolder, column: str) -> float | None:
     values = scores(run, column)
     return float(values[-1]) if len(values) else None
 
 
-def best(run: Run, column: str) -> float | None:
+def best(run: RunFolder, column: str) -> float | None:
     values = scores(run, column)
     return float(values.max()) if len(values) else None
 
 
-def last10(run: Run, column: str) -> float | None:
-    """Mean over the last ten evaluations, or over all where they are fewer."""
+def last10(run: RunFolder, column: str) -> float | None:
+    """Mean over the last ten evaluations, or over all where there are fewer."""
     values = scores(run, column)[-10:]
     return float(values.mean()) if len(values) else None
 
@@ -101,19 +103,19 @@ COSTS: dict[str, Callable[[dict[str, np.ndarray]], np.ndarray]] = {
 """What a run has spent at the end of each round: rounds, uplink, both links, time since its start."""
 
 
-def cost_to(run: Run, column: str, target: float, cost: str) -> float | None:
-    """What the run had spent when an evaluation first showed the target score; None if none did."""
+def cost_to(run: RunFolder, column: str, target: float, cost: str) -> float | None:
+    """What the run had spent when an evaluation first reached the target score; None if none did."""
     rounds = run.columns("rounds")
     reached = np.flatnonzero(rounds[column] >= target)
     return float(COSTS[cost](rounds)[reached[0]]) if len(reached) else None
 
 
-def total(run: Run, cost: str) -> float | None:
+def total(run: RunFolder, cost: str) -> float | None:
     """What the run has spent so far."""
     return float(COSTS[cost](run.columns("rounds"))[-1]) if run.played else None
 
 
-def default_target(runs: Sequence[Run], column: str) -> float | None:
+def default_target(runs: Sequence[RunFolder], column: str) -> float | None:
     """A whole percentage that every run has reached; None where a run has no scores."""
     tops = [best(run, column) for run in runs]
     if not tops or any(top is None for top in tops):
@@ -128,7 +130,7 @@ def summarise(groups: Sequence[Group], target: float | None = None) -> Summary:
     by = judged_by(runs)
     target = default_target(runs, by) if target is None else target
 
-    def percent(of: Callable[[Run, str], float | None], column: str) -> Callable[[Group], str]:
+    def percent(of: Callable[[RunFolder, str], float | None], column: str) -> Callable[[Group], str]:
         return lambda group: _percent(group, of, column).show(2)
 
     own = "personal " if by == PERSONAL else ""
@@ -154,20 +156,20 @@ def summarise(groups: Sequence[Group], target: float | None = None) -> Summary:
 
 
 def _table(groups: Sequence[Group], columns: dict[str, Callable[[Group], str]]) -> Table:
-    """One row a group; columns in which none has a value are left out, except the final score's."""
+    """One row per group. A column without any value is left out, unless it is that of the final score."""
     cells = {heading: [show(group) for group in groups] for heading, show in columns.items()}
     cells = {heading: column for heading, column in cells.items() if "final" in heading or set(column) != {"-"}}
     return (("", *cells), *zip([group.label for group in groups], *cells.values(), strict=True))
 
 
-def _percent(group: Group, of: Callable[[Run, str], float | None], column: str) -> Spread:
+def _percent(group: Group, of: Callable[[RunFolder, str], float | None], column: str) -> OverSeeds:
     values = [of(run, column) for run in group.runs]
-    return Spread.of([None if value is None else 100 * value for value in values])
+    return OverSeeds.of([None if value is None else 100 * value for value in values])
 
 
-def _cost(spent: Callable[[Run, str], float | None], cost: str, group: Group) -> str:
+def _cost(spent: Callable[[RunFolder, str], float | None], cost: str, group: Group) -> str:
     several = len(group.runs) > 1
-    return Spread.of([spent(run, cost) for run in group.runs]).show(int(several) if cost == "round" else None)
+    return OverSeeds.of([spent(run, cost) for run in group.runs]).show(int(several) if cost == "round" else None)
 
 
 def _rounds(group: Group) -> str:

@@ -1,11 +1,11 @@
-"""Where the numbers of every round go besides the tables: TensorBoard, MLflow, Weights & Biases.
+"""Sinks: where the numbers of every round go besides the tables, such as TensorBoard, MLflow, Weights & Biases.
 
-A sink is asked for by name in `record.sinks`, with its settings:
+`record.sinks` names them, with their settings:
 
     record: {sinks: [tensorboard, {mlflow: {uri: "http://127.0.0.1:5000"}}, {wandb: {mode: offline}}]}
 
-It receives what the table `rounds` has of a round and what methods and instruments report as one number a round, under
-the round's number, counted from 1. A resumed run goes on in the sink's same run.
+A sink receives each round's row of the table `rounds` and what methods and instruments report as one number per round,
+under the round's number, counted from 1. A resumed run continues the same run of the sink.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Literal, Protocol
 
 from raysim.registry import REGISTRY, Table
-from raysim.store.records import replacing
+from raysim.store.atomic import replacing
 
 
 class Writer(Protocol):
@@ -34,20 +34,20 @@ class Writer(Protocol):
 
 @dataclass(frozen=True)
 class Sink:
-    """One of `record.sinks`; the extra of raysim with its package has its name."""
+    """An entry of `record.sinks`. The extra of raysim that installs its package has the same name."""
 
     package: ClassVar[str]
 
     @property
     def missing(self) -> str | None:
-        """What to install, or None."""
+        """The command that installs what is missing, as a sentence; None where nothing is."""
         if find_spec(self.package):
             return None
         extra = type(self).__name__.lower()
         return f"{extra} needs the package {self.package}: pip install 'raysim[{extra}]'"
 
     def open(self, folder: Path, name: str, settings: Mapping[str, Any], start: int) -> Writer:
-        """A writer for the run `name` in `folder`, whose next round is `start` (from 0)."""
+        """A writer for the run `name` in `folder`. Its next round is `start`, from 0."""
         raise NotImplementedError
 
 
@@ -65,7 +65,7 @@ class _Events:
     def __init__(self, folder: Path, start: int):
         from torch.utils.tensorboard import SummaryWriter
 
-        # Rounds that were played after the last checkpoint are played, and written, again.
+        # Rounds after the last checkpoint are played again, and so written again.
         self._writer = SummaryWriter(str(folder), purge_step=start + 1, flush_secs=5)
 
     def write(self, step: int, values: Mapping[str, float]) -> None:
@@ -82,7 +82,7 @@ class MLflow(Sink):
 
     package: ClassVar[str] = "mlflow"
     uri: str | None = None
-    """Of the tracking server; null: MLFLOW_TRACKING_URI, or what MLflow takes without it."""
+    """The address of the tracking server; null: MLFLOW_TRACKING_URI, or else MLflow's default."""
     experiment: str = "raysim"
 
     def open(self, folder: Path, name: str, settings: Mapping[str, Any], start: int) -> Writer:
@@ -95,9 +95,9 @@ class MLflow(Sink):
 
             known = client.get_experiment_by_name(self.experiment)
             experiment = known.experiment_id if known else client.create_experiment(self.experiment)
-            run = client.create_run(experiment, run_name=name).info.run_id
+            run: str = client.create_run(experiment, run_name=name).info.run_id
             params = [Param(path, str(value)) for path, value in _flat(settings).items()]
-            for first in range(0, len(params), 100):  # a server takes no more at a time
+            for first in range(0, len(params), 100):  # the most that a server takes at once
                 client.log_batch(run, params=params[first : first + 100])
             return run
 
@@ -126,7 +126,7 @@ class Wandb(Sink):
     package: ClassVar[str] = "wandb"
     project: str = "raysim"
     mode: Literal["online", "offline"] = "online"
-    """`offline` writes into the run's folder, for `wandb sync`."""
+    """`offline` writes into the run's folder; `wandb sync` sends it later."""
 
     def open(self, folder: Path, name: str, settings: Mapping[str, Any], start: int) -> Writer:
         import wandb
@@ -145,7 +145,7 @@ class _WandbRun:
         self._run = run
 
     def write(self, step: int, values: Mapping[str, float]) -> None:
-        self._run.log(dict(values), step=step)  # a step that it has already is ignored
+        self._run.log(dict(values), step=step)  # wandb ignores a step that it has already
 
     def close(self, finished: bool) -> None:
         self._run.finish()
@@ -155,19 +155,19 @@ SINKS: Table[type[Sink]] = REGISTRY.table("sink").fill({"tensorboard": TensorBoa
 
 
 class Sinks:
-    """The open sinks of a run. One that fails is given up with a complaint: the run and its tables go on without it."""
+    """The open sinks of a run. One that fails is closed to further rounds, with a complaint; the run goes on without it."""
 
-    def __init__(self, wanted: tuple[Sink, ...], folder: Path, name: str, settings: Mapping[str, Any], start: int):
+    def __init__(self, sinks: tuple[Sink, ...], folder: Path, name: str, settings: Mapping[str, Any], start: int):
         self._open: dict[str, Writer] = {}
         self._complaints: list[str] = []
-        for sink in wanted:
+        for sink in sinks:
             kind = type(sink).__name__
             writer = self._try(kind, partial(sink.open, folder, name, settings, start))
             if writer is not None:
                 self._open[kind] = writer
 
     def write(self, t: int, values: Mapping[str, float | None]) -> None:
-        """The values of round `t`, from 0; those that are None are left out."""
+        """Write the values of round `t`, from 0, but for those that are None."""
         known = {name: float(value) for name, value in values.items() if value is not None}
         for kind, writer in list(self._open.items()):
             self._try(kind, partial(writer.write, t + 1, known))
@@ -179,24 +179,24 @@ class Sinks:
 
     def complaints(self) -> list[str]:
         """What has failed since the last call."""
-        told, self._complaints = self._complaints, []
-        return told
+        complaints, self._complaints = self._complaints, []
+        return complaints
 
-    def _try(self, kind: str, act: Callable[[], Any]) -> Any:
+    def _try(self, kind: str, action: Callable[[], Any]) -> Any:
         try:
-            return act()
+            return action()
         except Exception as error:
             self._open.pop(kind, None)
-            self._complaints.append(f"{kind} has failed and gets no more of this run: {error}")
+            self._complaints.append(f"{kind} failed and receives no more of this run: {error}")
             return None
 
 
 def _remembered(path: Path, make: Callable[[], str]) -> str:
-    """The sink's name of this run: made once, and written down for when it is resumed."""
+    """The sink's identifier of this run. It is made once and kept in a file, so that a resumed run has the same."""
     if not path.is_file():
-        made = make()
+        identifier = make()
         with replacing(path) as temporary:
-            temporary.write_text(made, encoding="utf-8")
+            temporary.write_text(identifier, encoding="utf-8")
     return path.read_text(encoding="utf-8")
 
 

@@ -1,5 +1,5 @@
-"""Several runs at a time. Each is a process of its own, which writes what it prints to `log.txt` in the run's folder and
-ends with the process that started it."""
+"""Several runs at a time. Each is a process of its own (`raysim.sweep.child`), which writes what it prints to `log.txt` in
+the run's folder and ends with the process that started it."""
 
 from __future__ import annotations
 
@@ -9,22 +9,17 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 import time
-import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
-from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, Any
 
-from raysim.cli.doctor import free_memory
-from raysim.cli.play import faults_of, percent, play
-from raysim.config import Config, LocalEngineConfig, from_dict, to_dict
+from raysim.cli.lines import percent
+from raysim.cli.machine import free_memory
+from raysim.config import Config, LocalEngineConfig, to_dict
 from raysim.engine.ray.placement import HOST_BYTES, Resources
-
-if TYPE_CHECKING:
-    from raysim.sweep.sweep import Point
+from raysim.sweep.grid import Point
 
 LOG = "log.txt"
 POLL = 0.1  # seconds between looks at whether a run has ended
@@ -140,34 +135,10 @@ def start(point: Point, address: str | None, share: Resources | None) -> tuple[s
     point.folder.mkdir(parents=True, exist_ok=True)
     log = (point.folder / LOG).open("a", encoding="utf-8")
     process = subprocess.Popen(
-        [sys.executable, "-m", "raysim.sweep.parallel"], stdin=subprocess.PIPE, stdout=log, stderr=log, text=True,
+        [sys.executable, "-m", "raysim.sweep.child"], stdin=subprocess.PIPE, stdout=log, stderr=log, text=True,
         process_group=0,  # a terminal's Ctrl-C reaches this process alone, which passes it on
     )  # fmt: skip
     assert process.stdin is not None
     process.stdin.write(json.dumps(task) + "\n")
     process.stdin.flush()  # and stays open: that it closes tells the process that it is alone
     return process, log
-
-
-def _end_with_parent() -> None:
-    """Whoever starts the sweep again must find nobody who still writes into its folders."""
-    while os.read(0, 1):
-        pass
-    os._exit(1)
-
-
-def main() -> int:
-    """Play the run that the first line of the standard input describes."""
-    task = json.loads(sys.stdin.readline())
-    threading.Thread(target=_end_with_parent, daemon=True).start()
-    resources = Resources(**task["resources"]) if task["resources"] else None
-    try:
-        config, folder = from_dict(task["config"]), Path(task["folder"])
-        return play(config, folder, task["address"], resume=task["resume"], resources=resources)
-    except Exception as error:
-        print("\n".join(faults_of(error) or [traceback.format_exc()]), file=sys.stderr)
-        return 1
-
-
-if __name__ == "__main__":
-    sys.exit(main())

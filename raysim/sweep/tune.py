@@ -5,7 +5,7 @@ from raysim.sweep.tune import trainable
 
 space = {"local.lr": tune.loguniform(0.001, 0.1), "server.0.fedlws.beta": tune.choice([0.01, 0.1])}
 tuner = tune.Tuner(
-    trainable("configs/quickstart.yaml", ["server=[fedlws]"]),
+    trainable("quickstart", ["server=[fedlws]"]),
     param_space=space,
     tune_config=tune.TuneConfig(metric="accuracy", mode="max", num_samples=20),
 )
@@ -23,13 +23,14 @@ from typing import Any
 
 from raysim.config import load
 from raysim.federation.federation import Federation
+from raysim.shipped import find
 
 REPORTED = ("accuracy", "loss", "train_loss", "personal_accuracy_micro", "personal_accuracy_macro")
 
 
 def trainable(base: str | Path, overrides: Sequence[str] = ()) -> Callable[[Mapping[str, Any]], None]:
-    """What `ray.tune.Tuner` takes: it plays `base` with `overrides` (`path=value`) and a trial's settings, a mapping of
-    paths to values.
+    """What `ray.tune.Tuner` takes: it plays `base`, a file or a configuration that comes with raysim, with `overrides`
+    (`path=value`) and a trial's settings, a mapping of paths to values.
 
     After each round that is evaluated it reports `round` (from 1) and what there is of `REPORTED`, fractions and nats. A
     trial trains its clients one after another in its own process, on a GPU where Tune has reserved one for it
@@ -40,8 +41,8 @@ def trainable(base: str | Path, overrides: Sequence[str] = ()) -> Callable[[Mapp
         from ray.tune import get_context, report
     except ImportError:
         raise ImportError("a search needs Ray Tune: pip install 'raysim[tune]'") from None
-    load(base, overrides)
-    path, here = Path(base).resolve(), Path.cwd()
+    path, here = find(base).resolve(), Path.cwd()
+    load(path, overrides)
 
     def train(settings: Mapping[str, Any]) -> None:
         with suppress(FileNotFoundError):  # on a machine of a cluster that has no such folder

@@ -15,10 +15,11 @@ import raysim
 from raysim.config import to_yaml
 from raysim.report import NoData
 from raysim.report.figures import draw
-from raysim.report.observed import BALANCES, critical_point
 from raysim.report.runs import Run
-from raysim.store import records
-from raysim.store.records import Recorder
+from raysim.report.shrinking import BALANCES
+from raysim.report.updates import critical_point
+from raysim.store import tables
+from raysim.store.tables import Recorder
 
 
 def by_hand(folder: Path, notes: dict[str, Sequence[Any]], seed: int = 3, **changes: Any) -> Run:
@@ -103,7 +104,7 @@ def test_the_two_ratios_are_told_apart(tmp_path: Path) -> None:
     assert [text.get_text() for text in figure.legends[0].get_texts()] == ["2 rounds", "normal, 15 ± 7.1"]
 
 
-def test_spread_against_ratio_takes_what_was_recorded(tmp_path: Path) -> None:
+def test_disagreement_against_ratio_takes_what_was_recorded(tmp_path: Path) -> None:
     notes = {"fedlws.model_tau": [1.0, 2.0, 3.0], "fedlws.model_r": [0.1, 0.2, 0.3]}
     figure = draw("tau-r", [by_hand(tmp_path / "a", notes)])
     np.testing.assert_allclose(np.asarray(figure.axes[0].collections[0].get_offsets()), [[1, 0.1], [2, 0.2], [3, 0.3]])
@@ -220,7 +221,7 @@ def test_transport_has_both_matrices(measured: Path) -> None:
         matrix = np.ma.filled(axes.get_images()[0].get_array(), np.nan)
         np.testing.assert_allclose(matrix[table["client"], table["other"]], table[column])
         np.testing.assert_allclose(matrix, matrix.T)
-    about = records.read(measured, "measures/transport").num_rows
+    about = tables.read(measured, "measures/transport").num_rows
     assert about == 8 * 7 / 2
     assert panels[2].get_title(loc="left").startswith("rank correlation")
 

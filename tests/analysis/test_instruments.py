@@ -131,9 +131,9 @@ ALL = [{"coherence": {"groups": {"low": [0, 1, 2, 3]}}}, "heterogeneity", "balan
 
 
 def notes(folder: Path) -> list[tuple[Any, ...]]:
-    from raysim.store import records
+    from raysim.store import tables
 
-    rows = records.read(folder, "notes").to_pylist()
+    rows = tables.read(folder, "notes").to_pylist()
     return [tuple(row.values()) for row in rows if row["method"] in INSTRUMENTS]
 
 

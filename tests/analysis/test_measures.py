@@ -22,9 +22,9 @@ from raysim.analysis.measure import MeasureError
 from raysim.analysis.trajectory import Trajectory, plane
 from raysim.analysis.transport import Transport, dataset_distance, squared_wasserstein
 from raysim.analysis.weights import Correlation, degrees, pearson
-from raysim.cli.main import app
+from raysim.cli.app import app
 from raysim.federation.saved import SavedRun
-from raysim.store import records
+from raysim.store import tables
 
 
 def flat(folder: Path, t: int, name: str) -> torch.Tensor:
@@ -191,7 +191,7 @@ def test_the_way_of_a_client(measured: Path) -> None:
 
 def test_weights_are_summed_over_the_rounds(measured: Path) -> None:
     taken = Correlation().take(SavedRun(measured)).columns
-    rows = records.read(measured, "clients").to_pylist()
+    rows = tables.read(measured, "clients").to_pylist()
     wanted = [sum(row["weight"] for row in rows if row["client"] == client) for client in taken["client"]]
     np.testing.assert_allclose(taken["weight"], wanted)
     assert list(taken["client"]) == list(range(8))
@@ -249,5 +249,5 @@ def test_data_that_have_changed_are_refused(tmp_path: Path) -> None:
     play(tiny(rounds={"total": 1, "evaluate_every": 1}), tmp_path)
     path = tmp_path / "config.yaml"
     path.write_text(path.read_text().replace("samples: 260", "samples: 280"))
-    with pytest.raises(MeasureError, match="dealt otherwise today"):
+    with pytest.raises(MeasureError, match="partitioned differently"):
         SavedRun(tmp_path)

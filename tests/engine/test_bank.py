@@ -15,7 +15,7 @@ from raysim.engine import engine as engines
 from raysim.engine.ray.ray_engine import RayEngine
 from raysim.federation.federation import Federation, MakeEngine, local_engine
 from raysim.methods import CLIENTS
-from raysim.store import records
+from raysim.store import tables
 
 PAIR = {"ray": {"clients_per_actor": 4}}  # two hosts for eight clients
 ALL = {"participation": 1.0}
@@ -129,7 +129,7 @@ def test_actor_killed_just_before_it_is_asked(method, tmp_path, warm_ray, monkey
     assert not victims
     assert federation.sha256() == expected.sha256()
     federation.close()
-    ours, theirs = (records.read(tmp_path / folder, "personal").to_pylist() for folder in ("killed", "undisturbed"))
+    ours, theirs = (tables.read(tmp_path / folder, "personal").to_pylist() for folder in ("killed", "undisturbed"))
     assert ours == theirs
     assert len(ours) == 8
 

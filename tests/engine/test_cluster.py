@@ -19,7 +19,7 @@ from raysim.engine.engine import Engine
 from raysim.engine.ray.ray_engine import Pool, ray_engine
 from raysim.federation.federation import Federation, MakeEngine
 from raysim.methods import CLIENTS
-from raysim.store import records
+from raysim.store import tables
 
 SETTING = {
     # Clients' states, and models, of more than 100 kB: Ray would keep smaller ones in the driver's memory.
@@ -76,8 +76,8 @@ def test_node_lost_during_a_round(tmp_path, cluster, nodes, make_engine, expecte
         federation = play(tiny(**changes, engine=FOUR), tmp_path / "lost", make_engine=make_engine)
     assert federation.sha256() == expected
     assert restored == [2]
-    assert records.read(federation.folder, "rounds")["round"].to_pylist() == [0, 1, 2, 3]
-    assert set(records.read(federation.folder, "clients")["status"].to_pylist()) == {"ok"}
+    assert tables.read(federation.folder, "rounds")["round"].to_pylist() == [0, 1, 2, 3]
+    assert set(tables.read(federation.folder, "clients")["status"].to_pylist()) == {"ok"}
 
 
 def test_object_store_of_the_size_asked_for():

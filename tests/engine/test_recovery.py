@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 
 import raysim.engine.engine
 import raysim.engine.ray.ray_engine
-from raysim.cli.main import app
+from raysim.cli.app import app
 from raysim.config import to_yaml
 from raysim.core.cohort import Cohort
 from raysim.core.mixture import Mixture
@@ -26,7 +26,7 @@ from raysim.engine.ray.ray_engine import HostActor, RayEngine, RemoteFederation
 from raysim.federation.federation import Federation, RoundFailed, local_engine
 from raysim.federation.round import sample
 from raysim.methods import CLIENTS, WEIGHTINGS
-from raysim.store import records
+from raysim.store import tables
 
 PAIR = {"ray": {"clients_per_actor": 2}}  # three clients a round: one host trains two of them
 EACH = {"ray": {"clients_per_actor": 1}}
@@ -65,7 +65,7 @@ def test_actor_killed_while_it_trains(name, tmp_path, warm_ray):
     assert federation.sha256() == expected
     [told] = [line for summary in shown for line in summary["failures"]]
     assert f"a client actor on node {federation.engine.nodes[0]} died" in told
-    assert set(records.read(federation.folder, "clients")["status"].to_pylist()) == {"ok"}
+    assert set(tables.read(federation.folder, "clients")["status"].to_pylist()) == {"ok"}
 
 
 def test_actors_killed_between_training_and_reduction(tmp_path, warm_ray, monkeypatch):
@@ -122,7 +122,7 @@ def cohort() -> tuple[int, ...]:
 
 
 def clients_of_round_0(folder: Path) -> dict[int, dict[str, Any]]:
-    return {row["client"]: row for row in records.read(folder, "clients").to_pylist() if row["round"] == 0}
+    return {row["client"]: row for row in tables.read(folder, "clients").to_pylist() if row["round"] == 0}
 
 
 def test_client_that_kills_its_process_is_left_out(tmp_path, warm_ray):
@@ -182,7 +182,7 @@ def test_driver_killed(tmp_path, cluster):
     assert rounds == [0, 1, 2, 2, 3]  # from the checkpoint after round 1 on
     assert federation.finish()["sha256"] == expected
     federation.close()
-    assert records.read(tmp_path / "killed", "rounds")["round"].to_pylist() == [0, 1, 2, 3]
+    assert tables.read(tmp_path / "killed", "rounds")["round"].to_pylist() == [0, 1, 2, 3]
 
 
 def test_hosts_take_over_where_there_is_no_room(tmp_path, warm_ray, no_room):

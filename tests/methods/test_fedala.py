@@ -15,7 +15,7 @@ from raysim.methods.fedala import FedALA, has_settled
 from raysim.methods.fedrep import FedRep
 from raysim.models import MODELS, Inputs, build
 from raysim.models.staged import classifier, stage
-from raysim.store import records
+from raysim.store import tables
 
 SMALL = {
     "data": {"name": {"synthetic": {"samples": 96, "shape": [1, 8, 8], "classes": 4}},
@@ -263,7 +263,7 @@ def test_all_clients_mix_every_round(tmp_path):
     every = play(tiny(client=[{"fedala": {"clients": "all"}}]), tmp_path / "all")
     assert sorted(every.engine.kept) == list(range(8))
     assert len(cohort.engine.kept) < 8
-    drawn = set(records.read(tmp_path / "all", "clients")["client"].to_pylist())
+    drawn = set(tables.read(tmp_path / "all", "clients")["client"].to_pylist())
     top = every.server.layers.top(1)
     assert drawn != set(range(8))
     for k in set(range(8)) - drawn:  # these have only ever mixed
@@ -272,7 +272,7 @@ def test_all_clients_mix_every_round(tmp_path):
         assert kept["fedala.weights"].shape == (top.stop - top.start,)
         assert not (kept["previous"] == every.server.value.numpy()).all()
     assert not torch.equal(every.server.value, cohort.server.value)
-    bytes_ = [records.read(tmp_path / name, "traffic")["bytes"].to_pylist() for name in ("cohort", "all")]
+    bytes_ = [tables.read(tmp_path / name, "traffic")["bytes"].to_pylist() for name in ("cohort", "all")]
     assert bytes_[0] == bytes_[1]
 
 

@@ -10,7 +10,7 @@ from raysim.core.layers import LayerMap
 from raysim.core.local_run import ClientState
 from raysim.methods.fedbabu import FedBABU
 from raysim.methods.fedrep import FedRep
-from raysim.store import records
+from raysim.store import tables
 
 HEAD = 64 * 4 + 4  # parameters of the tiny net's last layer
 TESTS = {"data": {"client_test_frac": 0.25}, "evaluate": {"personal": "after_init"}}
@@ -19,7 +19,7 @@ TESTS = {"data": {"client_test_frac": 0.25}, "evaluate": {"personal": "after_ini
 @pytest.mark.parametrize("method", ["fedbabu", "fedrep"])
 def test_the_body_is_what_travels(method, tmp_path):
     federation = play(tiny(client=[method]), tmp_path)
-    traffic = records.read(tmp_path, "traffic")
+    traffic = tables.read(tmp_path, "traffic")
     for column in ("up_params", "down_params"):
         assert set(traffic[column].to_pylist()) == {4 * (federation.server.layers.P - HEAD)}
 

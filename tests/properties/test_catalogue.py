@@ -9,7 +9,7 @@ import test_switches
 from case import cases
 from typer.testing import CliRunner
 
-from raysim.cli.main import app
+from raysim.cli.app import app
 from raysim.methods import CLIENTS, STEPS, WEIGHTINGS
 
 CATALOGUE = {**CLIENTS, **WEIGHTINGS, **STEPS}

@@ -9,7 +9,7 @@ from conftest import play, tiny
 
 import raysim.engine.engine
 from raysim.federation.federation import MakeEngine, local_engine
-from raysim.store import records
+from raysim.store import tables
 
 CASES = cases()
 
@@ -42,7 +42,7 @@ PACKINGS = {  # actors: clients_per_actor and fan_in
 def outcome(changes: dict[str, Any], folder: Path, make_engine: MakeEngine = local_engine) -> dict[str, Any]:
     """The run's hash, and what was measured on the way."""
     federation = play(tiny(**changes), folder, make_engine=make_engine)
-    rounds, clients = records.read(folder, "rounds"), records.read(folder, "clients")
+    rounds, clients = tables.read(folder, "rounds"), tables.read(folder, "clients")
     assert set(clients["status"].to_pylist()) == {"ok"}
     return {
         "sha256": federation.sha256(),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import itertools
 import re
 import shutil
@@ -24,17 +25,20 @@ from matplotlib.text import Text
 from typer.testing import CliRunner
 
 import raysim
-from raysim.cli.main import app
+from raysim.cli.app import app
 from raysim.config import to_yaml
 from raysim.data import Dataset, Partition
 from raysim.federation.federation import Federation
 from raysim.report import MissingExtra, NoData, ReportError, canvas, clients, quantities
 from raysim.report.canvas import COLUMN, PAGE
 from raysim.report.figures import FIGURES, available, draw
+from raysim.report.folder import Shares
+from raysim.report.groups import compare
 from raysim.report.page import write
-from raysim.report.runs import Run, Shares, compare, find
-from raysim.report.summary import Spread, summarise
-from raysim.store.records import Recorder, write_json
+from raysim.report.runs import Run, find
+from raysim.report.summary import OverSeeds, summarise
+from raysim.store.atomic import write_json
+from raysim.store.tables import Recorder
 
 NONE = np.nan
 PERSONAL = {"client_test_frac": 0.25}
@@ -86,7 +90,7 @@ def by_hand(
 # ----------------------------------------------------------------------------------------------------------- numbers
 
 
-def test_scores_costs_and_spread(tmp_path: Path) -> None:
+def test_scores_costs_and_their_deviation(tmp_path: Path) -> None:
     runs = [
         by_hand(tmp_path / "a", [0.2, None, 0.6, 0.8], seed=1),
         by_hand(tmp_path / "b", [0.4, None, 0.7, 0.6], seed=2),
@@ -111,11 +115,11 @@ def test_scores_costs_and_spread(tmp_path: Path) -> None:
     assert "(1 of 2)" in summarise(compare(runs[:2]), target=0.75).costs[1][1]
 
 
-def test_without_a_wish_the_target_is_one_that_every_run_reached(tmp_path: Path) -> None:
+def test_the_default_target_is_one_that_every_run_reached(tmp_path: Path) -> None:
     runs = [by_hand(tmp_path / "a", [0.2, 0.81]), by_hand(tmp_path / "b", [0.4, 0.64], server=["fedlws"])]
     assert summarise(compare(runs)).target == 0.60  # 0.95 · 0.64 = 0.608
     assert summarise(compare([by_hand(tmp_path / "c", [None, None])])).target is None
-    assert Spread.of([]).show() == "-"
+    assert OverSeeds.of([]).show() == "-"
 
 
 def test_personal_scores_are_never_held_against_global_ones(stored: dict[str, Run]) -> None:
@@ -145,10 +149,10 @@ def test_runs_are_grouped_by_all_but_the_seed_and_labelled_by_what_differs(tmp_p
     assert labels({"local": {"lr": 0.1}}, {"local": {"lr": 0.2}}) == ["lr 0.1", "lr 0.2"]
     two = [{"data": {"partition": {"dirichlet_counts": {"alpha": a, "clients": 8}}}} for a in (0.1, 1.0)]
     iid = {"data": {"partition": {"iid_equal": {"clients": 8}}}}
-    dealt = [
+    partitions = [
         f"partition {words}" for words in ("dirichlet_counts, alpha 0.1", "dirichlet_counts, alpha 1.0", "iid_equal")
     ]
-    assert labels(*two, iid) == dealt
+    assert labels(*two, iid) == partitions
 
 
 # ----------------------------------------------------------------------------------------------------------- figures
@@ -178,6 +182,27 @@ def test_curves_show_mean_and_band_against_every_cost(tmp_path: Path) -> None:
         assert [text.get_text() for text in legend.get_texts()] == ["fedavg", "fedavg + fedlws"]
     with pytest.raises(NoData, match="test loss"):
         draw("loss", runs)
+
+
+def with_metric(folder: Path, values: Sequence[float | None]) -> Run:
+    """A run whose task has the further metric `mean_error`."""
+    run = by_hand(folder, [0.5] * len(values))
+    with Recorder(run.folder) as recorder:
+        for t, value in enumerate(values):
+            recorder.add(
+                "rounds", round=t, clients_ok=3, clients_failed=0, bytes_up=1, bytes_down=1, seconds=1.0, wall=1.0 + t,
+                **{"metric.mean_error": value},
+            )  # fmt: skip
+    return Run(run.folder)
+
+
+def test_a_metric_of_the_task_has_a_curve(tmp_path: Path) -> None:
+    run = with_metric(tmp_path / "a", [4.0, None, 2.0])
+    assert "metric:mean_error" in run.figures
+    (axes,) = draw("metric:mean_error", [run, by_hand(tmp_path / "b", [0.5], server=["fedlws"])]).axes
+    (line,) = axes.lines
+    assert (axes.get_xlabel(), axes.get_ylabel()) == ("round", "mean error")
+    np.testing.assert_allclose(line.get_xydata(), [[1, 4], [3, 2]])
 
 
 def test_final_scores_show_every_seed(tmp_path: Path) -> None:
@@ -385,8 +410,8 @@ def test_every_figure_has_labels_that_fit(stored: dict[str, Run], measured: Path
             assert fits or not text.get_text(), f"{name}: {text.get_text()!r} does not fit"
 
 
-def test_every_figure_is_drawn_by_some_test(stored: dict[str, Run], measured: Path) -> None:
-    runs = [*stored.values(), raysim.load(measured)]
+def test_every_figure_is_drawn_by_some_test(stored: dict[str, Run], measured: Path, tmp_path: Path) -> None:
+    runs = [*stored.values(), raysim.load(measured), with_metric(tmp_path / "a", [0.5])]
     shown = {name.partition(":")[0] for run in runs for name in available([run])}
     assert shown == set(FIGURES)
 
@@ -494,7 +519,7 @@ def test_a_page_says_what_to_doubt(tmp_path: Path) -> None:
     write([half, by_hand(tmp_path / "twin", [0.5])], tmp_path / "page.html")
     text = (tmp_path / "page.html").read_text(encoding="utf-8")
     assert "Not finished: fedavg, seed 3 (1 of 3 rounds)." in text
-    assert "fedavg: seed 3 is there more than once, which makes the spread too small." in text
+    assert "fedavg: seed 3 appears more than once, which makes the standard deviation too small." in text
     assert "non-finite update &lt;of&gt; conv1" in text
 
 
@@ -532,6 +557,18 @@ def test_load_gives_tables_and_figures(stored: dict[str, Run], tmp_path: Path) -
         run["cliens"]
     with pytest.raises(ReportError, match="not the folder of a run"):
         raysim.load(tmp_path)
+
+
+def test_a_run_is_running_finished_or_stopped(tmp_path: Path) -> None:
+    run = by_hand(tmp_path / "a", [0.5], finished=False)
+    assert (run.state, run.result) == ("stopped", None)
+    with (run.folder / ".lock").open("a") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        assert run.state == "running"
+        assert run.state == "running"  # the question has not changed the answer
+    assert run.state == "stopped"
+    write_json(run.folder / "result.json", {"rounds": run.rounds})
+    assert (run.state, run.result) == ("finished", {"rounds": run.rounds})
 
 
 def test_find_looks_into_folders(folder: Path, tmp_path: Path) -> None:

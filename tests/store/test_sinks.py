@@ -21,7 +21,7 @@ def with_sinks(*sinks: Any, **changes: Any) -> Config:
     return tiny(rounds=ROUNDS, server=["fedlws"], record={"sinks": list(sinks)}, **changes)
 
 
-def wanted(folder: Path) -> dict[str, dict[int, float]]:
+def recorded(folder: Path) -> dict[str, dict[int, float]]:
     """Name -> round, from 1 -> value, as the tables have it."""
     columns, notes = table(folder, "rounds"), table(folder, "notes")
     found = {
@@ -49,7 +49,7 @@ def test_tensorboard_has_every_round_once_after_a_crash(tmp_path: Path) -> None:
     events = EventAccumulator(str(tmp_path / "run" / "tensorboard"))
     events.Reload()
     found = {tag: [(e.step, e.value) for e in events.Scalars(tag)] for tag in events.Tags()["scalars"]}
-    expected = wanted(tmp_path / "run")
+    expected = recorded(tmp_path / "run")
     assert found.keys() == expected.keys() >= {"accuracy", "train_loss", "bytes_up", "fedlws.model_gamma"}
     assert [step for step, _ in found["accuracy"]] == [2, 4, 5]
     for tag, values in expected.items():
@@ -74,7 +74,7 @@ def test_mlflow_has_every_round_and_setting(tmp_path: Path, monkeypatch: pytest.
     (run,) = client.search_runs([experiment])
     assert (run.info.status, run.info.run_name) == ("FINISHED", "tiny")
     assert run.data.params["local.lr"] == str(to_dict(config)["local"]["lr"])
-    for name, values in wanted(tmp_path / "run").items():
+    for name, values in recorded(tmp_path / "run").items():
         found = {metric.step: metric.value for metric in client.get_metric_history(run.info.run_id, name)}
         assert found == pytest.approx(values)
 
@@ -91,7 +91,7 @@ def test_wandb_gets_every_round_offline(tmp_path: Path, monkeypatch: pytest.Monk
     identity = (tmp_path / "run" / "wandb.id").read_text()
     assert events.name == f"run-{identity}.wandb"
     assert b"model_gamma" in events.read_bytes()
-    for name, values in wanted(tmp_path / "run").items():
+    for name, values in recorded(tmp_path / "run").items():
         assert {step: data[name] for step, data in logged if name in data} == pytest.approx(values)
 
 
@@ -118,12 +118,12 @@ def test_a_sink_changes_no_bit_and_its_failure_ends_no_run(tmp_path: Path) -> No
         failures += shown["failures"]
     digest = federation.finish()["sha256"]
     federation.close()
-    assert failures == ["Broken has failed and gets no more of this run: the disk is full"]
+    assert failures == ["Broken failed and receives no more of this run: the disk is full"]
     assert len(table(tmp_path / "run", "rounds")["round"]) == 5
     assert digest == play(with_sinks("tensorboard"), tmp_path / "with").sha256()
 
 
-def test_what_is_missing_is_told_before_anything_starts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_package_is_named_before_anything_starts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Wandb, "package", "wandb_that_nobody_has")
     with pytest.raises(ConfigError, match=r"record\.sinks: wandb needs the package .*pip install 'raysim\[wandb\]'"):
         Federation(with_sinks("wandb"), tmp_path / "run")

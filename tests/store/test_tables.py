@@ -1,9 +1,7 @@
 """Tables that can be read while they grow, and lose nothing in a crash."""
 
-import json
 import math
 import os
-import socket
 import subprocess
 import sys
 import time
@@ -13,12 +11,12 @@ import numpy as np
 import pyarrow as pa
 import pytest
 import torch
-from safetensors.torch import load_file
 
-import raysim.store.records
-from raysim.store.records import MERGE, TABLES, Recorder, Trace, manifest, read, read_arrays, write_json, write_table
+import raysim
+from raysim.store.parts import MERGE
+from raysim.store.tables import FLUSH_SECONDS, PHASES, TABLES, Recorder, read, schema, write_table
 
-ROOT = Path(raysim.store.records.__file__).parents[2]
+ROOT = Path(raysim.__file__).parents[1]
 
 
 def played(recorder: Recorder, t: int, clients: int = 3) -> None:
@@ -70,12 +68,39 @@ def test_layers_take_what_methods_report(tmp_path):
         recorder.close()
 
 
+def test_rounds_take_metrics_of_the_task(tmp_path):
+    row = {"clients_ok": 3, "clients_failed": 0, "bytes_up": 1, "bytes_down": 2, "seconds": 0.5, "wall": 1.0}
+    with Recorder(tmp_path) as recorder:
+        recorder.add("rounds", round=0, **row)
+        recorder.add("rounds", round=1, **row, **{"metric.mae": 0.25})
+    rows = read(tmp_path, "rounds")
+    assert rows["metric.mae"].to_pylist() == [None, 0.25]
+    assert rows.schema.field("metric.mae").type == pa.float64()
+
+
+def test_a_table_needs_its_schema_alone(tmp_path, monkeypatch):
+    mine = schema(("round", "int", "round", "global round"), ("heat", "float?", "K", "temperature of the machine"))
+    monkeypatch.setitem(TABLES, "mine", mine)
+    with Recorder(tmp_path) as recorder:
+        recorder.add("mine", round=[0, 1], heat=[300.5, None])
+    assert read(tmp_path, "mine").equals(pa.table([[0, 1], [300.5, None]], schema=mine))
+    Recorder(tmp_path, 1)
+    assert rounds_of(tmp_path, "mine") == [0]
+
+
+def test_every_phase_has_a_column():
+    described = {field.name: field.metadata[b"description"].decode() for field in TABLES["rounds"]}
+    named = {name.removeprefix("seconds_"): about for name, about in described.items() if name.startswith("seconds_")}
+    assert list(named.items()) == list(PHASES.items())
+
+
 @pytest.mark.parametrize(
     ("table", "columns", "says"),
     [
         ("round", {}, "unknown table 'round'"),
         ("clients", {"round": 0, "client": 1}, "missing status"),
         ("clients", {"round": 0, "client": 1, "status": "ok", "lost": 1.0}, "no column lost"),
+        ("rounds", dict.fromkeys(TABLES["rounds"].names, 0) | {"mae": 0.5}, "no column mae"),
         ("clients", {"round": 0, "client": [1, 2], "status": ["ok"]}, "unequal length"),
         ("clients", {"round": 0, "client": np.ones((2, 2)), "status": "ok"}, "one dimension"),
         ("clients", {"round": 0, "client": 1, "status": "ok", "steps": 2.5}, "column steps"),
@@ -126,7 +151,7 @@ def test_flushes_wait_for_their_time(tmp_path, monkeypatch):
     played(recorder, 0)
     recorder.maybe_flush()
     assert rounds_of(tmp_path, "rounds") == []
-    later = time.monotonic() + raysim.store.records.FLUSH_SECONDS
+    later = time.monotonic() + FLUSH_SECONDS
     monkeypatch.setattr(time, "monotonic", lambda: later)
     recorder.maybe_flush()
     assert rounds_of(tmp_path, "rounds") == [0]
@@ -135,7 +160,7 @@ def test_flushes_wait_for_their_time(tmp_path, monkeypatch):
 READER = """
 import sys
 from pathlib import Path
-from raysim.store.records import read
+from raysim.store.tables import read
 
 run, reads, seen = Path(sys.argv[1]), 0, 0
 while True:
@@ -166,7 +191,7 @@ def test_reading_while_writing(tmp_path):
         while not (tmp_path / "reading").exists() and reader.poll() is None:
             time.sleep(0.01)
         stop = time.monotonic() + 1
-        while time.monotonic() < stop and reader.poll() is None:
+        while (time.monotonic() < stop or t <= MERGE) and reader.poll() is None:
             played(recorder, t)
             t += 1
             recorder.flush()
@@ -257,36 +282,3 @@ def test_a_crash_loses_and_doubles_nothing(tmp_path, monkeypatch, doing):
 def test_unknown_table(tmp_path):
     with pytest.raises(FileNotFoundError, match="partition"):
         read(tmp_path, "partition")
-
-
-def test_trace_writes_what_it_is_given(tmp_path):
-    trace = Trace(tmp_path, [3])
-    assert [t for t in range(5) if trace.wants(t)] == [3]
-    assert Trace(tmp_path, "rounds").wants(7)
-    assert not Trace(tmp_path).wants(0)
-    with pytest.raises(ValueError, match="'all'"):
-        Trace(tmp_path, "all")
-
-    flat = torch.arange(12.0)
-    views = {"conv.weight": flat[:6].view(2, 3).T, "conv.bias": flat[4:8], "bn.num_batches_tracked": torch.tensor(5)}
-    trace.write(3, "client-0007.init", views)
-    back = load_file(tmp_path / "trace/round-0003/client-0007.init.safetensors")
-    assert back.keys() == views.keys()
-    assert all(torch.equal(back[name], views[name]) and back[name].dtype == views[name].dtype for name in views)
-
-    for steps in ([[4, 1, 2], [], [9]], [], [[]]):
-        trace.write_arrays(3, "client-0007.samples", steps)
-        assert [step.tolist() for step in read_arrays(trace.path(3, "client-0007.samples"))] == steps
-
-
-def test_manifest_describes_the_machine_and_nobody(tmp_path):
-    described = manifest("abc", 8, {"partition_hash": "def"})
-    write_json(tmp_path / "manifest.json", described)
-    text = (tmp_path / "manifest.json").read_text()
-    assert json.loads(text) == described
-    assert described["seed"] == 8
-    assert described["partition_hash"] == "def"
-    assert {"python", "torch", "numpy", "pyarrow"} <= described["versions"].keys()
-    assert described["hardware"]["cores"] >= 1
-    assert described["hardware"]["memory_bytes"] > 0
-    assert not any(private in text for private in (str(Path.home()), str(ROOT), socket.gethostname()))

@@ -16,19 +16,14 @@ import hashlib
 import itertools
 import json
 import re
-import sys
-import traceback
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-from raysim.cli.play import aligned, check_address, faults_of, play
-from raysim.config import Config, ConfigError, RayEngineConfig, load, to_dict
-from raysim.sweep.parallel import carried, play_parallel
+from raysim.config import Config, ConfigError, load, to_dict
 
 Choice = tuple[str, list[str]]  # how it is called in the folder's name, if it is, and its overrides
 
@@ -151,75 +146,3 @@ def _other(point: Point) -> list[str]:
     if not changed:
         return []
     return [f"{point.folder}: holds a run whose {', '.join(changed)} is another. Name another --out, or remove it."]
-
-
-# ------------------------------------------------------------------------------------------------ playing, comparing
-
-
-def play_all(points: Sequence[Point], address: str | None = None, at_once: int | None = 1) -> int:
-    """Play what is not finished; returns the exit code. A run that fails does not keep the others from being played.
-
-    `at_once` runs at a time, None: as many as the machine carries. One at a time they are played in this process, with
-    one cluster for all; several each in a process of its own.
-    """
-    left = [point for point in points if not point.finished]
-    print(f"{len(points)} runs, of which {len(points) - len(left)} are finished", flush=True)
-    with ExitStack() as stack:
-        joined = None
-        on_ray = [point.config.engine for point in left if isinstance(point.config.engine, RayEngineConfig)]
-        if on_ray:
-            from raysim.engine.ray.ray_engine import cluster
-
-            check_address(address)
-            object_store = max(engine.state_bytes or 0 for engine in on_ray)  # one for all
-            joined = stack.enter_context(cluster(address, object_store or None))
-        most = min(len(left), at_once or carried([point.config for point in left])) if left else 0
-        if most > 1:
-            print(f"{most} at a time\n", flush=True)
-            failed, stopped = play_parallel(left, most, joined)
-        else:
-            failed, stopped = _in_turn(left, address)
-    if stopped:
-        print("The same command continues the sweep.", file=sys.stderr)
-        return stopped
-    if failed:
-        print(f"{len(failed)} runs failed: {', '.join(failed)}. The same command tries them again.", file=sys.stderr)
-    return int(bool(failed))
-
-
-def _in_turn(points: Sequence[Point], address: str | None) -> tuple[list[str], int]:
-    """Names of the runs that failed, and the exit code where Ctrl-C stopped them, else 0."""
-    failed: list[str] = []
-    for number, point in enumerate(points, 1):
-        print(f"\nrun {number} of {len(points)}", flush=True)
-        try:
-            stopped = play(point.config, point.folder, address, resume=point.saved)
-        except Exception as error:
-            print(f"{point.name}: {error}" if faults_of(error) else traceback.format_exc(), file=sys.stderr)
-            failed.append(point.name)
-            continue
-        if stopped:
-            return failed, stopped
-    return failed, 0
-
-
-def compare(points: Sequence[Point], page: Path, target: float | None = None) -> None:
-    """Print the comparison of the finished runs, if there are any, and write their report to `page`."""
-    from raysim.report import MissingExtra
-    from raysim.report.page import write
-    from raysim.report.runs import Run
-    from raysim.report.runs import compare as grouped
-    from raysim.report.summary import summarise
-
-    runs = [Run(point.folder) for point in points if point.finished]
-    if not runs:
-        return
-    summary = summarise(grouped(runs), target)
-    for table in (summary.scores, summary.costs):
-        print("\n" + "\n".join(aligned(table, ">")))
-    try:
-        write(runs, page, target)
-    except MissingExtra as error:  # the table is worth having without the page
-        print(f"raysim: no report: {error}", file=sys.stderr)
-    else:
-        print(f"\nreport  {page}")

@@ -1,0 +1,138 @@
+"""`raysim list`, `raysim explain` and `raysim data show`: what there is to choose from."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from raysim.cli.errors import reported
+from raysim.cli.lines import aligned
+from raysim.cli.options import ConfigName, Overrides
+
+
+class Listed(StrEnum):
+    """What `raysim list` can show."""
+
+    methods = "methods"
+    models = "models"
+    datasets = "datasets"
+    partitions = "partitions"
+    instruments = "instruments"
+    sinks = "sinks"
+    figures = "figures"
+
+
+def list_(what: Annotated[Listed, typer.Argument(metavar="|".join(Listed))]) -> None:
+    """Name all that a configuration can use, one line each, with its source."""
+    rows = []
+    with reported():
+        for role, entries in catalogues(what).items():
+            rows += [(role, name, first_line(entry)) for name, entry in entries.items()]
+    if what is Listed.models:
+        rows.append(("model", "…", "any classification model of torchvision, by its name there, such as resnet50."))
+    print("\n".join(aligned(rows)) or f"There are no {what} yet.")
+
+
+def explain(
+    name: Annotated[
+        str | None, typer.Argument(help="A section, setting, method or other entry; default: all sections.")
+    ] = None,
+) -> None:
+    """Say what a setting or a method's option may be, what it is by default, and what it does."""
+    from raysim.cli.explain import explain as explanation
+
+    with reported():
+        print(explanation(name))
+
+
+def data_show(
+    config: ConfigName,
+    overrides: Overrides = None,
+    out: Annotated[Path | None, typer.Option(metavar="PNG", help="Image; default: NAME-partition.png, here.")] = None,
+) -> None:
+    """Show who holds what: a table, and a bubble chart of clients and classes."""
+    from raysim.config import load
+    from raysim.federation.federation import deal
+    from raysim.report.partition import bubble_chart
+    from raysim.shipped import find
+
+    with reported():
+        settings = load(find(config), overrides or ())
+        data, partition = deal(settings)
+        counts = partition.label_counts(data)  # [N, C]
+        for line in partition_table(partition, counts):
+            print(line)
+        path = out or Path(f"{settings.name}-partition.png")
+        try:
+            bubble_chart(counts, data.classes, f"{data.name}, {partition.clients} clients").save(path)
+        except ImportError as error:  # the table is worth having without the chart
+            print(f"raysim: no chart: {error}", file=sys.stderr)
+        else:
+            print(f"\nchart  {path}")
+
+
+def catalogues(what: Listed) -> dict[str, Mapping[str, Any]]:
+    """Role → entries."""
+    if what is Listed.methods:
+        from raysim.methods import CLIENTS, STEPS, WEIGHTINGS
+
+        return {"client": CLIENTS, "weighting": WEIGHTINGS, "server": STEPS}
+    if what is Listed.models:
+        from raysim.models import MODELS
+
+        return {"model": MODELS}
+    if what is Listed.datasets:
+        from raysim.data import SOURCES
+
+        return {"dataset": SOURCES}
+    if what is Listed.partitions:
+        from raysim.data import PARTITIONS
+
+        return {"partition": PARTITIONS}
+    if what is Listed.sinks:
+        from raysim.store.sinks import SINKS
+
+        return {"sink": SINKS}
+    if what is Listed.figures:
+        from raysim.report import need
+
+        need("matplotlib.figure")
+        from raysim.report.figures import FIGURES
+
+        return {"figure": {name: entry.draw for name, entry in FIGURES.items()}}
+    from raysim.analysis import INSTRUMENTS, MEASURES
+
+    return {"observer": INSTRUMENTS, "measure": MEASURES}
+
+
+def first_line(entry: Any) -> str:
+    return (entry.__doc__ or "").strip().partition("\n")[0]
+
+
+def partition_table(partition: Any, counts: Any) -> list[str]:
+    """One line a client, with its training samples by class where they fit; then the server, and clients without data.
+
+    `counts` [N, C] are the training samples of each client and class.
+    """
+    tests, vals = ([len(rows) for rows in split] for split in (partition.test, partition.val))
+    held = {"test": tests, "val": vals}
+    extra = [name for name, sizes in held.items() if any(sizes)]
+    by_class = counts.shape[1] <= 20
+    names = [f"c{c}" for c in range(counts.shape[1])] if by_class else ["classes", "largest"]
+    rows = [("client", "train", *extra, *names)]
+    for client, row in enumerate(counts):
+        share = row.max() / max(row.sum(), 1)
+        cells = [str(n) if n else "." for n in row] if by_class else [str((row > 0).sum()), f"{share:.0%}"]
+        rows.append((str(client), str(row.sum()), *(str(held[name][client]) for name in extra), *cells))
+    sizes = counts.sum(1)
+    lines = aligned(rows, ">")
+    lines += ["", f"{len(sizes)} clients, {sizes.sum():,} training samples: {sizes.min():,} to {sizes.max():,} each"]
+    lines += [f"server: {len(partition.server_test):,} test samples, {len(partition.proxy):,} proxy samples"]
+    if empty := [str(client) for client, size in enumerate(sizes) if size == 0]:
+        lines += [f"clients without training samples: {', '.join(empty)} (they are never trained)"]
+    return lines

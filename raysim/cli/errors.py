@@ -1,0 +1,34 @@
+"""Errors as people read them."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+import typer
+
+
+def faults_of(error: Exception) -> Sequence[str] | None:
+    """An error of our own, or of files and networks, as sentences; None for any other, which is a bug."""
+    if not (isinstance(error, OSError) or type(error).__module__.startswith("raysim.")):
+        return None
+    from raysim.config import ConfigError
+
+    return error.faults if isinstance(error, ConfigError) else (f"raysim: {error}",)
+
+
+@contextmanager
+def reported() -> Iterator[None]:
+    """Print an error of our own, or of files and networks, as sentences, and exit; a bug keeps its traceback."""
+    try:
+        yield
+    except BrokenPipeError:  # the reader of our lines, such as `head`, has left: the command line ends quietly
+        raise
+    except Exception as error:
+        if (faults := faults_of(error)) is None:
+            raise
+        from raysim.config import ConfigError
+
+        print("\n".join(faults), file=sys.stderr)
+        raise typer.Exit(2 if isinstance(error, ConfigError) else 1) from None

@@ -1,0 +1,75 @@
+"""Words and numbers for people: how a run is introduced, and what it came to."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from raysim.config import Config
+
+SCORES = (("final", "final"), ("best", "best"), ("mean of last 10", "last10"))  # words, and key of a result
+
+
+def header(config: Config) -> str:
+    """One line on what is simulated."""
+    from raysim.config import CLIENTS, ENGINES, SOURCES, STEPS, WEIGHTINGS, name_in
+
+    stack = [name_in(CLIENTS, m) for m in config.client] + [name_in(WEIGHTINGS, m) for m in config.weighting]
+    stack = (stack or ["fedavg"]) + [name_in(STEPS, m) for m in config.server]
+    clients = config.clients
+    share = f"{config.rounds.participation:.0%} of all"
+    drawn = f"{config.cohort_size} of {clients}" if clients else share
+    parts = [
+        config.name,
+        " + ".join(stack) + (" (oracle: learns on test samples)" if config.data.proxy.oracle else ""),
+        config.model.name,
+        f"{name_in(SOURCES, config.data.name)}, {drawn} clients a round",
+        f"{name_in(ENGINES, config.engine)} engine",
+    ]
+    return " | ".join(parts)
+
+
+def ending(result: Mapping[str, Any]) -> str:
+    """The lines after the last round: `result` is what `result.json` holds, and the folder."""
+    personal = result.get("personal")
+    rows = [
+        *([("accuracy", accuracies(result))] if result["final"] is not None or personal is None else []),
+        *([("personal", accuracies(personal)), ("clients", among_clients(personal))] if personal else []),
+        ("traffic", f"up {bytes_(result['bytes_up'])}   down {bytes_(result['bytes_down'])}"),
+        ("time", f"{result['rounds']} round{'s' * (result['rounds'] != 1)} in {result['seconds']:.1f} s"),
+        ("sha256", result["sha256"]),
+        ("folder", str(result["folder"])),
+    ]
+    return "\n" + "\n".join(aligned(rows))
+
+
+def accuracies(scores: Mapping[str, Any]) -> str:
+    """The last, the best, and the mean of the last ten accuracies."""
+    return "   ".join(f"{words} {percent(scores[key])}" for words, key in SCORES)
+
+
+def among_clients(personal: Mapping[str, Any]) -> str:
+    """How the clients' own accuracies were distributed at the end."""
+    mean, std = percent(personal["macro"]), percent(personal["std"])
+    return f"mean {mean} ± {std}   worst tenth {percent(personal['worst10'])}   AUC {personal['auc']:.4f}"
+
+
+def percent(share: float | None) -> str:
+    """0.5 as `50.00 %`; nothing measured as `-`."""
+    return "-" if share is None else f"{100 * share:.2f} %"
+
+
+def bytes_(count: float) -> str:
+    """A number of bytes in the largest decimal unit that keeps it above 1."""
+    for unit in ("B", "kB", "MB", "GB", "TB"):
+        if count < 1000 or unit == "TB":
+            break
+        count /= 1000
+    return f"{count:.0f} B" if unit == "B" else f"{count:.1f} {unit}"
+
+
+def aligned(rows: Sequence[tuple[str, ...]], align: str = "<") -> list[str]:
+    """Rows as lines whose columns begin (`<`) or end (`>`) together."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return ["  ".join(f"{c:{align}{w}}" for c, w in zip(row, widths, strict=True)).rstrip() for row in rows]

@@ -1,0 +1,64 @@
+"""`raysim report`, `raysim plot` and `raysim measure`: what saved runs show."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from raysim.cli.errors import reported
+from raysim.cli.options import RunPaths, Target
+
+
+def report(
+    runs: RunPaths,
+    out: Annotated[Path, typer.Option(metavar="HTML", help="The page; it needs no other file.")] = Path("report.html"),
+    target: Target = None,
+) -> None:
+    """Compare runs in one page: tables and figures; runs that differ in the seed alone are averaged."""
+    from raysim.report.page import write
+    from raysim.report.runs import find
+
+    with reported():
+        summary = write(find(runs), out, target)
+        print(f"{summary.sentence}\n{out}")
+
+
+def plot(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="accuracy, loss:uplink, ...: raysim list figures.")],
+    runs: RunPaths,
+    out: Annotated[Path, typer.Option(metavar="FIG", help="Image: .pdf, .svg or .png.")],
+) -> None:
+    """Draw one figure of one or several runs, for a paper."""
+    from raysim.report import need
+    from raysim.report.runs import find
+
+    with reported():
+        need("matplotlib.figure")
+        from raysim.report.figures import draw
+
+        draw(name, find(runs)).save(out)
+
+
+def measure(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="rescaling, hessian, ...: raysim list instruments.")],
+    runs: RunPaths,
+    overrides: Annotated[
+        list[str] | None, typer.Option("--set", metavar="OPTION=VALUE", help="Set an option: samples=2000.")
+    ] = None,
+) -> None:
+    """Measure saved runs with one of the papers' instruments; `raysim plot` and `report` show what it found."""
+    from raysim.analysis import MEASURES
+    from raysim.analysis.measure import need, write
+    from raysim.config import Catalogue, read_entry
+    from raysim.report.runs import find
+
+    with reported():
+        chosen = read_entry(Catalogue("measure", MEASURES), name, overrides or ())
+        need(chosen)
+        from raysim.federation.saved import SavedRun
+
+        for one in find(runs):
+            taken = write(name, chosen, SavedRun(one.folder))
+            print(f"{one.folder}: {taken.sentence}", flush=True)

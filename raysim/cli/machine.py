@@ -1,0 +1,56 @@
+"""What this machine has: memory and CPUs within a container's limits, and whether something listens at an address."""
+
+from __future__ import annotations
+
+import re
+import socket
+from pathlib import Path
+
+CGROUP = Path("/sys/fs/cgroup")
+
+
+def cpu_quota() -> float | None:
+    """CPUs that the control group grants, or None where there is no limit."""
+    if (text := _read(CGROUP / "cpu.max")) is not None:
+        quota, period = text.split()
+    else:
+        quota, period = _read(CGROUP / "cpu/cpu.cfs_quota_us") or "-1", _read(CGROUP / "cpu/cpu.cfs_period_us") or "1"
+    return int(quota) / int(period) if quota.isdecimal() else None
+
+
+def free_memory() -> int | None:
+    """Bytes that new processes find free, within the container's limit; None where the system does not tell."""
+    found = memory_bytes()
+    return found and found[1]
+
+
+def memory_bytes() -> tuple[int, int, bool] | None:
+    """Total, available, and whether the container's limit is what counts."""
+    info = dict(re.findall(r"(\w+):\s+(\d+) kB", _read(Path("/proc/meminfo")) or ""))
+    if not info:
+        return None
+    total, available = (int(info[key]) * 1024 for key in ("MemTotal", "MemAvailable"))
+    limit = _read(CGROUP / "memory.max") or _read(CGROUP / "memory/memory.limit_in_bytes")
+    used = _read(CGROUP / "memory.current") or _read(CGROUP / "memory/memory.usage_in_bytes")
+    if limit and used and limit.isdecimal() and int(limit) < total:
+        return int(limit), min(available, int(limit) - int(used)), True
+    return total, available, False
+
+
+def answers(address: str) -> bool:
+    """Whether something listens at HOST:PORT; words such as `auto` are no places and pass."""
+    host, _, port = address.removeprefix("ray://").rpartition(":")
+    if not host or not port.isdecimal():
+        return True
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), timeout=3).close()
+    except OSError:
+        return False
+    return True
+
+
+def _read(path: Path) -> str | None:
+    try:
+        return path.read_text().strip()
+    except OSError:
+        return None

@@ -1,0 +1,151 @@
+"""`raysim init` and `raysim new method`: the first lines of something of one's own."""
+
+from __future__ import annotations
+
+import keyword
+import re
+from collections.abc import Mapping
+from enum import StrEnum
+from importlib.resources import files
+from pathlib import Path
+from string import Template
+from typing import Annotated
+
+import typer
+
+from raysim.cli.errors import reported
+
+TEMPLATES = files("raysim.cli") / "templates"
+
+
+class Role(StrEnum):
+    """What a method changes: how clients train, how they are weighted, what the server does with the mean."""
+
+    client = "client"
+    weighting = "weighting"
+    server = "server"
+
+
+TABLES = {Role.client: "CLIENTS", Role.weighting: "WEIGHTINGS", Role.server: "STEPS"}  # of raysim.methods
+OPTIONS = {Role.client: "mu", Role.weighting: "power", Role.server: "eta"}  # the field of each role's example
+
+
+def init(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="Folder to write to; default: here.")] = Path(),
+) -> None:
+    """Write a small configuration with comments, to start from."""
+    with reported():
+        write({folder / name: (TEMPLATES / name).read_text("utf-8") for name in ("federation.yaml", "README.md")})
+    there = "" if folder.resolve() == Path.cwd() else f"cd {folder} && "
+    print(f"{folder / 'federation.yaml'}   a configuration to change\n{folder / 'README.md'}   what to do with it")
+    print(f"\nNow: {there}raysim run federation.yaml")
+
+
+def method(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="Its name in a configuration, such as signsgd.")],
+    role: Annotated[Role, typer.Option(help="What it changes.")] = Role.client,
+) -> None:
+    """Write a method's file, its test and its registration: into raysim in a checkout of it, else beside each other here."""
+    with reported():
+        key, title = names(name)
+        words = {"name": key, "title": title, "role": role, "option": OPTIONS[role], "table": TABLES[role]}
+        print(in_checkout(words) if is_checkout(Path()) else outside(words))
+
+
+def outside(words: Mapping[str, str]) -> str:
+    """Write a module that registers the method itself, and its test; what to say of them."""
+    name, title = words["name"], words["title"]
+    registration = {
+        "imports": f"from raysim.methods import {words['table']}\n",
+        "ending": f'\n\n{words["table"]}["{name}"] = {title}  # its name in a configuration\n',
+    }
+    path, test = Path(f"{name}.py"), Path(f"test_{name}.py")
+    importing = {"imports": f"import pytest\nfrom {name} import {title}\n"}
+    write({path: filled(words["role"], {**words, **registration}), test: filled("test", {**words, **importing})})
+    return f"""{path}   the method, an example to replace
+{test}   its test: pytest {test}
+
+A script that imports {name} can use `{words["role"]}: [{name}]`. So that the command raysim finds it as well, make a package of
+it whose pyproject.toml says:
+
+[project.entry-points."raysim.methods"]
+{name} = "{name}:{title}\""""
+
+
+def in_checkout(words: Mapping[str, str]) -> str:
+    """Write the method among raysim's own, its test, and its lines in the catalogue; what to say of them."""
+    name, title = words["name"], words["title"]
+    path, test = Path("raysim/methods", f"{name}.py"), Path("tests/methods", f"test_{name}.py")
+    catalogue = Path("raysim/methods/__init__.py")
+    importing = {"imports": f"import pytest\n\nfrom raysim.methods.{name} import {title}"}
+    listed = registered(catalogue.read_text(encoding="utf-8"), words)
+    write(
+        {
+            path: filled(words["role"], {**words, "imports": "", "ending": ""}),
+            test: filled("test", {**words, **importing}),
+        }
+    )
+    catalogue.write_text(listed, encoding="utf-8")
+    return f"""{path}   the method, an example to replace
+{test}   its test: pytest {test}
+{catalogue}   its two lines in the catalogue
+
+The suite asks of each method of raysim's for more: a case in tests/cases/{name}.py, its switches in
+tests/properties/test_switches.py, a setting in benchmarks/catalogue.py. CONTRIBUTING.md says what they hold."""
+
+
+def registered(catalogue: str, words: Mapping[str, str]) -> str:
+    """The source of `raysim/methods/__init__.py` with the method's import and its line. Raises `ConfigError` where the
+    name is taken."""
+    from raysim.config import ConfigError
+
+    lines = catalogue.splitlines()
+    if any(re.match(rf'\s*"{words["name"]}":', line) for line in lines):
+        raise ConfigError(f"raysim new method: there is a method {words['name']} already.")
+    start = next(at for at, line in enumerate(lines) if line.startswith(f"{words['table']}: "))
+    end = next(at for at in range(start, len(lines)) if lines[at].strip() == "}")
+    indent = re.match(r"\s*", lines[end - 1])
+    assert indent is not None
+    lines.insert(end, f'{indent[0]}"{words["name"]}": {words["title"]},')
+    imported = f"from raysim.methods.{words['name']} import {words['title']}"
+    own = [at for at, line in enumerate(lines) if line.startswith("from raysim.methods.")]
+    lines.insert(next((at for at in own if lines[at] > imported), own[-1] + 1), imported)
+    return "\n".join(lines) + "\n"
+
+
+def names(name: str) -> tuple[str, str]:
+    """The name in a configuration, and the class: `sign_sgd` and `SignSgd` of sign_sgd, `signsgd` and `SignSGD` of SignSGD.
+
+    Raises `ConfigError` for what cannot name both.
+    """
+    from raysim.config import ConfigError
+
+    if not re.fullmatch(r"[A-Za-z][A-Za-z0-9_]*", name) or keyword.iskeyword(name.lower()):
+        raise ConfigError(f"raysim new method {name}: must be letters, digits and _, and no word of Python's.")
+    title = name if name != name.lower() else "".join(part.capitalize() for part in name.split("_"))
+    return name.lower(), title
+
+
+def filled(template: str, words: Mapping[str, str]) -> str:
+    """The text of a template, its words filled in."""
+    return Template((TEMPLATES / f"{template}.txt").read_text("utf-8")).substitute(words)
+
+
+def write(texts: Mapping[Path, str]) -> None:
+    """Write new files. Raises `ConfigError`, before the first, where one is there already."""
+    from raysim.config import ConfigError
+
+    if there := [path for path in texts if path.exists()]:
+        raise ConfigError(
+            f"{', '.join(map(str, there))}: already there, and left as it is. Choose another name or folder."
+        )
+    for path, text in texts.items():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="utf-8")
+
+
+def is_checkout(folder: Path) -> bool:
+    """Whether `folder` is the top of a checkout of raysim's source."""
+    project = folder / "pyproject.toml"
+    own = project.is_file() and re.search(r'^name = "raysim"$', project.read_text(encoding="utf-8"), re.MULTILINE)
+    return bool(own) and (folder / "raysim/methods/__init__.py").is_file()

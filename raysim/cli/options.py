@@ -1,0 +1,56 @@
+"""Arguments and options that several commands share."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+ConfigName = Annotated[
+    str,
+    typer.Argument(
+        metavar="CONFIG", help="YAML file, or the name of a configuration that comes with raysim: quickstart."
+    ),
+]
+Overrides = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="PATH=VALUE", help="Override a setting: rounds.total=5, server.0.fedlws.beta=0.2."),
+]
+Address = Annotated[
+    str | None,
+    typer.Option(metavar="ADDRESS", help="Ray cluster to join, as RAY_ADDRESS; without, a local one is started."),
+]
+RunPaths = Annotated[list[Path], typer.Argument(metavar="RUN...", help="Folders of runs, or folders that hold some.")]
+Target = Annotated[
+    float | None,
+    typer.Option(
+        min=0, max=1, help="Accuracy to reach, a fraction; default: a whole percentage that every run reached."
+    ),
+]
+Seeds = Annotated[str, typer.Option(metavar="SEED,SEED,...", help="Run everything with each of these seeds.")]
+Parallel = Annotated[
+    str,
+    typer.Option(
+        metavar="N|auto", help="Runs at a time, each a process of its own; auto: as many as the machine holds."
+    ),
+]
+
+
+def seed_numbers(seeds: str) -> list[int]:
+    """`8,9,10` as a list. Raises `ConfigError`."""
+    from raysim.config import ConfigError
+
+    try:
+        return [int(seed) for seed in seeds.split(",") if seed]
+    except ValueError:
+        raise ConfigError(f"--seeds {seeds}: must be whole numbers between commas, such as 8,9,10.") from None
+
+
+def runs_at_once(parallel: str) -> int | None:
+    """`--parallel` as a number; None: as many as the machine holds. Raises `ConfigError`."""
+    from raysim.config import ConfigError
+
+    if parallel != "auto" and not (parallel.isdecimal() and int(parallel)):
+        raise ConfigError(f"--parallel {parallel}: must be a whole number > 0, or auto.")
+    return None if parallel == "auto" else int(parallel)

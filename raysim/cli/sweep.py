@@ -1,0 +1,80 @@
+"""`raysim sweep` and `raysim reproduce`: many runs, and what they came to."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from raysim.cli.errors import reported
+from raysim.cli.options import Address, ConfigName, Overrides, Parallel, Seeds, Target, runs_at_once, seed_numbers
+
+
+def sweep(
+    config: ConfigName,
+    out: Annotated[Path, typer.Option(metavar="DIR", help="Folder in which each run has its own.")],
+    overrides: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="PATH=V,V,...", help="Vary a setting: server.0.fedlws.beta=0.01,0.1."),
+    ] = None,
+    seeds: Seeds = "",
+    target: Target = None,
+    parallel: Parallel = "1",
+    address: Address = None,
+) -> None:
+    """Run a grid of configurations and compare them; the same command continues a sweep that was stopped."""
+    from raysim.shipped import find
+    from raysim.sweep.compare import compare
+    from raysim.sweep.grid import grid
+    from raysim.sweep.playing import play_all
+
+    with reported():
+        points = grid(find(config), overrides or (), seed_numbers(seeds), out)
+        status = play_all(points, address, runs_at_once(parallel))
+        if status < 128:  # after Ctrl-C nobody wants to wait for a report
+            compare(points, out / "report.html", target)
+    raise typer.Exit(status)
+
+
+class Scale(StrEnum):
+    """How much of a paper's table `raysim reproduce` runs."""
+
+    full = "full"
+    small = "small"
+
+
+def reproduce(
+    item: Annotated[str, typer.Argument(metavar="ITEM", help="A table or figure, such as fedlws/table1.")] = "",
+    listed: Annotated[bool, typer.Option("--list", help="Name them all, and the data they need.")] = False,
+    scale: Annotated[Scale, typer.Option(help="As the paper has it, or what takes minutes.")] = Scale.full,
+    data: Annotated[Path | None, typer.Option(metavar="DIR", help="Where the data are; default: RAYSIM_DATA.")] = None,
+    seeds: Seeds = "",
+    overrides: Overrides = None,
+    out: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Folder of the runs; default: runs/reproduce/ITEM-SCALE.")
+    ] = None,
+    parallel: Parallel = "1",
+    address: Address = None,
+) -> None:
+    """Run a table or figure of a paper and print it beside the paper's numbers; the same command continues."""
+    from raysim.config import ConfigError
+    from raysim.sweep.items import find, items, listing
+    from raysim.sweep.playing import play_all
+    from raysim.sweep.text import table_text
+
+    with reported():
+        if listed:
+            print("\n".join(listing(items())))
+            return
+        if not item:
+            raise ConfigError("raysim reproduce: name a table or figure; `raysim reproduce --list` shows all.")
+        chosen, small = find(item), scale is Scale.small
+        changes = [*([f"data.root={data}"] if data else []), *(overrides or ())]
+        folder = out or Path("runs", "reproduce", f"{item.replace('/', '_')}-{scale}")
+        points = chosen.runs(small, seed_numbers(seeds), changes, folder)
+        status = play_all(list(points.values()), address, runs_at_once(parallel))
+        if any(point.finished for point in points.values()):
+            print(f"\n{table_text(chosen, points, small, overrides or ())}")
+    raise typer.Exit(status)

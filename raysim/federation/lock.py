@@ -1,0 +1,55 @@
+"""The folder of a run belongs to one process at a time; what that process must know of it before it goes on."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from raysim.config import Config, ConfigError
+from raysim.store.manifest import manifest, read_manifest
+
+
+@contextmanager
+def run_lock(folder: Path) -> Iterator[None]:
+    """Hold the run in `folder`, which is made if need be. Raises `ConfigError` where another process holds it."""
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / ".lock"
+    with path.open("a") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise ConfigError(f"{folder}: another process is playing this run; wait until it has ended.") from None
+        except OSError:  # a file system without locks
+            pass
+        try:
+            yield
+        finally:
+            if list(folder.iterdir()) == [path]:  # a launch that failed leaves nothing behind
+                path.unlink()
+
+
+def machine_changes(folder: Path) -> list[str]:
+    """Sentences on how this machine differs from the one on which the run in `folder` began, where low bits depend on it."""
+    then, now = read_manifest(folder), manifest("", 0, {})
+    deciding = (("versions", "torch"), ("hardware", "cpu"), ("hardware", "cpu_capability"))
+    pairs = [(key, then.get(part, {}).get(key), now[part][key]) for part, key in deciding if then]
+    return [f"the run began with {key} {was}, and this is {is_}" for key, was, is_ in pairs if was != is_]
+
+
+def finished_result(config: Config, folder: Path) -> dict[str, Any] | None:
+    """What a run that has played all its rounds ended with, and its folder; None where rounds are left."""
+    path = folder / "result.json"
+    result = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+    return result | {"folder": folder} if result.get("rounds") == config.rounds.total else None
+
+
+def how_to_continue(folder: Path) -> str:
+    """A sentence for who has stopped the run in `folder`."""
+    if any((folder / "checkpoints").glob("*.json")):
+        return f"`raysim resume {folder}` continues."
+    started = (folder / "config.yaml").exists()
+    return f"There is no checkpoint yet: `raysim resume {folder}` starts anew." if started else "Nothing was written."

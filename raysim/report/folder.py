@@ -1,0 +1,172 @@
+"""What a run has written into its folder."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import pyarrow as pa
+import yaml
+
+from raysim.report import NoData, ReportError
+from raysim.store import tables
+
+STACKS = ("client", "weighting", "server")
+ENTRIES = ("data.name", "data.partition", "engine")  # settings that are one entry of a catalogue
+
+
+class RunFolder:
+    """What a run has written into its folder, finished or still growing; `run["rounds"]` is a table.
+
+    A table is read once, when it is first used. Raises `ReportError` where the folder is not that of a run.
+    """
+
+    def __init__(self, folder: str | Path):
+        self.folder = Path(folder)
+        try:
+            self.config: dict[str, Any] = yaml.safe_load((self.folder / "config.yaml").read_text(encoding="utf-8"))
+        except (FileNotFoundError, NotADirectoryError):
+            raise ReportError(f"{self.folder}: holds no config.yaml, so it is not the folder of a run.") from None
+        self._tables: dict[str, pa.Table] = {}
+        self._columns: dict[str, dict[str, np.ndarray]] = {}
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({str(self.folder)!r}): {self.stack}, {self.played} of {self.rounds} rounds"
+
+    def __getitem__(self, table: str) -> pa.Table:
+        """An Arrow table; `.to_pandas()` makes a data frame of it. Raises KeyError for a name that is not in `tables`."""
+        if table not in self._tables:
+            try:
+                self._tables[table] = tables.read(self.folder, table)
+            except FileNotFoundError:
+                raise KeyError(f"the run has no table {table!r}; there are {', '.join(self.tables)}") from None
+        return self._tables[table]
+
+    @property
+    def tables(self) -> tuple[str, ...]:
+        """Names of the tables."""
+        measures = sorted(f"measures/{path.name}" for path in (self.folder / "measures").glob("[a-z]*"))
+        written = ["partition"] if (self.folder / "partition").is_dir() else []
+        return (*tables.TABLES, *written, *measures)
+
+    def columns(self, table: str) -> dict[str, np.ndarray]:
+        """The columns of a table as [n] arrays; a null is NaN, or None in a column of texts."""
+        if table not in self._columns:
+            rows = self[table]
+            self._columns[table] = {name: rows[name].to_numpy() for name in rows.column_names}
+        return self._columns[table]
+
+    @cached_property
+    def manifest(self) -> dict[str, Any]:
+        """Versions, hardware and hashes."""
+        return self._json("manifest.json") or {}
+
+    @property
+    def result(self) -> dict[str, Any] | None:
+        """Scores, bytes and the hash of the model; None while the run is not finished."""
+        return self._json("result.json")
+
+    def _json(self, name: str) -> dict[str, Any] | None:
+        path = self.folder / name
+        if not path.is_file():
+            return None
+        found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        return found
+
+    @property
+    def state(self) -> Literal["running", "finished", "stopped"]:
+        """As far as the folder tells: a run on a machine whose locks do not reach ours counts as stopped."""
+        if self.result is not None:
+            return "finished"
+        try:
+            with (self.folder / ".lock").open() as lock:  # who runs it holds the lock, and we give ours back at once
+                fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return "running"
+        except OSError:  # no lock file, or a file system without locks
+            pass
+        return "stopped"
+
+    @property
+    def seed(self) -> int:
+        return int(self.config["seed"])
+
+    @property
+    def rounds(self) -> int:
+        """Rounds that the configuration sets."""
+        return int(self.config["rounds"]["total"])
+
+    @property
+    def played(self) -> int:
+        """Rounds that are on disk."""
+        return int(self["rounds"].num_rows)
+
+    @property
+    def stack(self) -> str:
+        """Names of the methods, as `raysim run` prints them."""
+        client, weighting, server = ([next(iter(entry)) for entry in self.config[stack]] for stack in STACKS)
+        return " + ".join((client + weighting or ["fedavg"]) + server)
+
+    @cached_property
+    def shares(self) -> Shares:
+        """How many samples each client holds. Raises `NoData` where the run ended before it wrote its partition."""
+        if "partition" not in self.tables:
+            raise NoData("The run has not written its partition.")
+        return Shares.of(self["partition"])
+
+    @cached_property
+    def settings(self) -> dict[str, Any]:
+        """Every setting by its path, in the order of the configuration. The entry of a stack names its methods."""
+        found: dict[str, Any] = {}
+        _flatten(self.config, "", found)
+        return found
+
+
+def _flatten(value: Any, path: str, found: dict[str, Any]) -> None:
+    inside = f"{path}." if path else ""
+    if path in STACKS:
+        found[path] = " + ".join(next(iter(entry)) for entry in value)
+        for entry in value:
+            ((name, fields),) = entry.items()
+            _flatten(fields, f"{inside}{name}", found)
+    elif path in ENTRIES:
+        ((name, fields),) = value.items()
+        found[path] = name
+        _flatten(fields, f"{inside}{name}", found)
+    elif isinstance(value, Mapping):
+        for key, one in value.items():
+            _flatten(one, f"{inside}{key}", found)
+    else:
+        found[path] = value
+
+
+@dataclass(frozen=True)
+class Shares:
+    """How many samples each client holds, from the table `partition`."""
+
+    data: str
+    classes: tuple[str, ...]
+    counts: np.ndarray | None  # [N, C] int64 training samples by client and class; None in runs older than the column
+    sizes: dict[str, np.ndarray]  # by split (train, test, val), [N] int64
+
+    @classmethod
+    def of(cls, table: pa.Table) -> Shares:
+        header = json.loads(table.schema.metadata[b"raysim.partition"])
+        clients, classes = header["clients"], tuple(header.get("classes", ()))
+        client, split = table["client"].to_numpy(), table["split"].to_numpy()
+        sizes = {
+            name: np.bincount(client[(split == name) & (client >= 0)], minlength=clients)
+            for name in ("train", "test", "val")
+        }
+        counts = None
+        if classes:
+            train = split == "train"
+            cells = client[train] * len(classes) + table["label"].to_numpy()[train]
+            counts = np.bincount(cells, minlength=clients * len(classes)).reshape(clients, len(classes))
+        return cls(header.get("data", ""), classes, counts, sizes)

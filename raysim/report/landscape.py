@@ -1,0 +1,183 @@
+"""The loss around the model: measures of its slices, its Hessian, mixtures of models, and the way of the training."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.lines import Line2D
+from matplotlib.ticker import MaxNLocator, NullFormatter
+
+from raysim.report import NoData
+from raysim.report.canvas import COLUMN, INK, SEQUENTIAL, Canvas, colour, dash, legend, whole_rounds
+from raysim.report.folder import RunFolder
+from raysim.report.groups import Group
+from raysim.report.measured import at_last_round, measured, tables_of
+
+BEST = "#d55e00"
+
+
+def _mean_curves(
+    groups: Sequence[Group], name: str, x: str, y: str, scale: float = 1.0
+) -> tuple[Canvas, Axes, list[tuple[int, np.ndarray, np.ndarray, Line2D]]]:
+    """`y` against `x` of a measure, at the last measured round, the mean over seeds that have the same options."""
+    figure = Canvas(COLUMN, 2.3)
+    axes = figure.add_subplot()
+    drawn, labels = [], []
+    for i, label, tables in tables_of(groups, name):
+        places = at_last_round(tables[0], x)[0]
+        alike = [at_last_round(t, y)[0] for t in tables if np.array_equal(at_last_round(t, x)[0], places)]
+        mean = scale * np.mean(alike, 0)
+        (line,) = axes.plot(places, mean, color=colour(i), linestyle=dash(i))
+        drawn.append((i, places, mean, line))
+        labels.append(label)
+    if len(groups) > 1:
+        legend(figure, [line for *_, line in drawn], labels)
+    return figure, axes, drawn
+
+
+def rescaling(groups: Sequence[Group], variant: str) -> Canvas:
+    """Loss or accuracy of the global model times a factor, at the last measured round; a diamond marks the best factor."""
+    label, scale, best = {"loss": ("loss (nats)", 1, np.argmin), "accuracy": ("accuracy (%)", 100, np.argmax)}[variant]
+    figure, axes, drawn = _mean_curves(groups, "rescaling", "factor", variant, scale)
+    for i, x, y, _ in drawn:
+        axes.plot(x[best(y)], y[best(y)], "D", color=colour(i), markersize=5, markeredgecolor="white", zorder=5)
+    axes.axvline(1, color=INK, linewidth=0.6, zorder=1)
+    axes.set(xlabel="factor c of the model", ylabel=label)
+    axes.xaxis.set_major_locator(MaxNLocator(5))
+    return figure
+
+
+def slice_(groups: Sequence[Group]) -> Canvas:
+    """Loss along the first eigenvector of the loss's Hessian, a unit vector, at the last measured round."""
+    figure, axes, _ = _mean_curves(groups, "slice", "step", "loss")
+    axes.set(xlabel="step a along v₁", ylabel="loss of w + a·v₁ (nats)")
+    return figure
+
+
+def hessian(groups: Sequence[Group], variant: str) -> Canvas:
+    """Largest eigenvalues of the loss's Hessian at the last measured round.
+
+    `first` and `ratio` are the first, and the first over the last of them, over the measured rounds."""
+    if variant == "spectrum":
+        figure, axes, drawn = _mean_curves(groups, "hessian", "index", "eigenvalue")
+        for *_, line in drawn:
+            line.set_marker("o")
+        axes.set(xlabel="index", ylabel="eigenvalue of the Hessian", ylim=(0, None))
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+        return figure
+    figure = Canvas(COLUMN, 2.2)
+    axes = figure.add_subplot()
+    held, lines = tables_of(groups, "hessian"), []
+    if all(len(np.unique(tables[0]["round"])) == 1 for *_, tables in held):
+        raise NoData("The Hessian was measured in a single round.")
+    last = max(int(t["index"].max()) for _, _, tables in held for t in tables)
+    for i, _, tables in held:
+        rounds = np.unique(tables[0]["round"])
+        values = [_first_or_ratio(t, variant) for t in tables if np.array_equal(np.unique(t["round"]), rounds)]
+        lines += axes.plot(rounds + 1, np.mean(values, 0), color=colour(i), linestyle=dash(i), marker="o")
+    axes.set(xlabel="round", ylabel="λ₁ of the Hessian" if variant == "first" else f"λ₁ / λ{last} of the Hessian")
+    whole_rounds(axes)
+    legend(figure, lines, [label for _, label, _ in held] if len(groups) > 1 else [])
+    return figure
+
+
+def _first_or_ratio(table: dict[str, np.ndarray], variant: str) -> np.ndarray:
+    first = table["eigenvalue"][table["index"] == 1]
+    last = table["eigenvalue"][table["index"] == table["index"].max()]
+    return np.asarray(first if variant == "first" else first / last)
+
+
+CORNERS = np.array([[0, 0], [1, 0], [0.5, np.sqrt(3) / 2]])  # of the triangle of all mixtures
+
+
+def simplex(run: RunFolder, variant: str) -> Canvas:
+    """Loss of all mixtures of three clients' models; the square is the mixture by samples, the star the best.
+
+    `surface` is that of the last measured round, `optima` has the best mixture of every measured round."""
+    table, about = measured(run, "simplex")
+    places = np.stack([table[f"lambda_{i}"] for i in (1, 2, 3)], 1) @ CORNERS
+    rounds = np.unique(table["round"])
+    rows = [np.flatnonzero(table["round"] == t) for t in rounds]
+    best = np.array([places[those][np.argmin(table["loss"][those])] for those in rows])  # [rounds, 2]
+    figure, axes = _triangle(about["clients"])
+    (square,) = axes.plot(
+        *(np.array(about["p"]) @ CORNERS), "s", color="white", markersize=6, markeredgecolor=INK, zorder=4, linestyle=""
+    )
+    marks, labels = [square], ["by samples"]
+    shades: Any
+    if variant == "surface":
+        x, y = places[rows[-1]].T
+        shades = axes.tricontourf(x, y, table["loss"][rows[-1]], levels=16, cmap=SEQUENTIAL)
+        marks += axes.plot(*best[-1], "*", color=BEST, markersize=9, markeredgecolor="white", linestyle="")
+        labels.append("best")
+        shown = f"loss (nats), round {rounds[-1] + 1}"
+    else:
+        x, y = best.T
+        axes.plot(x, y, color="#888888", linewidth=0.6, zorder=2)
+        shades = axes.scatter(x, y, c=rounds + 1, cmap=SEQUENTIAL, s=16, zorder=3, linewidths=0)
+        shown = "round of the best mixture"
+    bar = figure.colorbar(shades, ax=axes, pad=0.02, fraction=0.05, label=shown)
+    bar.outline.set_visible(False)
+    bar.ax.yaxis.set_major_locator(MaxNLocator(5, integer=variant == "optima"))
+    legend(figure, marks, labels)
+    return figure
+
+
+def _triangle(clients: Sequence[int]) -> tuple[Canvas, Axes]:
+    figure = Canvas(COLUMN, 2.9)
+    axes = figure.add_subplot()
+    axes.set_aspect("equal")
+    axes.axis("off")
+    axes.plot(*CORNERS[[0, 1, 2, 0]].T, color=INK, linewidth=0.8)
+    for (x, y), client, side in zip(CORNERS, clients, ("top", "top", "bottom"), strict=True):
+        axes.text(x, y + (0.04 if side == "bottom" else -0.04), f"client {client}", ha="center", va=side, fontsize=7)
+    return figure, axes
+
+
+def trajectory(run: RunFolder) -> Canvas:
+    """A client's models in their principal plane over the loss of its training samples (FedALA, figure 4).
+
+    Circles are the starts of its training in each round, dots the ends."""
+    table, about = measured(run, "trajectory")
+    kind, x, y = table["kind"], table["x"], table["y"]
+    figure = Canvas(COLUMN, 2.9)
+    axes = figure.add_subplot()
+    _loss_surface(axes, table)
+    start, end = kind == "start", kind == "end"
+    axes.plot(np.stack([x[start], x[end]]), np.stack([y[start], y[end]]), color="white", linewidth=0.9)
+    (begin,) = axes.plot(
+        x[start], y[start], "o", color=colour(1), markerfacecolor="white", markersize=3.5, linestyle=""
+    )
+    (finish,) = axes.plot(x[end], y[end], "o", color=colour(1), markersize=3.5, linestyle="")
+    for i in (0, -1):
+        axes.annotate(
+            str(table["round"][start][i] + 1), (x[start][i], y[start][i]), (4, 4), textcoords="offset points", fontsize=7,
+            color="white", fontweight="bold",
+        )  # fmt: skip
+    axes.grid(False)
+    axes.set_title(f"training loss of client {about['client']} (nats)", loc="left")
+    shares = [f"{100 * share:.0f} %" for share in about["explained"]]
+    axes.set(xlabel=f"first direction ({shares[0]} of variance)", ylabel=f"second ({shares[1]})")
+    legend(figure, [begin, finish], ["start of training", "end"])
+    return figure
+
+
+def _loss_surface(axes: Axes, table: dict[str, np.ndarray]) -> None:
+    """Contours of the rows of kind `grid`. Losses have a logarithmic scale, of four decades at most."""
+    grid = table["kind"] == "grid"
+    x, y, loss = (table[column][grid] for column in ("x", "y", "loss"))
+    shape = len(np.unique(y)), len(np.unique(x))
+    finite = loss[np.isfinite(loss)]
+    levels = np.geomspace(max(finite.min(), 1e-4 * finite.max()), finite.max(), 20)
+    surface = axes.contourf(
+        x.reshape(shape), y.reshape(shape), np.clip(loss, levels[0], levels[-1]).reshape(shape),
+        levels=levels, cmap=SEQUENTIAL, norm="log",
+    )  # fmt: skip
+    assert isinstance(axes.figure, Canvas)
+    bar = axes.figure.colorbar(surface, ax=axes, pad=0.02, fraction=0.06, ticks=levels[::5], format="%.2g")
+    bar.ax.yaxis.set_minor_formatter(NullFormatter())
+    bar.ax.minorticks_off()
+    bar.outline.set_visible(False)

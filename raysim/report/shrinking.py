@@ -1,0 +1,109 @@
+"""What shrinks the global model, and how far: norms, shrink factors, and the balance of decay and training."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from raysim.report import NoData
+from raysim.report.canvas import COLUMN, Canvas, colour, legend, whole_rounds
+from raysim.report.clouds import pearson, scatter_groups
+from raysim.report.folder import RunFolder
+from raysim.report.groups import Group
+from raysim.report.quantities import noted
+from raysim.report.series import over_rounds, plot
+
+BALANCES = {
+    "fedlaw_ratio": "FedLAW's r\n‖γd‖ / ‖(1 − γ)w‖",
+    "fedlws_ratio": "FedLWS's r\n‖(1 − γ)w‖ / ‖γd‖",
+    "gamma": "shrink factor γ",
+    "gradient": "global gradient ‖γd‖",
+    "decay": "pull of shrinking ‖(1 − γ)w‖",
+    "tau": "disagreement of the clients τ",
+    "norm": "norm of the model ‖w‖",
+    "moved": "step of the mean ‖d‖",
+}
+RATIOS = ("fedlaw_ratio", "fedlws_ratio")
+
+
+def norm(groups: Sequence[Group]) -> Canvas:
+    """Norm of the global model after each round."""
+
+    def norms(run: RunFolder) -> np.ndarray:
+        table = run.columns("layers")
+        return np.sqrt(np.bincount(table["round"], table["norm"] ** 2)) if len(table["round"]) else np.empty(0)
+
+    return over_rounds(groups, norms, "norm of the model ‖w‖")[0]
+
+
+def balance(groups: Sequence[Group], variant: str) -> Canvas:
+    """What shrinking does in each round: the clients' pull against the decay of the old model.
+
+    The r of FedLAW and the r of FedLWS are each other's inverse."""
+    return over_rounds(groups, lambda run: noted(run, f"balance.{variant}"), BALANCES[variant])[0]
+
+
+def ratios(groups: Sequence[Group], variant: str) -> Canvas:
+    """Distribution of the ratio r over rounds and runs, and the normal distribution of the same mean and deviation."""
+    values = np.concatenate([noted(run, f"balance.{variant}") for group in groups for run in group.runs])
+    values = values[~np.isnan(values)]
+    if len(values) < 2:
+        raise NoData("No run has recorded the ratio with the instrument balance.")
+    figure = Canvas(COLUMN, 2.2)
+    axes = figure.add_subplot()
+    count, edges = np.histogram(values, bins=min(40, max(5, len(values) // 5)), density=True)
+    bars = axes.stairs(count, edges, fill=True, color=colour(0), alpha=0.6)
+    mean, std = values.mean(), values.std(ddof=1)
+    x = np.linspace(*axes.get_xlim(), 200)
+    (line,) = axes.plot(x, np.exp(-(((x - mean) / std) ** 2) / 2) / (std * np.sqrt(2 * np.pi)), color=colour(1))
+    axes.set(xlabel=", ".join(BALANCES[variant].split("\n")), ylabel="density", ylim=(0, None))
+    legend(figure, [bars, line], [f"{len(values)} rounds", f"normal, {mean:.3g} ± {std:.2g}"])
+    return figure
+
+
+def tau_r(groups: Sequence[Group]) -> Canvas:
+    """Disagreement τ of the clients and FedLWS's ratio r in every round, and Pearson's correlation of the two.
+
+    The ratio is what shrinking took from the model over what the clients gave it; in FedLWS it is β τ."""
+    missing = "No run has recorded τ and r, with FedLWS or the instrument balance."
+    figure, axes, clouds, dots = scatter_groups(groups, _tau_and_ratio, missing)
+    axes.set(xlabel=BALANCES["tau"], ylabel=BALANCES["fedlws_ratio"])
+    found = [pearson(*cloud.points.T) for cloud in clouds]
+    correlations = ["no correlation" if np.isnan(r) else f"correlation {r:.2f}".replace("-", "−") for r in found]
+    named = [f"{cloud.label}: {words}" for cloud, words in zip(clouds, correlations, strict=True)]
+    legend(figure, dots, named if len(groups) > 1 else correlations)
+    return figure
+
+
+def _tau_and_ratio(run: RunFolder) -> np.ndarray:
+    """[n, 2] of the rounds that have both. What the instrument saw goes before what FedLWS reported."""
+    columns = [
+        seen if len(seen := noted(run, f"balance.{ours}")) else noted(run, f"fedlws.{its}")
+        for ours, its in (("tau", "model_tau"), ("fedlws_ratio", "model_r"))
+    ]
+    points = np.stack(columns, 1) if len(columns[1]) else np.empty((0, 2))
+    return np.asarray(points[~np.isnan(points).any(1)])
+
+
+def shrinking(run: RunFolder) -> Canvas:
+    """FedLWS's shrink factor γ of the layers over the rounds.
+
+    The lines are the mean of the layers, with a band of one standard deviation, the first layer, the last layer, and
+    the one factor that the whole model would have."""
+    gamma = noted(run, "fedlws.gamma")
+    if not len(gamma):
+        raise NoData("The run has no FedLWS.")
+    figure = Canvas(COLUMN, 2.3)
+    axes = figure.add_subplot()
+    x, mean, std = np.arange(1, len(gamma) + 1), gamma.mean(1), gamma.std(1)
+    axes.fill_between(x, mean - std, mean + std, color=colour(0), alpha=0.18, linewidth=0)
+    shown = {
+        "mean of the layers": mean, "first layer": gamma[:, 0], "last layer": gamma[:, -1],
+        "whole model": noted(run, "fedlws.model_gamma"),
+    }  # fmt: skip
+    lines = [plot(axes, i, x, values, marker=None) for i, values in enumerate(shown.values())]
+    axes.set(xlabel="round", ylabel="shrink factor γ")
+    whole_rounds(axes)
+    legend(figure, lines, list(shown))
+    return figure

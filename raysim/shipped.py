@@ -1,0 +1,32 @@
+"""The configurations that come with raysim: in its folder when it was installed from a wheel, beside it in a checkout."""
+
+from __future__ import annotations
+
+import difflib
+from pathlib import Path
+
+from raysim.config import ConfigError
+
+
+def folder() -> Path:
+    """Where they are. Raises `ConfigError` where the installation has none."""
+    package = Path(__file__).parent
+    for place in (package / "configs", package.parent / "configs"):
+        if (place / "quickstart.yaml").is_file():
+            return place
+    raise ConfigError(f"{package}: this installation of raysim has no configurations. Install it again with pip.")
+
+
+def find(name: str | Path) -> Path:
+    """The configuration `name`: a file of that path or, where there is none, one that comes with raysim, such as
+    `quickstart` or `fedlws/table1`. Raises `ConfigError` where there is neither."""
+    path = Path(name)
+    if path.suffix in (".yaml", ".yml") or path.is_file():
+        return path  # whoever reads it says what is wrong with it
+    shipped = folder()
+    if (found := shipped / f"{name}.yaml").is_file():
+        return found
+    names = [one.relative_to(shipped).with_suffix("").as_posix() for one in shipped.rglob("*.yaml")]
+    near = difflib.get_close_matches(str(name), names, n=1)
+    hint = f" Did you mean {near[0]}?" if near else ""
+    raise ConfigError(f"{name}: no such file, and no configuration of that name comes with raysim.{hint}")

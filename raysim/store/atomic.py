@@ -1,0 +1,70 @@
+"""Whole files: each appears complete or not at all, also after a crash or a power cut."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+@contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """Yield a temporary path. At the end that file is on disk and renamed to `path`; after an error nothing changes."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.tmp")  # hidden: no reader's pattern matches it
+    try:
+        yield temporary
+        _sync(temporary)
+        os.replace(temporary, path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+    _sync(path.parent)  # or a power cut may undo the rename
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def write_json(path: Path, obj: Any) -> None:
+    """Write `obj` as JSON, atomically. Tuples come back as lists and keys as strings. Raises TypeError for what JSON
+    cannot hold."""
+    text = json.dumps(obj, indent=2, ensure_ascii=False) + "\n"
+    with replacing(path) as temporary:
+        temporary.write_text(text, encoding="utf-8")
+
+
+def write_tensors(path: Path, tensors: Mapping[str, Tensor | np.ndarray]) -> str:
+    """Write tensors under their names as a safetensors file, atomically. Returns the file's SHA-256.
+
+    A tensor may be a view, share storage, and have any device or memory format: a contiguous copy of each is written.
+    Raises ValueError for the one name that safetensors reserves.
+    """
+    import torch
+    from safetensors.torch import save
+
+    if "__metadata__" in tensors:  # safetensors would write a file that nobody can read
+        raise ValueError("'__metadata__' cannot be the name of a tensor")
+    copies = {
+        name: torch.from_numpy(np.array(tensor, order="C"))
+        if isinstance(tensor, np.ndarray)
+        else tensor.detach().cpu().clone(memory_format=torch.contiguous_format)
+        for name, tensor in tensors.items()
+    }
+    content = save(copies)
+    with replacing(path) as temporary:
+        temporary.write_bytes(content)
+    return hashlib.sha256(content).hexdigest()

@@ -1,0 +1,79 @@
+"""The manifest of a run: the versions, hardware and hashes that decide its bits and its speed."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import os
+import platform
+import shutil
+import subprocess
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+_PACKAGES = ("raysim", "torch", "torchvision", "ray", "numpy", "pyarrow", "safetensors", "scikit-learn")
+
+
+class DamagedManifest(ValueError):
+    """A run's manifest cannot be read."""
+
+
+def read_manifest(folder: Path) -> dict[str, Any]:
+    """The manifest of the run in `folder`, empty where none has been written yet. Raises `DamagedManifest`."""
+    path = folder / "manifest.json"
+    try:
+        written = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+    except ValueError:
+        written = None
+    if not isinstance(written, dict):
+        raise DamagedManifest(f"{path} is damaged: it says what the run began with. Put it back, or start another run.")
+    return written
+
+
+def manifest(config_hash: str, seed: int, extra: Mapping[str, Any]) -> dict[str, Any]:
+    """What decides a run's bits and speed besides its configuration, as JSON. It names no host, user or path."""
+    import torch
+
+    versions: dict[str, str] = {"python": platform.python_version()}
+    for package in _PACKAGES:
+        try:
+            versions[package] = importlib.metadata.version(package)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    versions["torch"] = torch.__version__  # with its build, which the package's metadata leaves out
+    return {
+        "config_hash": config_hash,
+        "seed": seed,
+        "versions": versions,
+        "hardware": {
+            "os": platform.platform(),
+            "cpu": _cpu(),
+            "cpu_capability": torch.backends.cpu.get_cpu_capability(),  # kernels, and so low bits, depend on it
+            "cores": os.cpu_count(),
+            "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
+            "gpus": _gpus(),
+        },
+        **extra,
+    }
+
+
+def _cpu() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        lines = []
+    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return next(names, platform.processor() or platform.machine())
+
+
+def _gpus() -> list[str]:
+    """Names and driver versions. torch cannot tell them: Ray hides GPUs from a driver process that has claimed none."""
+    if shutil.which("nvidia-smi") is None:
+        return []
+    command = ["nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader"]
+    try:
+        output = subprocess.run(command, capture_output=True, text=True, timeout=20, check=True).stdout
+    except (OSError, subprocess.SubprocessError):
+        return []
+    return [line.strip() for line in output.splitlines() if line.strip()]

@@ -1,0 +1,58 @@
+"""Traces: every tensor of chosen rounds, so that a round can be recomputed by hand."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+import numpy as np
+
+from raysim.store.atomic import write_tensors
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+class Trace:
+    """Writes the tensors of chosen rounds to `trace/round-0003/<name>.safetensors` in the run folder.
+
+    `rounds` is 'rounds' for all of them, or the numbers of some, from 0. Names are such as before, after, client-0007,
+    client-0007.init, client-0007.state.before. Raises ValueError for any other text.
+    """
+
+    def __init__(self, folder: Path, rounds: Literal["rounds"] | Collection[int] = ()):
+        if isinstance(rounds, str) and rounds != "rounds":
+            raise ValueError(f"trace: {rounds!r} is neither 'rounds' nor a list of rounds")
+        self.folder = Path(folder) / "trace"
+        self._rounds = None if isinstance(rounds, str) else frozenset(rounds)
+
+    def wants(self, t: int) -> bool:
+        """Whether round `t`, from 0, is traced."""
+        return self._rounds is None or t in self._rounds
+
+    def path(self, t: int, name: str) -> Path:
+        return self.folder / f"round-{t:04d}" / f"{name}.safetensors"
+
+    def write(self, t: int, name: str, tensors: Mapping[str, Tensor]) -> None:
+        """Write tensors under their `state_dict` names."""
+        write_tensors(self.path(t, name), tensors)
+
+    def write_arrays(self, t: int, name: str, arrays: Sequence[Sequence[int] | np.ndarray]) -> None:
+        """Write integer arrays of unequal lengths, such as the sample indices of every step, for `read_arrays`.
+
+        The file holds `values`, all of them in a row, and `offsets` [n + 1]: array i is
+        values[offsets[i]:offsets[i + 1]]. Both are int64.
+        """
+        parts = [np.asarray(array, dtype=np.int64) for array in arrays]
+        values = np.concatenate([np.empty(0, np.int64), *parts])
+        offsets = np.cumsum([0, *(len(part) for part in parts)], dtype=np.int64)
+        write_tensors(self.path(t, name), {"values": values, "offsets": offsets})
+
+
+def read_arrays(path: Path) -> list[np.ndarray]:
+    """The int64 arrays that `Trace.write_arrays` wrote."""
+    from safetensors.numpy import load_file
+
+    tensors = load_file(path)
+    return np.split(tensors["values"], tensors["offsets"][1:-1]) if len(tensors["offsets"]) > 1 else []

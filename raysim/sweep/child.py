@@ -1,0 +1,39 @@
+"""The process of one run of several: `python -m raysim.sweep.child`, started and described by `raysim.sweep.parallel`."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import threading
+import traceback
+from pathlib import Path
+
+from raysim.cli.errors import faults_of
+from raysim.cli.play import play
+from raysim.config import from_dict
+from raysim.engine.ray.placement import Resources
+
+
+def main() -> int:
+    """Play the run that the first line of the standard input describes."""
+    task = json.loads(sys.stdin.readline())
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+    resources = Resources(**task["resources"]) if task["resources"] else None
+    try:
+        config, folder = from_dict(task["config"]), Path(task["folder"])
+        return play(config, folder, task["address"], resume=task["resume"], resources=resources)
+    except Exception as error:
+        print("\n".join(faults_of(error) or [traceback.format_exc()]), file=sys.stderr)
+        return 1
+
+
+def _end_with_parent() -> None:
+    """Whoever starts the sweep again must find nobody who still writes into its folders."""
+    while os.read(0, 1):
+        pass
+    os._exit(1)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

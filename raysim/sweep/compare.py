@@ -1,0 +1,32 @@
+"""The comparison of a sweep's runs, printed and as a report."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from raysim.cli.lines import aligned
+from raysim.sweep.grid import Point
+
+
+def compare(points: Sequence[Point], page: Path, target: float | None = None) -> None:
+    """Print the comparison of the finished runs, if there are any, and write their report to `page`."""
+    from raysim.report import MissingExtra
+    from raysim.report.groups import compare as grouped
+    from raysim.report.page import write
+    from raysim.report.runs import Run
+    from raysim.report.summary import summarise
+
+    runs = [Run(point.folder) for point in points if point.finished]
+    if not runs:
+        return
+    summary = summarise(grouped(runs), target)
+    for table in (summary.scores, summary.costs):
+        print("\n" + "\n".join(aligned(table, ">")))
+    try:
+        write(runs, page, target)
+    except MissingExtra as error:  # the table is worth having without the page
+        print(f"raysim: no report: {error}", file=sys.stderr)
+    else:
+        print(f"\nreport  {page}")

@@ -1,0 +1,166 @@
+"""The tables and figures that have a configuration: which there are, and the runs of each."""
+
+from __future__ import annotations
+
+import difflib
+import itertools
+import re
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from raysim import shipped
+from raysim.config import ConfigError, load
+from raysim.sweep.grid import Choice, Point, choice, runs, seeded
+from raysim.sweep.table import Axis, Label, Table, labels, read_table
+
+PAPERS = {
+    "ccn": "Client contribution normalization (CCN, 2024)",
+    "fedala": "FedALA (Zhang et al., 2023)",
+    "fedlaw": "FedLAW (Li et al., 2023)",
+    "fedldf": "FedLDF (2024)",
+    "fedlws": "FedLWS (Shi et al., 2025)",
+}
+
+
+@dataclass(frozen=True)
+class Cell:
+    """Where a run belongs."""
+
+    row: Label
+    column: Label
+    seed: int
+
+
+@dataclass(frozen=True)
+class Item:
+    """One file of `configs/`: `fedlws/table1`."""
+
+    name: str
+    path: Path
+
+    @cached_property
+    def table(self) -> Table:
+        """Raises `ConfigError` where the file has none, or a wrong one."""
+        return read_table(self.path)
+
+    @property
+    def title(self) -> str:
+        paper = PAPERS.get(self.path.parent.name, self.path.parent.name)
+        name, what = next(iter(self.table.items.items()))
+        return f"{paper}, {name}: {what.partition(' (')[0]}"  # what follows is the command for a figure
+
+    def axes(self, small: bool) -> tuple[list[Axis], list[Axis]]:
+        """Columns' and rows', as far as they are played."""
+        only = self.table.small.only if small else ()
+        columns, rows = (
+            [{name: axis[name] for name in axis if name in only} or axis for axis in axes] for axes in self.table.axes
+        )
+        return columns, rows
+
+    def plan(self, small: bool, seeds: Sequence[int], changes: Sequence[str]) -> dict[Cell, list[Choice]]:
+        """The choices that make each run, all cells of a seed before those of the next. `changes` are `path=value`."""
+        table, (columns, rows) = self.table, self.axes(small)
+        settings, changed = choice("", table.small.set if small else {}), ("", list(changes))
+        planned = {}
+        for seed, row, column in itertools.product(
+            seeds or (table.small.seeds if small else table.seeds), labels(rows), labels(columns)
+        ):
+            theirs = table.theirs(row, column)
+            if theirs and all(number is None for _, number in theirs):
+                continue
+            taken = zip((*columns, *rows), (*column, *row), strict=True)
+            chosen = [choice(name, axis[name]) for axis, name in taken]
+            ours, scaled = (
+                [choice("", cells.set) for cells in special if {*cells.of} <= {*row, *column}]
+                for special in (table.cells, table.small.cells if small else ())
+            )
+            planned[Cell(row, column, seed)] = [*chosen, *ours, settings, *scaled, changed, seeded(seed)]
+        return planned
+
+    def runs(self, small: bool, seeds: Sequence[int], changes: Sequence[str], out: Path) -> dict[Cell, Point]:
+        """Raises `ConfigError` where a cell cannot be run, such as for want of its data."""
+        planned = self.plan(small, seeds, changes)
+        return dict(zip(planned, runs(self.path, planned.values(), out), strict=True))
+
+
+def folder() -> Path:
+    """`configs` in the working directory if it holds tables, or else what comes with raysim."""
+    here = Path("configs")
+    return here if any(here.glob("*/*.yaml")) else shipped.folder()
+
+
+def items() -> dict[str, Item]:
+    """Every table and figure that has a file, by name."""
+    root = folder()
+    paths = sorted(root.glob("*/*.yaml"), key=lambda path: (path.parent, _natural(path.stem)))
+    return {name: Item(name, path) for path in paths for name in [f"{path.parent.name}/{path.stem}"]}
+
+
+def find(name: str) -> Item:
+    """The item of that name. Raises `ConfigError` where there is none."""
+    there = items()
+    if name not in there:
+        near = difflib.get_close_matches(name, there, n=1)
+        hint = f" Did you mean {near[0]}?" if near else ""
+        raise ConfigError(f"there is no table or figure {name!r}.{hint} `raysim reproduce --list` shows all.")
+    return there[name]
+
+
+def listing(there: Mapping[str, Item]) -> Iterator[str]:
+    """Every item with the papers' tables and figures that it makes, the data it needs, and what it costs."""
+    paper = ""
+    for name, item in there.items():
+        if item.path.parent.name != paper:
+            paper = item.path.parent.name
+            yield f"\n{PAPERS.get(paper, paper)}"
+        yield f"\n  {name}"
+        table = item.table
+        width = max(map(len, table.items))
+        yield from (f"    {place:<{width}}  {what}" for place, what in table.items.items())
+        for scale, small in (("full", False), ("small", True)):
+            planned = item.plan(small, (), ())
+            seeds = len({cell.seed for cell in planned})
+            size = f"{len(planned) // seeds} run{'s' * (len(planned) > seeds)} × {seeds} seed{'s' * (seeds > 1)}"
+            took = f"; took {table.small.minutes:g} minutes of one core" if small and table.small.minutes else ""
+            yield f"    {scale}: {size}; {_data(item, planned.values())}{took}"
+
+
+def _data(item: Item, planned: Collection[Sequence[Choice]]) -> str:
+    """Names of the data that these runs read, and which are absent."""
+    found: dict[str, bool] = {}
+    wanted = dict.fromkeys(
+        next((text for _, texts in reversed(chosen) for text in reversed(texts) if text.startswith("data.name=")), "")
+        for chosen in planned
+    )
+    for change in wanted:
+        if change:
+            raw = yaml.safe_load(change.partition("=")[2])
+        else:
+            raw = yaml.safe_load(item.path.read_text(encoding="utf-8"))["data"]["name"]
+        missing = ""
+        try:
+            load(item.path, [change] if change else [])
+        except ConfigError as error:
+            missing = " (absent)" * any(": data.name: " in fault for fault in error.faults)
+        found[_named(raw) + missing] = True
+    return ", ".join(found)
+
+
+def _named(raw: Any) -> str:
+    """A data set as people call it: `cifar10`, or the folder that a source reads."""
+    if not isinstance(raw, Mapping):
+        return str(raw)
+    ((source, settings),) = raw.items()
+    if isinstance(settings, Mapping):
+        settings = settings.get("path", "")
+    return str(settings) or source
+
+
+def _natural(stem: str) -> tuple[str | int, ...]:
+    """figure2 before figure10."""
+    return tuple(int(part) if part.isdecimal() else part for part in re.split(r"(\d+)", stem))

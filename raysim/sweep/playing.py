@@ -1,0 +1,61 @@
+"""Playing the runs of a sweep: what is finished is left alone, what was stopped goes on."""
+
+from __future__ import annotations
+
+import sys
+import traceback
+from collections.abc import Sequence
+from contextlib import ExitStack
+
+from raysim.cli.errors import faults_of
+from raysim.cli.play import check_address, play
+from raysim.config import RayEngineConfig
+from raysim.sweep.grid import Point
+from raysim.sweep.parallel import carried, play_parallel
+
+
+def play_all(points: Sequence[Point], address: str | None = None, at_once: int | None = 1) -> int:
+    """Play what is not finished; returns the exit code. A run that fails does not keep the others from being played.
+
+    `at_once` runs at a time, None: as many as the machine carries. One at a time they are played in this process, with
+    one cluster for all; several each in a process of its own.
+    """
+    left = [point for point in points if not point.finished]
+    print(f"{len(points)} runs, of which {len(points) - len(left)} are finished", flush=True)
+    with ExitStack() as stack:
+        joined = None
+        on_ray = [point.config.engine for point in left if isinstance(point.config.engine, RayEngineConfig)]
+        if on_ray:
+            from raysim.engine.ray.ray_engine import cluster
+
+            check_address(address)
+            object_store = max(engine.state_bytes or 0 for engine in on_ray)  # one for all
+            joined = stack.enter_context(cluster(address, object_store or None))
+        most = min(len(left), at_once or carried([point.config for point in left])) if left else 0
+        if most > 1:
+            print(f"{most} at a time\n", flush=True)
+            failed, stopped = play_parallel(left, most, joined)
+        else:
+            failed, stopped = _in_turn(left, address)
+    if stopped:
+        print("The same command continues the sweep.", file=sys.stderr)
+        return stopped
+    if failed:
+        print(f"{len(failed)} runs failed: {', '.join(failed)}. The same command tries them again.", file=sys.stderr)
+    return int(bool(failed))
+
+
+def _in_turn(points: Sequence[Point], address: str | None) -> tuple[list[str], int]:
+    """Names of the runs that failed, and the exit code where Ctrl-C stopped them, else 0."""
+    failed: list[str] = []
+    for number, point in enumerate(points, 1):
+        print(f"\nrun {number} of {len(points)}", flush=True)
+        try:
+            stopped = play(point.config, point.folder, address, resume=point.saved)
+        except Exception as error:
+            print(f"{point.name}: {error}" if faults_of(error) else traceback.format_exc(), file=sys.stderr)
+            failed.append(point.name)
+            continue
+        if stopped:
+            return failed, stopped
+    return failed, 0

@@ -1,0 +1,94 @@
+"""What a table compares: a score of one run, under a name that a configuration's `table` can use."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import numpy as np
+
+from raysim.report import summary
+from raysim.report.runs import Run
+from raysim.report.summary import GLOBAL, judged_by
+
+
+def _accuracy(of: Callable[[Run, str], float | None]) -> Callable[[Run], float | None]:
+    def percent(run: Run) -> float | None:
+        value = of(run, judged_by([run]))
+        return None if value is None else 100 * value
+
+    return percent
+
+
+def _error(run: Run) -> float | None:
+    value = summary.final(run, judged_by([run]))
+    return None if value is None else 100 * (1 - value)
+
+
+def _error_at(run: Run, megabytes: float) -> float | None:
+    """Test error in % at the last evaluation before the clients had sent more MB; None where they never sent as many."""
+    rounds = run.columns("rounds")
+    spent, accuracy = summary.COSTS["MB up"](rounds), rounds[GLOBAL]
+    known = accuracy[(spent <= megabytes) & ~np.isnan(accuracy)]
+    return 100 * (1 - float(known[-1])) if len(known) and spent[-1] >= megabytes else None
+
+
+def _to_error(run: Run, error: float) -> float | None:
+    """MB that the clients had sent when the test error was first down to so many %."""
+    return summary.cost_to(run, GLOBAL, 1 - error / 100, "MB up")
+
+
+def _seconds(run: Run) -> float:
+    """Of a round: median over the rounds."""
+    return float(np.median(run.columns("rounds")["seconds"]))
+
+
+def _aggregation(run: Run) -> float:
+    """Seconds from the clients' models to the server's: median over the rounds."""
+    rounds = run.columns("rounds")
+    return float(np.median(rounds["seconds_plan"] + rounds["seconds_reduce"] + rounds["seconds_server"]))
+
+
+def _note(run: Run, name: str) -> float | None:
+    """Mean of what a method reports as METHOD.NAME in the last round; of a learned value, at its last epoch."""
+    notes, (method, what) = run.columns("notes"), name.split(".")
+    its = (notes["method"] == method) & (notes["name"] == what)
+    if not its.any():
+        return None
+    its &= notes["round"] == notes["round"][its].max()
+    index = notes["index"].astype(float)
+    if not np.isnan(index[its]).any():
+        its &= index == index[its].max()
+    return float(notes["value"][its].mean())
+
+
+SCORES: dict[str, tuple[Callable[..., float | None], str]] = {  # and what a heading says of them
+    "final": (_accuracy(summary.final), "final accuracy, %"),
+    "best": (_accuracy(summary.best), "accuracy of the best round, %"),
+    "last10": (_accuracy(summary.last10), "accuracy, mean of the last 10 evaluations, %"),
+    "error": (_error, "final test error, %"),
+    "MB up": (lambda run: summary.total(run, "MB up"), "MB sent by the clients"),
+    "MB": (lambda run: summary.total(run, "MB"), "MB sent"),
+    "seconds": (_seconds, "seconds a round"),
+    "minutes": (lambda run: _seconds(run) / 60, "minutes a round"),
+    "aggregation": (_aggregation, "seconds to aggregate"),
+    "error at MB": (_error_at, ""),
+    "MB to error": (_to_error, ""),
+    "note": (_note, ""),
+}
+PERCENT = ("final", "best", "last10", "error", "error at MB")
+
+Measure = str | dict[str, float | str]  # a key of SCORES, or {key: argument} where it has no words for a heading
+Score = str | dict[str, Measure]  # one, or several under headings
+
+
+def wrong_scores(score: Score) -> Iterator[str]:
+    for measure in [score] if isinstance(score, str) else score.values():
+        name, argument = key_of(measure)
+        if name not in SCORES:
+            yield f"score: there is no {name!r}. There are {', '.join(SCORES)}."
+        elif bool(argument) == bool(SCORES[name][1]):
+            yield f"score: write {name!r} {'alone' if argument else f'as {{HEADING: {{{name}: VALUE}}}}'}."
+
+
+def key_of(measure: Measure) -> tuple[str, tuple[float | str, ...]]:
+    return (measure, ()) if isinstance(measure, str) else next((k, (v,)) for k, v in measure.items())

@@ -1,0 +1,145 @@
+"""The papers' tables: a configuration, the grid of its cells, and the numbers that the paper has there.
+
+    table:
+      items: {Table 1: accuracy with and without FedLWS, Figure 10: "curves of these runs: raysim plot accuracy"}
+      score: last10                              # what is compared; or {heading: score}, a column for each
+      columns: {alpha 100: {data.partition.dirichlet_counts.alpha: 100}, alpha 0.1: {}}
+      rows: {FedAvg: {server: []}, FedAvg + LWS: {}, FedLAW: {server: [], weighting: [fedlaw]}}
+      cells:                                     # settings that hold where all these choices meet
+        - {of: [FedLAW, alpha 0.1], set: {weighting.0.fedlaw.lr: 0.01}}
+      paper: {FedAvg: [76.01, 61.04], FedLAW: [null, 64.76]}  # its numbers, row by row; null: there is no such cell
+      small: {only: [alpha 0.1], set: {rounds.total: 20}, seeds: [8, 9, 10], minutes: 12}
+
+`rows` and `columns` are a mapping of names to settings, or a list of such mappings, of which every combination is a row
+or a column. Settings are those of the column, then of the row, of `cells` and of `small`; later ones win. `small` makes
+of it what takes minutes: only some choices (an axis of which none is named stays whole), with these settings and seeds,
+and with `cells` and a `score` of its own where it has them; `minutes` is what it took on one core.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import yaml
+from pydantic import ConfigDict, TypeAdapter, ValidationError
+
+from raysim.config import ConfigError
+from raysim.sweep.scores import SCORES, Measure, Score, wrong_scores
+
+Settings = dict[str, Any]  # path -> value
+Axis = dict[str, Settings]  # name of a choice -> its settings
+Label = tuple[str, ...]  # of a row or a column: a choice of each of its axes
+
+_STRICT = ConfigDict(extra="forbid", strict=True)
+
+
+@dataclass(frozen=True)
+class Cells:
+    """Settings that hold where all the choices `of` meet."""
+
+    of: tuple[str, ...]
+    set: Settings
+    __pydantic_config__ = _STRICT
+
+
+@dataclass(frozen=True, kw_only=True)
+class Small:
+    """A scaled-down run."""
+
+    only: tuple[str, ...] = ()
+    set: Settings = field(default_factory=dict)
+    cells: tuple[Cells, ...] = ()
+    seeds: tuple[int, ...] = (8, 9, 10)
+    score: Score | None = None  # None: the table's
+    minutes: float | None = None
+    __pydantic_config__ = _STRICT
+
+
+@dataclass(frozen=True, kw_only=True)
+class Table:
+    """What a configuration's `table` says; the module's documentation has it as it is written."""
+
+    items: dict[str, str]
+    score: Score = "last10"
+    columns: Axis | tuple[Axis, ...] = ()
+    rows: Axis | tuple[Axis, ...] = ()
+    cells: tuple[Cells, ...] = ()
+    paper: dict[str, tuple[float | None, ...]] = field(default_factory=dict)
+    seeds: tuple[int, ...] = (8, 9, 10)
+    small: Small
+    __pydantic_config__ = _STRICT
+
+    @property
+    def axes(self) -> tuple[list[Axis], list[Axis]]:
+        """Those of the columns and those of the rows."""
+        columns, rows = ([side] if isinstance(side, dict) else list(side) for side in (self.columns, self.rows))
+        return columns, rows
+
+    @property
+    def choices(self) -> list[str]:
+        return [name for axis in itertools.chain(*self.axes) for name in axis]
+
+    def headings(self, small: bool) -> dict[str, Measure]:
+        """The scores, each under what a column says of it."""
+        score = self.small.score if small and self.small.score else self.score
+        return {SCORES[score][1]: score} if isinstance(score, str) else score
+
+    def faults(self) -> Iterator[str]:
+        """What cannot be told from the types."""
+        for name in dict.fromkeys(self.choices):
+            if self.choices.count(name) > 1:
+                yield f"{name!r} names two choices."
+        special = [*self.cells, *self.small.cells]
+        for where, names in (("small.only", self.small.only), *(("cells", cells.of) for cells in special)):
+            for name in names:
+                if name not in self.choices:
+                    yield f"{where}: there is no choice {name!r}. There are {', '.join(self.choices)}."
+        wrong = [fault for score in (self.score, self.small.score) if score for fault in wrong_scores(score)]
+        if wrong:
+            yield from wrong
+            return
+        columns, rows = (labels(axes) for axes in self.axes)
+        width = len(columns) * len(self.headings(False))
+        for name, numbers in self.paper.items():
+            if name not in map(shown, rows):
+                yield f"paper: there is no row {name!r}. There are {'; '.join(map(shown, rows))}."
+            if len(numbers) != width:
+                yield f"paper.{name}: has {len(numbers)} numbers for {width} columns."
+
+    def theirs(self, row: Label, column: Label) -> list[tuple[Measure, float | None]]:
+        """The paper's numbers in a cell, one a score; none where it has none for the whole row."""
+        if (numbers := self.paper.get(shown(row))) is None:
+            return []
+        measures = list(self.headings(False).values())
+        at = len(measures) * labels(self.axes[0]).index(column)
+        return list(zip(measures, numbers[at:], strict=False))
+
+
+def labels(axes: Sequence[Mapping[str, Any]]) -> list[Label]:
+    return list(itertools.product(*axes))
+
+
+def shown(label: Label) -> str:
+    return ", ".join(label)
+
+
+def read_table(path: Path) -> Table:
+    """What the configuration at `path` says under `table`. Raises `ConfigError` where that is nothing, or wrong."""
+    try:
+        raw = yaml.safe_load(path.read_text(encoding="utf-8"))["table"]
+        table = TypeAdapter(Table).validate_json(json.dumps(raw))
+    except yaml.YAMLError as error:
+        raise ConfigError(f"{path}: not valid YAML: {error}") from None
+    except (KeyError, TypeError):
+        raise ConfigError(f"{path}: has no key `table`, which says what to reproduce.") from None
+    except ValidationError as error:
+        places = {".".join(map(str, fault["loc"])): fault["msg"] for fault in error.errors()}
+        raise ConfigError([f"{path}: table.{place}: {message}." for place, message in places.items()]) from None
+    if faults := list(table.faults()):
+        raise ConfigError([f"{path}: table.{fault}" for fault in faults])
+    return table

@@ -1,0 +1,84 @@
+"""A reproduced table as Markdown, beside the paper's numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from raysim.report.runs import Run
+from raysim.report.summary import OverSeeds
+from raysim.sweep.grid import Point, choice
+from raysim.sweep.items import Cell, Item
+from raysim.sweep.scores import PERCENT, SCORES, Measure, key_of
+from raysim.sweep.table import Label, shown
+
+
+def table_text(item: Item, points: Mapping[Cell, Point], small: bool, changes: Sequence[str]) -> str:
+    """The paper's table in Markdown: what the finished runs came to, beside the paper's numbers. `changes` are the
+    overrides, `path=value`, with which they were played."""
+    scaled = item.table.small
+    settings = [*choice("", scaled.set)[1]] if small else []
+    for cells in scaled.cells if small else ():
+        settings += [f"{text} ({', '.join(cells.of)})" for text in choice("", cells.set)[1]]
+    settings += changes
+    seeds = sorted({cell.seed for cell in points})
+    lines = [item.title, ""]
+    if small:
+        lines += ["Scaled down; the paper's numbers are those of its own, full-size runs."]
+    if settings:
+        lines += [f"Settings other than the paper's: {', '.join(settings)}."]
+    lines += [
+        f"Each cell: mean ± standard deviation over {len(seeds)} seed{'s' * (len(seeds) > 1)} of raysim's runs (the "
+        "paper's number, ours minus the paper's)."
+    ]
+    columns = list(dict.fromkeys(cell.column for cell in points))
+    groups: dict[str, list[Label]] = {}
+    for column in columns:
+        groups.setdefault(column[0] if len(column) > 1 else "", []).append(column)
+    for name, members in groups.items():
+        lines += ["", *([f"{name}:", ""] if name else []), *_grid(item, points, members, small, bool(name))]
+    return "\n".join(lines)
+
+
+def _grid(item: Item, points: Mapping[Cell, Point], columns: Sequence[Label], small: bool, named: bool) -> list[str]:
+    """The lines of one grid; `named`: its columns' first choice stands above it."""
+    headings = item.table.headings(small)
+    top = [
+        shown(column[named:]) if len(headings) == 1 and shown(column[named:]) else
+        ", ".join(filter(None, (shown(column[named:]), heading)))
+        for column in columns for heading in headings
+    ]  # fmt: skip
+    corner = next(iter(headings)) if len(headings) == 1 and top != list(headings) else ""
+    lines = [(corner, *top)]
+    for row in dict.fromkeys(cell.row for cell in points if cell.column in columns):
+        cells = []
+        for column in columns:
+            its = [point for cell, point in points.items() if (cell.row, cell.column) == (row, column)]
+            theirs = item.table.theirs(row, column)
+            cells += [
+                _cell(its, measure, next((number for what, number in theirs if what == measure), None))
+                for measure in headings.values()
+            ]
+        lines.append((shown(row) or item.name, *cells))
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    rule = tuple("-" * width for width in widths)
+    return [
+        "| " + " | ".join(f"{c:<{w}}" for c, w in zip(line, widths, strict=True)) + " |"
+        for line in (lines[0], rule, *lines[1:])
+    ]
+
+
+def _cell(points: Sequence[Point], measure: Measure, theirs: float | None) -> str:
+    """The mean over the seeds' finished runs, beside the paper's number if it has one."""
+    if not points:
+        return ""
+    name, argument = key_of(measure)
+    of = SCORES[name][0]
+    ours = OverSeeds.of([of(Run(point.folder), *argument) if point.finished else None for point in points])
+    decimals = 2 if name in PERCENT else None
+    text = ours.show(decimals)
+    if theirs is None:
+        return text
+    if not ours.values:
+        return f"{text} (paper {theirs:g})"
+    difference = OverSeeds((ours.mean - theirs,)).show(decimals or 3)
+    return f"{text} (paper {theirs:g}, {'' if difference.startswith('-') else '+'}{difference})".replace("-", "−")

@@ -1,0 +1,107 @@
+"""What the project says of itself: its dependencies are what it imports, its versions agree, its commands exist."""
+
+from __future__ import annotations
+
+import ast
+import re
+import sys
+import tomllib
+from collections.abc import Iterator
+from importlib.metadata import packages_distributions
+from pathlib import Path
+
+import pytest
+import yaml
+
+import raysim
+
+ROOT = Path(__file__).parents[1]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+
+# What an extra is for: the modules that import it may fail without it, with a sentence that names the extra.
+OPTIONAL = {"report", "analysis", "tensorboard", "mlflow", "wandb", "tune"}
+
+
+def plain(requirement: str) -> str:
+    """The distribution of `ray[default]>=2.40`, spelled as package indexes compare names."""
+    name = re.match(r"[A-Za-z0-9._-]+", requirement)
+    assert name, requirement
+    return re.sub(r"[-_.]+", "-", name[0]).lower()
+
+
+def imported(folder: Path) -> Iterator[tuple[str, str]]:
+    """File and top-level module of every import, those inside functions too."""
+    for path in sorted(folder.rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            modules = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+            if isinstance(node, ast.ImportFrom) and not node.level:
+                modules = [str(node.module)]
+            for module in modules:
+                yield str(path.relative_to(ROOT)), module.partition(".")[0]
+
+
+def distributions(module: str) -> set[str]:
+    return {plain(name) for name in packages_distributions().get(module, [module])}
+
+
+@pytest.mark.parametrize("folder", ["raysim", "tests", "benchmarks"])
+def test_what_is_imported_is_declared(folder: str) -> None:
+    extras = PROJECT["optional-dependencies"]
+    required = {plain(one) for one in PROJECT["dependencies"]}
+    allowed = required | {plain(one) for extra in OPTIONAL for one in extras[extra]}
+    if folder != "raysim":
+        allowed |= {plain(one) for one in extras["dev"]}
+    own = {"raysim", *sys.stdlib_module_names}
+    own |= {path.stem for top in ("tests", "benchmarks") for path in (ROOT / top).iterdir()}
+    own |= {path.stem for path in (ROOT / "tests").glob("*/*.py")}
+    missing = {(file, m) for file, m in imported(ROOT / folder) if m not in own and not distributions(m) & allowed}
+    assert missing == set()
+
+
+def test_every_required_package_is_imported() -> None:
+    """Save torchvision, by whose release pip finds the torch that fits, and what only builds or runs the others."""
+    found = {name for _, module in imported(ROOT / "raysim") for name in distributions(module)}
+    assert {plain(one) for one in PROJECT["dependencies"]} <= found
+
+
+def test_the_extras_of_development_are_those_of_use() -> None:
+    """Except for services that tests replace by stand-ins."""
+    extras = PROJECT["optional-dependencies"]
+    of_use = {one for name in OPTIONAL - {"mlflow", "wandb"} for one in extras[name]}
+    assert of_use <= set(extras["dev"])
+
+
+def test_versions_agree() -> None:
+    cited = yaml.safe_load((ROOT / "CITATION.cff").read_text(encoding="utf-8"))
+    assert cited["version"] == raysim.__version__
+    assert cited["license"] == PROJECT["license"]
+    assert f"## [{raysim.__version__}]" in (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
+    lowest = PROJECT["requires-python"].removeprefix(">=")
+    assert f"Programming Language :: Python :: {lowest}" in PROJECT["classifiers"]
+
+
+def test_workflows_try_every_python_of_the_classifiers() -> None:
+    matrix = yaml.safe_load((ROOT / ".github/workflows/ci.yml").read_text(encoding="utf-8"))["jobs"]["test"]["strategy"]
+    named = {one.rpartition(" ")[2] for one in PROJECT["classifiers"] if re.search(r":: 3\.\d+$", one)}
+    assert set(matrix["matrix"]["python"]) == named
+
+
+@pytest.mark.parametrize("page", ["CONTRIBUTING.md", "CHANGELOG.md", "docs/decisions/README.md"])
+def test_pages_name_files_that_exist(page: str) -> None:
+    path = ROOT / page
+    text = path.read_text(encoding="utf-8")
+    links = re.findall(r"\]\((?!http)([^)#]+)\)", text)
+    assert [link for link in links if not (path.parent / link).exists()] == []
+    named = set(re.findall(r"`((?:raysim|tests|benchmarks|docs|configs)/[\w/.]+)`", text))
+    assert [name for name in sorted(named) if not (ROOT / name).exists()] == []
+
+
+def test_decisions_are_numbered_and_listed() -> None:
+    pages = sorted(path.name for path in (ROOT / "docs/decisions").glob("[0-9]*.md"))
+    assert [int(name[:4]) for name in pages] == list(range(1, len(pages) + 1))
+    listed = (ROOT / "docs/decisions/README.md").read_text(encoding="utf-8")
+    for name in pages:
+        text = (ROOT / "docs/decisions" / name).read_text(encoding="utf-8")
+        assert f"({name})" in listed, name
+        headings = re.findall(r"^## (.+)$", text, re.MULTILINE)
+        assert headings == ["Context", "Decision", "Consequences"], name
