@@ -37,11 +37,8 @@ class ClientMethod:
     initial_previous: ClassVar[bool] = False  # `run.previous` of a newcomer is the model that the run began with
     batches_per_step: ClassVar[int] = 1  # batches that `step` is given as one
     base_weights: ClassVar[str | None] = None  # "uniform" where the paper averages without sizes
-    peer_models: ClassVar[bool] = False  # a bank keeps every client's last upload, for others and as `run.previous`
-
-    reads_total_rounds: ClassVar[bool] = (
-        False  # depends on the number of rounds in total; such a run cannot be extended
-    )
+    peer_models: ClassVar[bool] = False  # every client's last upload is kept, for others and as `run.previous`
+    reads_total_rounds: ClassVar[bool] = False  # depends on the number of rounds; such a run cannot be extended
 
     def check(self, facts: RunFacts) -> str | None:
         """What is wrong with the method's fields or with the run around it, as a sentence; None where nothing is."""
@@ -112,6 +109,7 @@ class ClientMethod:
 
 
 def overrides(method: ClientMethod, hook: str) -> bool:
+    """Whether the method's class has a `hook` of its own."""
     return getattr(type(method), hook) is not getattr(ClientMethod, hook)
 
 
@@ -193,5 +191,5 @@ class Upload:
 
     value: Tensor  # [S] parameters and buffers
     vectors: dict[str, Tensor] = field(default_factory=dict)  # reducible with `cohort.reduce(mix, of=name)`
-    scalars: dict[str, Tensor] = field(default_factory=dict)  # come back as `cohort.scalars(name)`; bools: see below
+    scalars: dict[str, Tensor] = field(default_factory=dict)  # come back as `cohort.scalars(name)`
     sent: Tensor | None = None  # [S] bool: elements of `value` that are sent, the others are as received; None: all

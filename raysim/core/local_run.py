@@ -28,7 +28,7 @@ class LocalSettings:
     drop_last: bool = False
     optimizer: OptimizerSpec = OptimizerSpec()
     grad_clip: float | None = None
-    persist: bool = False  # optimiser state survives the overwrite of the weights
+    persist: bool = False  # a client's optimiser keeps its state between rounds
     local_buffers: bool = False  # bn_stats: local
 
 
