@@ -34,8 +34,8 @@ from raysim.config import (
 from raysim.core.client import ClientMethod
 from raysim.core.facts import RunFacts
 from raysim.core.server import ServerStep, Weighting
-from raysim.data.sources import Digits
 from raysim.data.partition import IIDEqual
+from raysim.data.sources import Digits
 
 CONFIGS = Path(__file__).parent.parent / "configs"
 
