@@ -26,7 +26,8 @@ import torch
 os.environ.setdefault("RAY_worker_niceness", "0")  # actors are to compete as the loops do; Ray would make them yield
 
 from raysim.config import from_dict
-from raysim.core.client import ClientMethod, LocalRun, RoundInfo
+from raysim.core.client import ClientMethod, LocalRun
+from raysim.core.local_run import RoundInfo
 from raysim.core.server import Downlink
 from raysim.federation.federation import Federation
 from raysim.methods import CLIENTS

@@ -33,7 +33,7 @@ os.environ.setdefault("RAY_worker_niceness", "0")  # actors are to compete as th
 from raysim.config import Config, from_dict
 from raysim.federation.federation import Federation
 from raysim.federation.round import sample
-from raysim.host.host import keep_freed_memory
+from raysim.host.device import keep_freed_memory
 from raysim.models import Inputs, build
 from raysim.store.manifest import manifest
 

@@ -35,11 +35,12 @@ from typing import Any
 import torch
 
 from raysim.config import from_dict
-from raysim.core.client import ClientMethod, LocalRun, RoundInfo
+from raysim.core.client import ClientMethod, LocalRun
+from raysim.core.local_run import RoundInfo
 from raysim.core.server import Aggregator, Downlink
+from raysim.core.tree import BLOCK
 from raysim.core.workbench import Workbench
 from raysim.engine.engine import HostedCohort
-from raysim.engine.tree import BLOCK
 from raysim.federation.federation import Federation, aggregator, host_spec, local_engine
 from raysim.methods import CLIENTS
 from raysim.methods.fedlaw import LearnedWeights

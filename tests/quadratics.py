@@ -17,20 +17,13 @@ import torch
 from torch import Tensor, nn
 from toy import ToyCohort, toy_server, vector
 
-from raysim.core.client import (
-    ClientData,
-    ClientMethod,
-    ClientStack,
-    LocalRun,
-    LocalSettings,
-    RoundInfo,
-    Samples,
-    Upload,
-)
+from raysim.core.client import ClientMethod, ClientStack, LocalRun, Samples, Upload
 from raysim.core.flat import FlatModel
 from raysim.core.layers import LayerMap
+from raysim.core.local_run import ClientState, LocalSettings, RoundInfo
 from raysim.core.mixture import Mixture
 from raysim.core.optim import OptimizerSpec
+from raysim.core.samples import ClientData
 from raysim.core.server import Aggregator
 
 
@@ -44,7 +37,7 @@ def quadratic(logits: Tensor, y: Tensor) -> Tensor:
 def quadratics() -> Iterator[None]:
     """Where the package's loss is the quadratic one, and new tensors are float64; also a decorator."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("raysim.core.client.F", SimpleNamespace(cross_entropy=quadratic))
+        patch.setattr("raysim.core.local_run.F", SimpleNamespace(cross_entropy=quadratic))
         before = torch.get_default_dtype()
         torch.set_default_dtype(torch.float64)
         try:
@@ -84,7 +77,7 @@ class Quadratics:
         self.server = toy_server(self.flat.layers, start if start is not None else [0.0] * P, labels)
         for step in self.aggregator.steps:
             step.prepare(self.server)
-        self.kept: list[dict[str, Any]] = [{} for _ in self.rows]
+        self.states = [ClientState() for _ in self.rows]
         self.t = 0
 
     def run(self, k: int, received: Any = None) -> LocalRun:
@@ -94,7 +87,7 @@ class Quadratics:
         round_info = RoundInfo(0, self.t, 10, len(self.rows), self.lr, sum(self.sizes))
         received = self.server.value if received is None else vector(received)
         return LocalRun(
-            k, round_info, self.flat, self.settings, self.stack, data, received, self.server.shared, {}, self.kept[k]
+            k, round_info, self.flat, self.settings, self.stack, data, received, self.server.shared, {}, self.states[k]
         )
 
     @quadratics()
@@ -108,7 +101,7 @@ class Quadratics:
         for finish in self.stack.finishers:
             finish(run, upload)
         if self.stack.keeps_params:
-            self.kept[run.client]["previous"] = run.value.clone()
+            self.states[run.client].previous = run.value.clone()
         return upload
 
     @quadratics()

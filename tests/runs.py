@@ -9,10 +9,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from raysim.core.client import ClientData, ClientMethod, ClientStack, LocalRun, LocalSettings, RoundInfo, Samples
+from raysim.core.client import ClientMethod, ClientStack, LocalRun, Samples
 from raysim.core.flat import FlatModel
 from raysim.core.layers import LayerMap
+from raysim.core.local_run import ClientState, LocalSettings, RoundInfo
 from raysim.core.optim import OptimizerSpec
+from raysim.core.samples import ClientData
 from raysim.models import Inputs, build
 
 STAGES = 3  # 5 features, hidden layers of 6 and 4, 3 classes
@@ -25,7 +27,7 @@ def perceptron(seed: int = 0) -> FlatModel:
 
 
 def local_run(
-    methods: Sequence[ClientMethod], *, samples: int = 24, kept: dict[str, Any] | None = None, t: int = 0,
+    methods: Sequence[ClientMethod], *, samples: int = 24, state: ClientState | None = None, t: int = 0,
     lr: float = 0.1, batch_size: int = 8, epochs: int = 1, drop_last: bool = False, clip: float | None = None,
     received: Tensor | None = None, **optimizer: Any,
 ) -> LocalRun:  # fmt: skip
@@ -37,7 +39,7 @@ def local_run(
     received = flat.value.clone() if received is None else received
     run = LocalRun(
         0, RoundInfo(0, t, 10, 1, lr, samples), flat, settings, ClientStack(methods), ClientData(lambda part: data),
-        received, {}, {}, {} if kept is None else kept,
+        received, {}, {}, state or ClientState(),
     )  # fmt: skip
     run.orders = []
     return run

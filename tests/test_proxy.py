@@ -13,7 +13,7 @@ from toy import toy_server
 
 from raysim.config import ConfigError, from_dict, to_dict
 from raysim.core import workbench
-from raysim.core.client import RoundInfo
+from raysim.core.local_run import RoundInfo
 from raysim.core.server import Downlink, ProxyData
 from raysim.federation.federation import Federation
 from raysim.play.lines import header

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor, nn
 from toy import ToyCohort, toy_server
 
-from raysim.core.client import Samples
 from raysim.core.flat import FlatModel
 from raysim.core.layers import LayerMap
+from raysim.core.samples import Samples
 from raysim.core.server import ProxyData
 from raysim.core.workbench import Workbench
 

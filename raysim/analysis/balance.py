@@ -40,7 +40,7 @@ class Balance(Instrument):
         before, target, after = (layers.norms(value[: layers.P]) for value in (done.before, done.target, done.after))
         planned = layers.collect(torch.cat([mixture.own + mixture.weights.sum(0), mixture.buffers.sum(0)]))  # [L]
         gamma = planned * torch.where(target > 0, after / target, 1.0)
-        mean = layers.scaled(done.target[: layers.P], layers.spread(1 / planned)[: layers.T])
+        mean = layers.scaled(done.target[: layers.P], layers.expand(1 / planned)[: layers.T])
         moved = layers.norms(mean - done.before[: layers.P])
 
         def whole(per_layer: torch.Tensor) -> torch.Tensor:

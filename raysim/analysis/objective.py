@@ -11,10 +11,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from raysim.analysis.instrument import Instrument
-from raysim.core.client import LocalRun, take
+from raysim.core.local_run import LocalRun
 from raysim.core.note import Note
 from raysim.core.probe import Probe
 from raysim.core.round_view import RoundView
+from raysim.core.samples import take
 from raysim.core.server import Population
 
 BATCH = 256  # samples of one pass

@@ -9,8 +9,8 @@ from typing import Literal, Protocol
 import numpy as np
 from torch import Tensor, nn
 
-from raysim.core.client import Samples
 from raysim.core.layers import LayerMap
+from raysim.core.samples import Samples
 
 Part = Literal["test", "train"]
 Score = Callable[[Tensor], tuple[float, float]]  # a model [S] -> its mean loss and its accuracy

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import OrderedDict
 from collections.abc import Sequence
 
@@ -56,11 +57,19 @@ class FlatModel:
         in place."""
         P, T = self.layers.P, self.layers.T
         buffers = {spec.name: spec.view(value.data) for spec in self.layers.tensors[T:]}
-        return torch.func.functional_call(self.model, self.layers.unflatten(value[:P]) | buffers, (x,))
+        logits: Tensor = torch.func.functional_call(self.model, self.layers.unflatten(value[:P]) | buffers, (x,))
+        return logits
 
     def features_of(self, value: Tensor, x: Tensor) -> Tensor:
         """Latents [B, D] of another model value; its buffers are left as they are."""
         buffers = value[self.layers.P :].clone()  # in train mode normalisation layers write their statistics
         tensors = self.layers.unflatten(torch.cat([value[: self.layers.P], buffers]))
         body = {name: tensor for name, tensor in tensors.items() if name in self._body_names}
-        return torch.func.functional_call(self._body, body, (x,))
+        latents: Tensor = torch.func.functional_call(self._body, body, (x,))
+        return latents
+
+
+def finite(vector: Tensor) -> bool:
+    """Whether no element is NaN or infinite."""
+    # The sum is one fast pass; only where it overflows is every element looked at.
+    return math.isfinite(vector.sum()) or bool(vector.isfinite().all())

@@ -16,3 +16,8 @@ class Note:
     value: Tensor
     axes: tuple[str, ...]
     clients: tuple[int, ...] | None = None  # of the axis "client"; None: those that came back
+
+
+def method_name(method: object) -> str:
+    """The name under which notes and states of a method are kept: that of its class, in lower case."""
+    return type(method).__name__.lower()

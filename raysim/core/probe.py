@@ -1,33 +1,33 @@
-"""Statistics that a client measures during its training visit, so that they cost no second one."""
+"""Statistics that a client measures while it trains, so that they cost no further visit."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from torch import Tensor
 
-if TYPE_CHECKING:
-    from raysim.core.client import LocalRun
+from raysim.core.local_run import LocalRun
 
 
 class Probe:
     """A measurement of one client in one round. It is a value: equal probes are measured once.
 
-    `begin` runs after the local initialisation, `batch` after each training step's backward pass, `end` after training.
+    A run calls `begin`, then `batch` as often as it steps, then `end`.
     """
 
-    def begin(self, run: LocalRun) -> None: ...
+    def begin(self, run: LocalRun) -> None:
+        """After the local initialisation."""
 
     def batch(self, run: LocalRun, z: Tensor) -> None:
-        """`z` [B, D]: the latents of the batch just trained on."""
+        """After a training step's backward pass; `z` [B, D] are the latents of its batch."""
 
     def end(self, run: LocalRun) -> Tensor:
-        """The measurement, of one shape for all clients; comes back as `cohort.stat(probe)` with a leading dimension."""
+        """The measurement, of one shape for all clients. `cohort.stat(probe)` stacks those of the cohort: [K, ...]."""
         raise NotImplementedError
 
     @property
     def watches_batches(self) -> bool:
+        """Whether `batch` does anything: a run spares the call otherwise."""
         return type(self).batch is not Probe.batch
 
 

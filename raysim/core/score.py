@@ -1,4 +1,4 @@
-"""How a model does on samples."""
+"""How well a model does on samples."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ class Score(NamedTuple):
 
     @classmethod
     def of(cls, logits: Tensor, y: Tensor) -> Score:
-        """Of logits [n, C] and labels [n]."""
+        """The score of logits [n, C] for labels [n]."""
         correct, loss = correct_and_loss(logits, y)
         return cls(correct, len(y), loss, micro_auc(logits.softmax(1), y))
 
 
 def correct_and_loss(logits: Tensor, y: Tensor) -> tuple[int, float]:
-    """Correct predictions and summed cross-entropy."""
+    """Correct predictions and summed cross-entropy of logits [n, C] for labels [n]."""
     return int((logits.argmax(1) == y).sum()), float(F.cross_entropy(logits, y, reduction="sum"))
 
 

@@ -12,9 +12,9 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from raysim.core.client import Samples, take
 from raysim.core.flat import FlatModel
 from raysim.core.layers import LayerMap
+from raysim.core.samples import Samples, take
 
 SWEEP_BATCH = 128  # samples of one batch of `Workbench.recalibrated`
 
@@ -46,12 +46,12 @@ class Workbench:
         self.flat.model.train()
 
     def cross_entropy(self, rows: np.ndarray) -> Objective:
-        """Of rows of the data set under their own labels."""
+        """The mean cross-entropy on `rows` [n] of the data set, with their own labels."""
         x, y = self.samples(rows)
         return Objective(x, lambda logits, batch: F.cross_entropy(logits, y[batch]))
 
     def distillation(self, rows: np.ndarray, taught: Tensor, temperature: float) -> Objective:
-        """KL(taught ‖ softmax(logits / temperature)) for probabilities `taught` [n, C]."""
+        """KL(taught ‖ softmax(logits / temperature)) on `rows` [n], for probabilities `taught` [n, C]."""
 
         def loss(logits: Tensor, batch: Tensor) -> Tensor:
             return F.kl_div((logits / temperature).log_softmax(1), taught[batch], reduction="batchmean")
@@ -59,7 +59,7 @@ class Workbench:
         return Objective(self.samples(rows).x, loss)
 
     def gradient(self, objective: Objective, batch: Tensor) -> Tensor:
-        """[P] of the loss at positions `batch` [b]; lies in the model's own storage. Running statistics follow."""
+        """The gradient [P] of the loss at positions `batch` [b], in the model's own storage. Running statistics move on."""
         self.flat.grad.zero_()
         objective.loss(self.flat.model(take(objective.x, batch)), batch).backward()
         return self.flat.grad
@@ -76,7 +76,7 @@ class Workbench:
 
     @torch.no_grad()
     def logits(self, rows: np.ndarray, batch_size: int = 512) -> Tensor:
-        """[n, C] of the loaded model in eval mode."""
+        """Logits [n, C] of the loaded model on `rows` [n], in eval mode."""
         self.flat.model.eval()
         x = self.samples(rows).x
         logits = torch.cat([self.flat.model(part) for part in x.split(batch_size)])
@@ -84,7 +84,7 @@ class Workbench:
         return logits
 
     def accuracy(self, rows: np.ndarray) -> float:
-        """Of the loaded model, in eval mode, on rows of the data set."""
+        """The share of `rows` [n] of the data set that the loaded model predicts right, in eval mode."""
         return float((self.logits(rows).argmax(1) == self.samples(rows).y).double().mean())
 
     @torch.no_grad()

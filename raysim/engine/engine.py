@@ -16,26 +16,26 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from raysim.core.client import RoundInfo
+from raysim.core import tree
 from raysim.core.layers import LayerMap
+from raysim.core.local_run import RoundInfo
 from raysim.core.mixture import Mixture
 from raysim.core.probe import Probe
 from raysim.core.rng import SERVER, stream_seed
 from raysim.core.score import Score
 from raysim.core.server import Downlink
 from raysim.data import Dataset, Partition
-from raysim.engine import tree
-from raysim.host.host import (
+from raysim.engine.merging import schedule
+from raysim.host.device import keep_freed_memory, tensor_of
+from raysim.host.messages import (
     Arrays,
     ClientResult,
     HostSpec,
+    SumDestination,
     SumRequest,
-    SumsTo,
     TrainReply,
     TrainRequest,
-    keep_freed_memory,
-    tensor_of,
-)
+)  # fmt: skip
 
 Handle = Any  # a value, or a reference to one
 CHUNK = 1 << 23  # floats of one message of a reduction: larger models travel in pieces, so that levels overlap
@@ -188,9 +188,9 @@ class Engine(ABC):
 
         def start() -> dict[int, Handle]:
             shares = [(i, share) for i, share in enumerate(self.deal(clients)) if share]
-            results = [self.call(cohort.call_for(i, "initialize", share, 1 + len(share))) for i, share in shares]
+            results = [self.call(cohort.call_for(i, "initialize", share)) for i, share in shares]
             self.fetch([(i, result[0]) for (i, _), result in zip(shares, results, strict=True)])
-            kept = [zip(share, result[1:], strict=True) for (_, share), result in zip(shares, results, strict=True)]
+            kept = [zip(share, result[2:], strict=True) for (_, share), result in zip(shares, results, strict=True)]
             return {client: handle for pairs in kept for client, handle in pairs}
 
         return self.retry_after_loss(start) if clients else {}
@@ -226,7 +226,7 @@ class Engine(ABC):
 
         def score() -> list[dict[int, Score]]:
             shares = enumerate(self.deal(clients))
-            return self.ask([cohort.call_for(i, "personal", share, 1) for i, share in shares if share])
+            return self.ask([cohort.call_for(i, "personal", share) for i, share in shares if share])
 
         return {client: s for result in self.retry_after_loss(score) for client, s in result.items()}
 
@@ -310,9 +310,7 @@ class HostedCohort:
 
     # Training.
 
-    def call_for(
-        self, host: int, method: str, clients: tuple[int, ...], returns: int, sums: SumsTo | None = None
-    ) -> Call:
+    def call_for(self, host: int, method: str, clients: tuple[int, ...], sums: SumDestination | None = None) -> Call:
         """A visit to `clients`, with references to the states and models it needs."""
         engine, down = self.engine, self.downlink
         objects: list[Handle] = []
@@ -334,19 +332,23 @@ class HostedCohort:
         for peer in sorted(wanted & engine.bank.keys()):
             bank[peer] = len(objects)
             objects.append(engine.bank[peer])
-        keep_models = engine.spec.stack.peer_models
-        foreseen = self._foreseen[1] if self._foreseen else None
-        visit = TrainRequest(
-            self.round_info, clients, kept, bank, mix, peers, keep_models, self._test, self._trace, foreseen, sums
-        )
-        return Call(host, method, (visit, engine.published, engine.published_shared, *objects), returns)
+        train = method == "train"
+        request = TrainRequest(
+            self.round_info, clients, kept, bank, mix, peers,
+            return_states=method == "initialize" or (train and engine.stateful),
+            return_models=engine.spec.stack.peer_models and train,
+            trace=self._trace and train, test=self._test,
+            early_plan=self._foreseen[1] if self._foreseen else None, sums_to=sums,
+        )  # fmt: skip
+        returns = 1 if method == "personal" else request.objects
+        return Call(host, method, (request, engine.published, engine.published_shared, *objects), returns)
 
     def train(self, foreseen: Mixture | None = None, while_training: Callable[[], None] = nothing) -> None:
         """Train all; returns once they have come back or failed. With a plan that was `foreseen` hosts add the models
         as they train them and keep none; whatever else is then asked of the models trains them again. `while_training` is called
         once the hosts are busy."""
         if foreseen is not None:
-            self._foreseen = foreseen, replace(self._aggregation(foreseen), foreseen=True)
+            self._foreseen = foreseen, replace(self._aggregation(foreseen), planned_early=True)
         shares = {i: self._visits(share) for i, share in enumerate(self.engine.deal(self.asked)) if share}
         sums = self._sums_to(list(shares)) if foreseen is not None and all(len(s) == 1 for s in shares.values()) else {}
         self._train(shares, sums, while_training)
@@ -380,7 +382,7 @@ class HostedCohort:
             self._train({i: self._visits(self.held.pop(i)) for i in list(self.held)})
 
     def _train(
-        self, queue: dict[int, list[tuple[int, ...]]], sums: Mapping[int, SumsTo] | None = None,
+        self, queue: dict[int, list[tuple[int, ...]]], sums: Mapping[int, SumDestination] | None = None,
         while_training: Callable[[], None] = nothing,
     ) -> None:  # fmt: skip
         """Train each host's shares, one at a time. A share that brings its host down is tried again on the host's
@@ -388,17 +390,13 @@ class HostedCohort:
 
         With `sums`, the merging of what hosts add while they train is asked for at once: it needs nobody's answer."""
         engine = self.engine
-        per_client = engine.stateful + engine.spec.stack.peer_models + self._trace
         deaths: Counter[int] = Counter()
         while queue:
             # Indices that share a host, after losses without room, take turns: no share dies of another's client.
             turns = {engine.hosts[i]: i for i in queue}
             wave = [(i, queue[i].pop(0)) for i in turns.values()]
             sums = sums if len(turns) == len(queue) else None
-            calls = [
-                self.call_for(i, "train", share, 2 + per_client * len(share), sums[i] if sums else None)
-                for i, share in wave
-            ]
+            calls = [self.call_for(i, "train", share, sums[i] if sums else None) for i, share in wave]
             handles = [engine.call(call) for call in calls]
             if sums:
                 self._root = self._merge_up(
@@ -438,7 +436,7 @@ class HostedCohort:
         self._train({i: self._visits(self.held.pop(i)) for i in lost & self.held.keys()})
 
     def _take(self, report: TrainReply, host: int, share: tuple[int, ...], handles: list[Handle]) -> None:
-        self.outcomes |= report.outcomes
+        self.outcomes |= report.results
         self.trained_by |= dict.fromkeys(share, host)
         rest = iter(handles)
         for client in share:
@@ -449,9 +447,9 @@ class HostedCohort:
             ):
                 if wanted:
                     handle = next(rest)
-                    if report.outcomes[client].status == "ok":
+                    if report.results[client].status == "ok":
                         into[client] = handle
-        self.engine.seconds |= {c: outcome.seconds for c, outcome in report.outcomes.items()}
+        self.engine.seconds |= {c: outcome.seconds for c, outcome in report.results.items()}
         self.engine.spans.append(Span(host, "train", report.started, report.stopped))
 
     # What came back with training.
@@ -501,7 +499,7 @@ class HostedCohort:
 
     def _distances(self, to: Tensor, layers: LayerMap) -> Tensor:
         """[K, L] of the updates from `to` [P] or [S]."""
-        return layers.gathered(self._visit("squared_distances", self.engine.put(to.numpy()), layers)).sqrt()
+        return layers.segments.per_layer(self._visit("squared_distances", self.engine.put(to.numpy()), layers)).sqrt()
 
     def dots(self, with_: Tensor, layers: LayerMap | None = None) -> Tensor:
         return self.each(_dots, with_, layers or self.layers)
@@ -586,7 +584,7 @@ class HostedCohort:
             return self.engine.ask([Call(host, "spread", (held, *requests))])[0]
 
         total, per_run = map(tensor_of, self.engine.retry_after_loss(ask, self._restore))
-        self._spread = spread, self.layers.gathered(per_run).sqrt()
+        self._spread = spread, self.layers.segments.per_layer(per_run).sqrt()
         result, sent = torch.empty(self.layers.S), [bool(weights.any()) for *_, weights in requests[0].pieces]
         done = replace(requests[0], factors=[1.0] * len(sent))
         place(done.compact(total, sent), done, self.server_value, result)
@@ -605,15 +603,15 @@ class HostedCohort:
     def _sum(self, request: SumRequest) -> Tensor:
         """The sums of all pieces as one vector."""
         engine = self.engine
-        if not request.foreseen and request.of == "model":
+        if not request.planned_early and request.of == "model":
             self._need_models()
         result = torch.empty(request.bounds[1])
 
         def total() -> None:
-            if request.foreseen and self._root:
+            if request.planned_early and self._root:
                 parts, roots, self._root = [request], [self._root], None
             else:
-                parts = [request] if request.foreseen else chunks(request)
+                parts = [request] if request.planned_early else chunks(request)
                 # All sums are asked for before any merge: a host sums the next part while the last one travels. Hosts
                 # take turns to merge, so that none has to hand all of a model on.
                 begun = [(*self._partials(part, turn), part, turn) for turn, part in enumerate(parts)]
@@ -625,22 +623,22 @@ class HostedCohort:
         engine.retry_after_loss(total, self._restore)
         return result
 
-    def _partials(self, request: SumRequest, turn: int) -> tuple[dict[int, Handle], dict[int, SumsTo]]:
+    def _partials(self, request: SumRequest, turn: int) -> tuple[dict[int, Handle], dict[int, SumDestination]]:
         """Every host's partial sums, and where they go."""
         sums = self._sums_to(list(self.held), turn)
         calls = {i: Call(i, "partial", (self.held[i], request, to)) for i, to in sums.items()}
         return {i: self.engine.call(call)[0] for i, call in calls.items()}, sums
 
-    def _sums_to(self, holders: Sequence[int], turn: int = 0) -> dict[int, SumsTo]:
+    def _sums_to(self, holders: Sequence[int], turn: int = 0) -> dict[int, SumDestination]:
         """Where the sums of each host go first."""
         levels = self._levels(holders, turn)
-        return {i: SumsTo(next(self.engine.keys), leads(i, levels)) for i in holders}
+        return {i: SumDestination(next(self.engine.keys), leads(i, levels)) for i in holders}
 
     def _levels(self, holders: Sequence[int], turn: int) -> list[list[list[int]]]:
-        return tree.schedule(holders, [self.engine.nodes[i] for i in holders], self.engine.fan_in, turn)
+        return schedule(holders, [self.engine.nodes[i] for i in holders], self.engine.fan_in, turn)
 
     def _merge_up(
-        self, partials: dict[int, Handle], sums: Mapping[int, SumsTo], request: SumRequest | None = None, turn: int = 0
+        self, partials: dict[int, Handle], sums: Mapping[int, SumDestination], request: SumRequest | None = None, turn: int = 0
     ) -> tuple[int, Handle]:  # fmt: skip
         """Merge partial sums within each machine, then across: (host, handle) of the whole."""
         if request is None:
@@ -650,7 +648,7 @@ class HostedCohort:
         root = next(iter(partials))
         for level, groups in enumerate(levels):
             for root, *others in groups:
-                to = SumsTo(sums[root].key, leads(root, levels[level + 1 :]))
+                to = SumDestination(sums[root].key, leads(root, levels[level + 1 :]))
                 args = (len(request.position), request.sizes, to, *(partials[i] for i in others))
                 partials[root] = self.engine.call(Call(root, "merge", args))[0]
         return root, partials[root]
@@ -714,7 +712,7 @@ def equal_columns(columns: np.ndarray, layers: LayerMap) -> list[tree.Piece]:
 def place(total: tree.Partial, request: SumRequest, server: Tensor, result: Tensor) -> None:
     """result = kept · server + factor · total for all pieces of the request, without a total that nobody sent."""
     begin, sums, own, new = 0, total.value.numpy(), server.numpy(), result.numpy()
-    told = zip(request.pieces, total.sent, request.factors, request.kept, strict=True)
+    told = zip(request.pieces, total.sent, request.factors, request.server_coefficients, strict=True)
     for (sent, factor, kept), alike in itertools.groupby(told, key=itemgetter(1, 2, 3)):
         (start, stop, _), *more = [piece for piece, *_ in alike]
         stop = more[-1][1] if more else stop
@@ -744,6 +742,11 @@ def chunks(request: SumRequest) -> list[SumRequest]:
         size += piece
     bounds = itertools.pairwise([*edges, len(request.pieces)])
     return [
-        replace(request, pieces=request.pieces[a:b], factors=request.factors[a:b], kept=request.kept[a:b])
+        replace(
+            request,
+            pieces=request.pieces[a:b],
+            factors=request.factors[a:b],
+            server_coefficients=request.server_coefficients[a:b],
+        )
         for a, b in bounds
     ]

@@ -8,7 +8,8 @@ from typing import Any
 
 from raysim.engine.engine import Call, Engine, Handle
 from raysim.engine.state_store import StateStore
-from raysim.host.host import Arrays, ClientHost
+from raysim.host.host import ClientHost
+from raysim.host.messages import Arrays
 
 
 @dataclass
@@ -21,7 +22,7 @@ class LocalEngine(Engine):
         super().__post_init__()
         self._host = ClientHost(self.spec, self.data, self.partition)
         self.state_store = StateStore(self.state_bytes)
-        self._host.park = (
+        self._host.store = (
             self.state_store.put
         )  # at once, not with the round's other results: they may be more than fits
         self.nodes = ["local"]
@@ -32,7 +33,7 @@ class LocalEngine(Engine):
 
     def call(self, call: Call) -> list[Handle]:
         result = getattr(self._host, call.method)(*call.args)
-        return result if call.method in ("train", "initialize") else [result]
+        return result.detach(call.args[0]) if call.method in ("train", "initialize") else [result]
 
     def fetch(self, calls: Sequence[tuple[int, Handle]]) -> list[Any]:
         return [handle for _, handle in calls]

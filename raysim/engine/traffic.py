@@ -23,7 +23,7 @@ def ledger(
     up = {f"up_{what}": zeros.copy() for what in ("params", "buffers", "vectors", "scalars", "masks")}
     if mixture is not None:
         came = np.flatnonzero(np.isin(clients, cohort.clients))
-        whole = [sizes if outcome.kept is None else outcome.kept for outcome in outcomes]
+        whole = [sizes if outcome.sent_counts is None else outcome.sent_counts for outcome in outcomes]
         floats = mixture.sent.numpy() * np.stack(whole)  # [K, T + Tb]
         up["up_params"][came], up["up_buffers"][came] = FLOAT * floats[:, :T].sum(1), FLOAT * floats[:, T:].sum(1)
         up["up_vectors"][came] = [outcome.vector_bytes for outcome in outcomes]

@@ -26,8 +26,8 @@ from raysim.config import (
     to_dict,
     to_yaml,
 )
-from raysim.core.client import LocalSettings, RoundInfo
 from raysim.core.layers import GroupingError, LayerMap
+from raysim.core.local_run import LocalSettings, RoundInfo
 from raysim.core.note import Note
 from raysim.core.optim import OptimizerSpec
 from raysim.core.rng import SERVER, generator, stream_seed
@@ -40,7 +40,7 @@ from raysim.engine.local import LocalEngine
 from raysim.engine.traffic import ledger
 from raysim.federation.checkpoint import Checkpoints
 from raysim.federation.round import Round, RoundFailed, run_round, summary
-from raysim.host.host import Arrays, ClientResult, HostSpec
+from raysim.host.messages import Arrays, ClientResult, HostSpec
 from raysim.models import Inputs
 from raysim.store import atomic, manifest, tables, traces
 from raysim.store.sinks import Sinks

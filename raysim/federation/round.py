@@ -10,12 +10,12 @@ import torch
 from torch import Tensor
 
 from raysim.config import STACKS, name_in
-from raysim.core.client import RoundInfo
+from raysim.core.flat import finite
+from raysim.core.local_run import RoundInfo
 from raysim.core.mixture import Mixture
 from raysim.core.note import Note
 from raysim.core.rng import SERVER, generator
 from raysim.core.score import Score
-from raysim.host.host import finite
 
 if TYPE_CHECKING:
     from raysim.core.server import Downlink

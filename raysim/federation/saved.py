@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from raysim.analysis.measure import MeasureError
 from raysim.analysis.run_view import Part, Score
 from raysim.config import load
-from raysim.core.client import Samples
 from raysim.core.rng import SERVER, generator
+from raysim.core.samples import Samples
 from raysim.core.score import correct_and_loss
 from raysim.federation.federation import deal, host_spec
 from raysim.host.host import ClientHost
@@ -135,7 +135,7 @@ class SavedRun:
 
     def samples(self, rows: np.ndarray, client: int | None = None) -> Samples:
         """Model inputs and labels, on the device; labels as `client` sees them."""
-        return self._host.samples(rows, client)
+        return self._host.samples.rows(rows, client)
 
     def score(self, rows: np.ndarray, client: int | None = None) -> Score:
         """Scores models in eval mode on these rows, which are read once."""

@@ -35,10 +35,10 @@ class AdaDecay(ServerStep):
         layers, P, params = server.layers, server.layers.P, server.params
         moved = (target[:P] - params).abs()
         counts = layers.counts.clamp_min(1).double()
-        centred = moved - layers.expand(layers.dots(moved, torch.ones_like(moved)) / counts).to(moved.dtype)
+        centred = moved - layers.per_parameter(layers.dots(moved, torch.ones_like(moved)) / counts).to(moved.dtype)
         deviation = layers.norms(centred) / counts.sqrt()
         scale = torch.where(deviation > EPS, self.alpha / deviation.clamp_min(EPS), 0.0)  # all alike: θ = 1
-        theta = 2 * torch.sigmoid(layers.expand(scale).to(moved.dtype) * centred)
+        theta = 2 * torch.sigmoid(layers.per_parameter(scale).to(moved.dtype) * centred)
         decayed = target.clone()
         decayed[:P] -= self.strength * theta * params
         return decayed

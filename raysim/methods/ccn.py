@@ -10,12 +10,13 @@ import torch
 from torch import Tensor, nn
 
 from raysim.core.bounds import Positive
-from raysim.core.client import LocalRun, batch_slices
 from raysim.core.cohort import Cohort
 from raysim.core.facts import RunFacts
 from raysim.core.layers import LayerMap
+from raysim.core.local_run import LocalRun
 from raysim.core.mixture import Mixture
 from raysim.core.probe import Probe
+from raysim.core.samples import batch_slices
 from raysim.core.server import Server, Weighting
 
 EPS = 1e-12

@@ -79,13 +79,13 @@ def directions(cohort: Cohort, server: Server) -> tuple[Tensor, Tensor, Tensor]:
     tensors, layers = server.layers.regroup("tensor"), server.layers
     length = cohort.distances(server.params, tensors)  # ‖Δ_k‖  [K, tensors]
     unit = torch.where(length > EPS, 1 / length.clamp_min(EPS), 0.0)
-    scale = tensors.spread(unit)[:, : layers.T]
+    scale = tensors.expand(unit)[:, : layers.T]
     units = cohort.uniform().scaled(scale)
     anchor = -units.weights.sum(0)  # takes the server's own model out of the sum: Σ w_k Δ_k is left
     mean = cohort.reduce(units.scaled(torch.ones(()), anchor))[: layers.P]
     squares = cohort.reduce(cohort.uniform().scaled(scale.square()), power=2)[: layers.P]
     variance = (squares - mean.square()).clamp_min(LEAST_VARIANCE)
-    return mean, variance, tensors.expand(length.mean(0)).to(mean.dtype)
+    return mean, variance, tensors.per_parameter(length.mean(0)).to(mean.dtype)
 
 
 def summed_logits(bench: Workbench, values: Tensor, rows: np.ndarray) -> Tensor:

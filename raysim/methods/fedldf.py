@@ -49,4 +49,4 @@ class FedLDF(Weighting):
         chosen = prior.best(divergence, self.top_n)
         server.note(self, "divergence", divergence, "client", "layer")
         server.note(self, "uploads", chosen, "client", "layer")
-        return prior.select(layers.spread(chosen))
+        return prior.select(layers.expand(chosen))

@@ -112,10 +112,10 @@ class FedLWS(ServerStep):
         size, tensors = (layers.S, None) if self.shrink_buffers else (layers.P, layers.T)
 
         def expanded(per_layer: Tensor) -> Tensor:
-            return layers.per_element(layers.spread(per_layer)[:tensors].to(after.dtype))
+            return layers.per_element(layers.expand(per_layer)[:tensors].to(after.dtype))
 
         factor = torch.ones_like(gamma) if self.variant == "only_reg" else gamma
-        result = layers.scaled(after, layers.spread(factor)[:tensors])
+        result = layers.scaled(after, layers.expand(factor)[:tensors])
         if self.variant != "full":
             own = 1 - gamma if self.variant == "only_opt" else gamma - 1
             result[:size] += expanded(own) * before[:size]

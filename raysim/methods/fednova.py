@@ -9,9 +9,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from raysim.core.client import LocalRun
 from raysim.core.cohort import Cohort
 from raysim.core.facts import RunFacts
+from raysim.core.local_run import LocalRun
 from raysim.core.mixture import Mixture
 from raysim.core.probe import Probe
 from raysim.core.server import Server, Weighting

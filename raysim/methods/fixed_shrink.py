@@ -42,5 +42,5 @@ class FixedShrink(ServerStep):
         gamma = self.gamma - self.decrement * torch.arange(layers.L, dtype=torch.float64)
         server.note(self, "gamma", gamma, "layer")
         shrunk = target.clone()
-        shrunk[: layers.P] *= layers.expand(gamma).to(target.dtype)
+        shrunk[: layers.P] *= layers.per_parameter(gamma).to(target.dtype)
         return shrunk

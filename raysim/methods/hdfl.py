@@ -8,10 +8,10 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from raysim.core.client import LocalRun
 from raysim.core.cohort import Cohort
 from raysim.core.facts import RunFacts
 from raysim.core.layers import LayerMap
+from raysim.core.local_run import LocalRun
 from raysim.core.mixture import Mixture
 from raysim.core.probe import Probe
 from raysim.core.server import Server, Weighting, check_senders

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from raysim.core.bounds import NonNegativeInt
-from raysim.core.client import LocalRun
 from raysim.core.cohort import Cohort
 from raysim.core.facts import RunFacts
+from raysim.core.local_run import LocalRun
 from raysim.core.mixture import Mixture
 from raysim.core.probe import Probe
 from raysim.core.server import Server, Weighting
@@ -78,7 +78,7 @@ class LDAWA(Weighting):
         mixture = prior.reweighted(torch.ones_like(prior.lam)) if self.base == "uniform" else prior
         cosine = cohort.stat(self.probes[0])  # [K, layers]
         server.note(self, "cosine", cosine, "client", "position")
-        factor = server.layers.regroup(self._grouping).spread(cosine)  # [K, T + Tb]
+        factor = server.layers.regroup(self._grouping).expand(cosine)  # [K, T + Tb]
         if self.renormalize:
             total = (mixture.base * factor).sum(0)
             factor = torch.where(total > EPS, factor / total.clamp_min(EPS), 1.0)

@@ -86,4 +86,4 @@ class PartialFed(ClientMethod):
 
 def taken(weights: Tensor, layers: LayerMap) -> Tensor:
     """[S] bool: where the global model is taken, by layers' weights [L, 2]."""
-    return layers.per_element(layers.spread(weights[:, 0] >= weights[:, 1]))
+    return layers.per_element(layers.expand(weights[:, 0] >= weights[:, 1]))

@@ -35,4 +35,4 @@ class RandomLayer(Weighting):
         lots = torch.rand(len(cohort.clients), layers.L, dtype=torch.float64, generator=stream)
         chosen = prior.best(lots, self.n)
         server.note(self, "uploads", chosen, "client", "layer")
-        return prior.select(layers.spread(chosen))
+        return prior.select(layers.expand(chosen))

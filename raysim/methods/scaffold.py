@@ -8,11 +8,12 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from raysim.core.client import ClientMethod, LocalRun, Upload, batch_slices
+from raysim.core.client import ClientMethod, LocalRun, Upload
 from raysim.core.cohort import Cohort
 from raysim.core.facts import RunFacts
 from raysim.core.layers import LayerMap
 from raysim.core.mixture import Mixture
+from raysim.core.samples import batch_slices
 from raysim.core.server import Server, ServerStep
 
 

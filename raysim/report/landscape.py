@@ -17,6 +17,7 @@ from raysim.report.groups import Group
 from raysim.report.measured import at_last_round, measured, tables_of
 
 BEST = "#d55e00"
+CORNERS = np.array([[0, 0], [1, 0], [0.5, np.sqrt(3) / 2]])  # of the triangle of all mixtures
 
 
 def _mean_curves(
@@ -88,9 +89,6 @@ def _first_or_ratio(table: dict[str, np.ndarray], variant: str) -> np.ndarray:
     first = table["eigenvalue"][table["index"] == 1]
     last = table["eigenvalue"][table["index"] == table["index"].max()]
     return np.asarray(first if variant == "first" else first / last)
-
-
-CORNERS = np.array([[0, 0], [1, 0], [0.5, np.sqrt(3) / 2]])  # of the triangle of all mixtures
 
 
 def simplex(run: RunFolder, variant: str) -> Canvas:

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-import raysim.core.layers
+import raysim.core.segments
 from raysim.core.layers import GROUPINGS, LayerMap
 from raysim.models import Inputs, build
 
@@ -171,19 +171,19 @@ def test_sums_of_squares_do_not_overflow_or_vanish():
 def test_squares_are_the_same_whatever_is_at_hand(by, monkeypatch):
     """Of one vector or many, of all of it or of a block: the same bits. Blocks tile the vector, and none holds statistics
     beside parameters."""
-    monkeypatch.setattr(raysim.core.layers, "RUN", 4)
+    monkeypatch.setattr(raysim.core.segments, "RUN", 4)
     layers = layer_map(by)
     rows = torch.randn(3, layers.S + 1, generator=torch.Generator().manual_seed(1))[:, 1:]  # at odd addresses
     rows[1] *= 1e-30
     rows[2, :3] = 0
-    whole = layers.squares(rows)
-    assert torch.stack([layers.squares(row.clone()) for row in rows]).equal(whole)
+    whole = layers.segments.squares(rows)
+    assert torch.stack([layers.segments.squares(row.clone()) for row in rows]).equal(whole)
     for size in 1, 9, 10**6:
-        blocks = list(layers.blocks(size))
+        blocks = list(layers.segments.blocks(size))
         assert [0, *(stop for _, stop in blocks)] == [*(start for start, _ in blocks), layers.S]
         assert any(stop == layers.P for _, stop in blocks)
         assert max(stop - start for start, stop in blocks) <= max(size, 4)
-        assert torch.cat([layers.squares(rows[:, a:b], a) for a, b in blocks], 1).equal(whole)
+        assert torch.cat([layers.segments.squares(rows[:, a:b], a) for a, b in blocks], 1).equal(whole)
     torch.testing.assert_close(layers.norms(rows), layers.dots(rows, rows).sqrt(), rtol=1e-6, atol=0)
     torch.testing.assert_close(layers.norms(rows.double()), layers.dots(rows, rows).sqrt(), rtol=1e-14, atol=0)
 
@@ -201,17 +201,17 @@ def test_scaled_is_a_product_with_expanded_factors():
 
 
 @pytest.mark.parametrize("by", GROUPINGS)
-def test_spread_collect_expand(by):
+def test_values_of_layers_for_tensors_and_parameters(by):
     layers = layer_map(by)
     per_layer = torch.arange(2 * layers.L).view(2, layers.L)
-    spread = layers.spread(per_layer)
-    assert spread.tolist() == [[row[g] for g in layers.groups] for row in per_layer.tolist()]
-    assert layers.collect(spread).equal(per_layer)
-    expanded = layers.expand(per_layer)
+    per_tensor = layers.expand(per_layer)
+    assert per_tensor.tolist() == [[row[g] for g in layers.groups] for row in per_layer.tolist()]
+    assert layers.collect(per_tensor).equal(per_layer)
+    expanded = layers.per_parameter(per_layer)
     assert expanded.shape == (2, layers.P)
     for spec, layer in zip(layers.tensors[: layers.T], layers.groups, strict=False):
         assert (expanded[:, spec.start : spec.stop] == per_layer[:, layer : layer + 1]).all()
-    assert layers.per_element(spread).shape == (2, layers.S)
+    assert layers.per_element(per_tensor).shape == (2, layers.S)
 
 
 def names(layers: LayerMap, part: slice) -> list[str]:

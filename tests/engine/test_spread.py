@@ -6,12 +6,11 @@ import pytest
 import torch
 from conftest import tiny
 
-import raysim.core.layers
-import raysim.host.host
-from raysim.core.client import RoundInfo
+import raysim.core.segments
+from raysim.core import tree
+from raysim.core.local_run import RoundInfo
 from raysim.core.mixture import Mixture
 from raysim.core.server import Downlink
-from raysim.engine import tree
 from raysim.engine.engine import HostedCohort
 from raysim.federation.federation import Federation
 
@@ -42,8 +41,8 @@ def mixtures(cohort: HostedCohort) -> dict[str, Mixture]:
         "by size": by_size,
         "uniform": cohort.uniform(),
         "by layer": by_size.scaled(by_layer, anchor=torch.full((cohort.layers.T,), 0.1).double()),
-        "some send": by_size.select(cohort.layers.spread(sent)),
-        "a layer that nobody sends": by_size.select(cohort.layers.spread(nobody)),
+        "some send": by_size.select(cohort.layers.expand(sent)),
+        "a layer that nobody sends": by_size.select(cohort.layers.expand(nobody)),
     }
 
 
@@ -51,8 +50,7 @@ def mixtures(cohort: HostedCohort) -> dict[str, Mixture]:
 @pytest.mark.parametrize("small", [False, True])
 def test_one_read_or_many(name, small, federation, monkeypatch):
     if small:  # many blocks of many runs
-        for module in (raysim.core.layers, raysim.host.host):
-            monkeypatch.setattr(module, "RUN", 16)
+        monkeypatch.setattr(raysim.core.segments, "RUN", 16)
         monkeypatch.setattr(tree, "BLOCK", 100)
     cohort = trained(federation)
     mix = mixtures(cohort)[name]
@@ -76,10 +74,10 @@ def test_models_need_not_lie_in_order(federation):
     cohort = trained(federation)
     mix = mixtures(cohort)["some send"]
     reduced, spread = cohort.reduce(mix), cohort.spread(mix.support())
-    host = federation.engine._host
+    trained_models = federation.engine.hosts[0].trained
     order = torch.tensor([2, 0, 4, 1, 3])
-    host.updates[: len(CLIENTS)] = host.updates[order].clone()
-    host.row = {client: int((order == row).nonzero()) for client, row in host.row.items()}
+    trained_models.updates[: len(CLIENTS)] = trained_models.updates[order].clone()
+    trained_models.row = {client: int((order == row).nonzero()) for client, row in trained_models.row.items()}
     again = mixtures(cohort)["some send"]
     assert cohort.reduce(again).equal(reduced)
     assert cohort.spread(again.support()).equal(spread)
@@ -89,8 +87,8 @@ def test_models_need_not_lie_in_order(federation):
 
 def test_clients_that_agree_are_at_no_distance(federation):
     cohort = trained(federation)
-    host = federation.engine._host
-    host.updates[:] = host.updates[0].clone()
+    trained_models = federation.engine.hosts[0].trained
+    trained_models.updates[:] = trained_models.updates[0].clone()
     moved = cohort.layers.norms(cohort.gather()[:, : cohort.layers.P])
     assert (cohort.spread(cohort.uniform()) <= 1e-6 * moved).all()
     assert (moved > 1e-3).all()

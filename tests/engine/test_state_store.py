@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from raysim.engine.local import LocalEngine
 from raysim.engine.state_store import StateStore
-from raysim.host.host import ClientHost
+from raysim.host.client_state import StateFormat
 
 ALL = {"participation": 1.0}
 STATEFUL = {  # a kept vector; several; a bank; both, and what the server remembers
@@ -104,7 +104,7 @@ def test_a_run_that_spills_is_the_same_run(name, tmp_path):
 
 def test_states_are_parked_as_they_are_made(tmp_path, monkeypatch):
     """Not at the end of a visit: a cohort's new states together may be more than fits."""
-    made, waiting = ClientHost._kept_arrays, [0]
+    made, waiting = StateFormat.pack, [0]
 
     def count(change: int, function):
         def counted(*args):
@@ -113,7 +113,7 @@ def test_states_are_parked_as_they_are_made(tmp_path, monkeypatch):
 
         return counted
 
-    monkeypatch.setattr(ClientHost, "_kept_arrays", count(1, made))
+    monkeypatch.setattr(StateFormat, "pack", count(1, made))
     monkeypatch.setattr(StateStore, "put", count(-1, StateStore.put))
     play(tiny(client=["ditto"], rounds=ALL), tmp_path)
     assert len(waiting) == 1 + 3 * 8 * 2

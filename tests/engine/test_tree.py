@@ -10,10 +10,11 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 import raysim.engine.engine
+from raysim.core import tree
 from raysim.core.layers import LayerMap
-from raysim.engine import tree
 from raysim.engine.engine import chunks, cut, equal_columns
-from raysim.host.host import SumRequest
+from raysim.engine.merging import schedule
+from raysim.host.messages import SumRequest
 from raysim.models import Inputs, build
 
 N = 5  # floats of a row
@@ -84,7 +85,7 @@ def test_any_packing_gives_the_bits_of_the_definition(cohort, turn):
             assert same(tree.accumulate(node, leaf, sizes), sums[node])  # the sum that is made while training
         partials.append(sums)
     leader = 0
-    for level in tree.schedule(range(len(held)), machines, fan_in, turn):
+    for level in schedule(range(len(held)), machines, fan_in, turn):
         for leader, *others in level:
             for other in others:
                 partials[leader] |= partials[other]
@@ -156,7 +157,7 @@ def test_contiguous_runs_travel_in_few_sums():
 def test_schedule(machines, fan_in, turn):
     """Everybody's sums reach one host, each sent once; machines are done with themselves before they meet."""
     machines = sorted(machines)  # as hosts are ordered
-    levels = tree.schedule(range(len(machines)), machines, fan_in, turn)
+    levels = schedule(range(len(machines)), machines, fan_in, turn)
     waiting = set(range(len(machines)))
     crossed = False
     for level in levels:
@@ -176,7 +177,7 @@ def test_schedule(machines, fan_in, turn):
 
 @pytest.mark.parametrize("machines", ["AAAA", "AABB", "ABCD"])
 def test_hosts_take_turns(machines):
-    roots = {tree.schedule(range(4), machines, 4, turn)[-1][0][0] for turn in range(4)}
+    roots = {schedule(range(4), machines, 4, turn)[-1][0][0] for turn in range(4)}
     assert roots == {0, 1, 2, 3}
 
 
@@ -199,10 +200,10 @@ def test_pieces_and_chunks(chunk, monkeypatch):
     monkeypatch.setattr(raysim.engine.engine, "CHUNK", chunk)
     layers = LayerMap.of(build("tiny_bn_cnn", Inputs((1, 8, 8), 4)))
     weights = torch.rand(3, layers.L, generator=torch.Generator().manual_seed(0))
-    pieces = equal_columns(layers.spread(weights).T.numpy(), layers)
+    pieces = equal_columns(layers.expand(weights).T.numpy(), layers)
     assert [start for start, _, _ in pieces] == [0, *(stop for _, stop, _ in pieces[:-1])]
     assert pieces[-1][1] == layers.S
-    elements = layers.per_element(layers.spread(weights))
+    elements = layers.per_element(layers.expand(weights))
     for start, stop, column in pieces:
         assert stop - start <= chunk
         assert np.array_equal(elements[:, start:stop], np.repeat(column[:, None], stop - start, axis=1))
@@ -210,5 +211,5 @@ def test_pieces_and_chunks(chunk, monkeypatch):
     parts = chunks(SumRequest({}, pieces, factors, factors[::-1]))
     assert [piece for part in parts for piece in part.pieces] == pieces
     assert [factor for part in parts for factor in part.factors] == factors
-    assert [kept for part in parts for kept in part.kept] == factors[::-1]
+    assert [kept for part in parts for kept in part.server_coefficients] == factors[::-1]
     assert all(chunk <= sum(part.sizes) < 2 * chunk for part in parts[:-1])

@@ -12,6 +12,7 @@ from toy import ToyCohort, toy_server, vector
 
 from raysim.config import ConfigError
 from raysim.core.layers import LayerMap
+from raysim.core.local_run import ClientState
 from raysim.methods.apple import APPLE, KnowRelations, Relations, mean_of_means
 
 ALL = {"participation": 1.0}
@@ -33,9 +34,9 @@ def at_client_0(method: APPLE, pi: list[float] | None = PI, t: int = 0, lr: floa
     """Client 0 of three, after one visit with all cores."""
     federation = Quadratics([method], A, B, sizes=SIZES, lr=lr, steps=steps)
     federation.t = t
-    federation.kept[0] |= {"previous": vector(CORES[0])}
+    federation.states[0].previous = vector(CORES[0])
     if pi is not None:
-        federation.kept[0]["apple"] = Relations(vector(pi))
+        federation.states[0].methods["apple"] = Relations(vector(pi))
     run = federation.run(0)
     run.peers = {j: vector(core) for j, core in enumerate(CORES)}
     return run, federation.visit(run), federation
@@ -106,7 +107,7 @@ def test_official_mean_is_over_tensors():
 
 def test_cores_not_sent_count_as_zero():
     federation = Quadratics([APPLE(eta2=0.1, models=2)], A, B)
-    federation.kept[0] |= {"previous": vector(CORES[0]), "apple": Relations(vector(PI))}
+    federation.states[0] = ClientState({"apple": Relations(vector(PI))}, vector(CORES[0]))
     run = federation.run(0)
     run.peers = {0: vector(CORES[0]), 2: vector(CORES[2])}
     federation.stack.start(run)

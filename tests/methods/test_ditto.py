@@ -13,7 +13,7 @@ A, B = [[1.0], [4.0]], [[0.0], [1.0]]  # two clients, curvatures and optima
 
 
 def personal(federation: Quadratics, client: int) -> torch.Tensor:
-    return federation.kept[client]["ditto"].v
+    return federation.states[client].methods["ditto"].v
 
 
 @pytest.mark.parametrize("lam", [0.0, 0.5, 2.0])

@@ -10,6 +10,7 @@ from toy import vector
 
 from raysim.config import ConfigError, from_dict
 from raysim.core.layers import LayerMap
+from raysim.core.local_run import ClientState
 from raysim.methods.fedala import FedALA, has_settled
 from raysim.methods.fedrep import FedRep
 from raysim.models import MODELS, Inputs, build
@@ -27,7 +28,7 @@ HERE = {"data": {"client_test_frac": 0.25}, "evaluate": {"personal": "after_init
 def again(method, *, previous=None, more=(), **settings):
     """A run of a client whose last model [S] is `previous`, some other one by default."""
     other = perceptron(seed=7).value.clone() if previous is None else previous
-    return local_run([method, *more], kept={"previous": other}, **settings)
+    return local_run([method, *more], state=ClientState(previous=other), **settings)
 
 
 @quadratics()
@@ -36,7 +37,7 @@ def test_golden_numbers():
     method = FedALA(eta=0.5)
     federation = Quadratics([method], [[1.0, 1.0]], [[0.0, 0.0]])
     run = federation.run(0, [1.5, 0.5])
-    run._kept["previous"] = vector([1.0, 1.0])
+    run.client_state.previous = vector([1.0, 1.0])
     run.state(method).settled = True  # one pass over one batch
     run.stack.start(run)
     assert run.state(method).weights.tolist() == pytest.approx([0.625, 1.0])
@@ -108,7 +109,7 @@ def test_first_until_it_settles_then_one_pass():
     run = again(method)
     run.stack.start(run)
     assert len(batches(run, "ala")) == 11 * 3  # int(0.8 · 24) = 19 samples: 8, 8, 3
-    following = local_run([method], kept=run._kept, t=1)
+    following = local_run([method], state=run.client_state, t=1)
     following.stack.start(following)
     assert len(batches(following, "ala")) == 3
     endless = again(FedALA(threshold=0.0))
@@ -134,7 +135,7 @@ def test_the_last_batch_of_every_epoch_is_noted(tmp_path):
     last = zip(mixed[2::3], batches(run, "ala")[2::3], strict=True)  # three batches an epoch
     assert note.value.tolist() == [pytest.approx([loss(run, w, x[rows], y[rows]).item() for w, rows in last])]
     assert note.value.shape == (1, 11)
-    following = local_run([method], kept=run._kept, t=1)
+    following = local_run([method], state=run.client_state, t=1)
     following.stack.start(following)
     assert following.notes[0].value.shape == (1, 6)
 
@@ -194,7 +195,7 @@ def test_frozen_after_the_first_time():
     run = again(method)
     run.stack.start(run)
     weights = run.state(method).weights.clone()
-    following = local_run([method], kept=run._kept, t=1, received=perceptron(seed=3).value.clone())
+    following = local_run([method], state=run.client_state, t=1, received=perceptron(seed=3).value.clone())
     following.stack.start(following)
     assert torch.equal(following.state(method).weights, weights)
     assert batches(following, "ala") == []
@@ -317,7 +318,7 @@ def test_under_a_personal_head_the_range_counts_downwards_from_the_body():
     method = FedALA(threshold=1e9)
     run = again(method, more=[FedRep()])
     head = torch.linspace(-1, 1, 15, dtype=torch.float64)
-    run._kept["personal"] = head
+    run.client_state.personal = head
     run.stack.start(run)
     body_top = run.layers.top(1, "body")
     assert run.state(method).weights.shape == (28,)  # the second hidden layer, 6 → 4

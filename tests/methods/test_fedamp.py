@@ -10,7 +10,8 @@ from quadratics import Quadratics, quadratics
 from toy import ONE_LAYER, UPDATES, W, toy_server, vector
 
 from raysim.config import ConfigError
-from raysim.host.host import PeerModels, TrainRequest, mixed
+from raysim.host.download import PeerModels, mixed
+from raysim.host.messages import TrainRequest
 from raysim.methods.fedamp import FedAMP, attraction
 
 ALL = {"participation": 1.0}
@@ -31,7 +32,7 @@ class Bank:
 def cloud(models: torch.Tensor, weights: torch.Tensor, client: int) -> torch.Tensor:
     """u_i of rows `models` as a host computes it."""
     objects = [{"value": model.numpy()} for model in models]
-    visit = TrainRequest(None, (client,), bank={i: i for i in range(len(models))})
+    visit = TrainRequest(None, (client,), model_index={i: i for i in range(len(models))})
     peers = PeerModels(visit, client, models[0], objects)
     return mixed(peers, client, tuple(enumerate(weights[client].tolist())), models.shape[1])
 
@@ -91,7 +92,7 @@ def test_starts_and_is_tested_from_its_own_model_or_the_cloud(init, start):
     newcomer = federation.run(0, [5.0])
     federation.stack.personal(newcomer)
     assert newcomer.params.item() == 5.0
-    federation.kept[0]["previous"] = vector([7.0])
+    federation.states[0].previous = vector([7.0])
     run = federation.run(0, [5.0])
     federation.stack.personal(run)
     assert run.params.item() == start
@@ -105,7 +106,7 @@ def test_buffers_are_the_clients_own():
     """Signed weights could make a running variance negative."""
     weights = attraction(SQUARED, alpha=0.5, sigma=4.0)
     objects = [{"value": model.numpy()} for model in MODELS]
-    peers = PeerModels(TrainRequest(None, (0,), bank={i: i for i in range(3)}), 0, MODELS[0], objects)
+    peers = PeerModels(TrainRequest(None, (0,), model_index={i: i for i in range(3)}), 0, MODELS[0], objects)
     mix = mixed(peers, 0, tuple(enumerate(weights[0].tolist())), 1)  # the second number is a buffer
     assert mix.tolist() == pytest.approx([3.8883706, 4.0])
 

@@ -7,6 +7,7 @@ from conftest import play, tiny
 from runs import batches, local_run
 
 from raysim.core.layers import LayerMap
+from raysim.core.local_run import ClientState
 from raysim.methods.fedbabu import FedBABU
 from raysim.methods.fedrep import FedRep
 from raysim.store import tables
@@ -116,7 +117,7 @@ def test_fedbabu_fine_tunes_for_the_test_alone(tmp_path):
 def test_fedreps_personal_model_is_the_body_under_the_own_head(tmp_path):
     """Equal bodies, other heads: clients that have taken part score otherwise than the global model would."""
     federation = play(tiny(client=["fedrep"], **TESTS), tmp_path)
-    run = local_run([FedRep()], kept={"personal": torch.ones(15, dtype=torch.float64)})
+    run = local_run([FedRep()], state=ClientState(personal=torch.ones(15, dtype=torch.float64)))
     run.stack.personal(run)
     assert run.params[run.layers.span("head")].tolist() == [1.0] * 15
     assert torch.equal(run.params[run.layers.span("body")], run.received[run.layers.span("body")])

@@ -7,6 +7,7 @@ from quadratics import Cohort, Quadratics, quadratics
 from toy import UPDATES, toy_server, vector
 
 from raysim.config import ConfigError
+from raysim.core.local_run import ClientState
 from raysim.methods.fedavg import FedAvg
 from raysim.methods.feddyn import AddDrift, FedDyn
 from raysim.methods.fedprox import FedProx
@@ -46,8 +47,8 @@ def test_the_clients_terms_add_up_to_n_h():
     a, b = [[1.0], [2.0], [3.0], [4.0]], [[0.0], [1.0], [-1.0], [2.0]]
     federation = Quadratics([FedDyn(alpha)], a, b, steps=3)
     federation.play(5, cohorts=[(0, 1), (1, 3), (0,)])
-    terms = [kept["feddyn"].g if kept else vector([0.0]) for kept in federation.kept]
-    assert federation.kept[2] == {}  # who never took part keeps nothing
+    terms = [s.methods["feddyn"].g if s.methods else vector([0.0]) for s in federation.states]
+    assert federation.states[2] == ClientState()  # who never took part keeps nothing
     assert sum(terms).item() == pytest.approx(-4 * alpha * federation.server.memory["feddyn"].item())
     assert abs(sum(terms).item()) > 0.1
 
@@ -65,7 +66,7 @@ def test_other_weights_change_the_mean_alone():
     """h̃ is uniform even so: w = Σ p w_k + (1/N) Σ Δ_k."""
     federation = Quadratics([FedDyn(0.7)], A, B, sizes=[1, 3], weighting=[FedAvg("size")], start=[3.0])
     models = [federation.visit(federation.run(k)).value.item() for k in (0, 1)]
-    federation.kept = [{}, {}]
+    federation.states = [ClientState(), ClientState()]
     expected = 0.25 * models[0] + 0.75 * models[1] + (sum(models) - 6.0) / 2
     assert federation.round().item() == pytest.approx(expected)
 
@@ -91,7 +92,7 @@ def test_adaptive_alpha_is_over_the_relative_size():
         )
         for federation in (ours, same):
             federation.visit(federation.run(k))
-        assert ours.kept[k]["feddyn"].g.item() == pytest.approx(same.kept[k]["feddyn"].g.item())
+        assert ours.states[k].methods["feddyn"].g.item() == pytest.approx(same.states[k].methods["feddyn"].g.item())
 
 
 def test_nothing_moves_where_no_client_moves():

@@ -12,6 +12,7 @@ from toy import ToyCohort, noted, toy_server, vector
 
 from raysim.config import ConfigError
 from raysim.core.client import Upload
+from raysim.core.local_run import ClientState
 from raysim.methods.fedfomo import AddPreferences, FedFomo, Origin
 
 VAL = {"client_val_frac": 0.2}
@@ -29,7 +30,7 @@ def validated():
 def client(peers: dict[int, float], old: float = 4.0, own: float = 3.0):
     """Client 0 of four, which started at `old` last time, came to `own`, and is sent `peers`."""
     federation = Quadratics([FedFomo()], [[1.0]] * 4, [[1.0]] * 4)
-    federation.kept[0] |= {"fedfomo": Origin(vector([old])), "previous": vector([own])}
+    federation.states[0] = ClientState({"fedfomo": Origin(vector([old]))}, vector([own]))
     run = federation.run(0, [-50.0])  # the global model, which nobody is sent
     run.peers = {peer: vector([value]) for peer, value in peers.items()}
     return federation, run

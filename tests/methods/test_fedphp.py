@@ -45,7 +45,7 @@ def test_private_model_inherits():
     for t in range(4):
         w = federation.visit(federation.run(1)).value.item()
         q = (1 - 0.9 * t / 10) * w + 0.9 * t / 10 * q
-        assert federation.kept[1]["fedphp"].q.item() == pytest.approx(q, abs=1e-12)
+        assert federation.states[1].methods["fedphp"].q.item() == pytest.approx(q, abs=1e-12)
         assert (t == 0) == (q == w)
         federation.round([0])
 
@@ -67,7 +67,7 @@ def test_tested_is_the_local_or_the_private_model():
         federation.t = 5
         after = federation.run(1)
         w = federation.visit(after).value.item()
-        q = federation.kept[1]["fedphp"].q.item()
+        q = federation.states[1].methods["fedphp"].q.item()
         assert q == pytest.approx((w + 3.0) / 2)
         federation.stack.personal(after)
         assert after.params.item() == (w if evaluate == "local" else q)

@@ -10,6 +10,7 @@ from conftest import play, tiny
 from runs import local_run, perceptron
 
 from raysim.config import ConfigError
+from raysim.core.local_run import ClientState
 from raysim.methods.moon import MOON
 
 
@@ -23,7 +24,7 @@ def latents(value, x):
 def test_the_term_is_the_papers():
     mu, tau = 1.5, 0.4
     previous = perceptron(seed=7).value.clone()
-    run = local_run([MOON(mu, tau)], kept={"previous": previous})
+    run = local_run([MOON(mu, tau)], state=ClientState(previous=previous))
     run.receive()
     run.params.add_(0.05)
     x, y = run.data.train
@@ -35,7 +36,7 @@ def test_the_term_is_the_papers():
 
 def test_between_equal_models_there_is_no_pull():
     """z_prev = z_g, as in the first round: the term is ln 2 and has no gradient."""
-    run = local_run([MOON(3.0)], kept={"previous": local_run([]).received})
+    run = local_run([MOON(3.0)], state=ClientState(previous=local_run([]).received))
     run.receive()
     run.params.add_(0.05)
     x, y = run.data.train

@@ -41,7 +41,7 @@ def test_gradient_of_the_logits(t):
     method = PartialFed(model_batches=1, choice_batches=1, tau=2.0, tau_decay=0.9, choice_lr=rate, logits=start)
     tau, received, local = 2.0 * 0.9**t, vector([3.0, 1.0]), vector([-2.0, 4.0])
     federation = Quadratics([method], A, B, lr=0.05)
-    federation.t, federation.kept[0]["previous"] = t, local
+    federation.t, federation.states[0].previous = t, local
     run = federation.run(0, received)
     federation.stack.start(run)
     run.scratch["partialfed"] = torch.stack([run.value, local])
@@ -75,7 +75,7 @@ def test_a_batch_trains_the_copy_it_was_taken_from():
     for logits, which in ((GLOBAL, 0), (LOCAL, 1)):
         method = PartialFed(logits=logits)
         federation = Quadratics([method], A, B)
-        federation.kept[0]["previous"] = vector([-2.0, 4.0])
+        federation.states[0].previous = vector([-2.0, 4.0])
         run = federation.run(0, [3.0, 1.0])
         upload = federation.visit(run)
         start = ([3.0, 1.0], [-2.0, 4.0])[which]
@@ -103,7 +103,7 @@ def test_temperature_falls_round_by_round():
     def change(t: int, decay: float) -> torch.Tensor:
         method = PartialFed(model_batches=1, choice_batches=1, tau_decay=decay)
         federation = Quadratics([method], A, B)
-        federation.t, federation.kept[0]["previous"] = t, vector([-2.0, 4.0])
+        federation.t, federation.states[0].previous = t, vector([-2.0, 4.0])
         run = federation.run(0, [3.0, 1.0])
         federation.stack.start(run)
         run.scratch["partialfed"] = torch.stack([run.value, run.previous])
@@ -119,7 +119,7 @@ def test_temperature_falls_round_by_round():
 def test_tested_is_the_choice_of_the_larger_logits():
     for logits, expected in ((LOCAL, [-2.0, 4.0]), (GLOBAL, [3.0, 1.0]), ((0.0, 0.0), [3.0, 1.0])):
         federation = Quadratics([PartialFed(logits=logits)], A, B)
-        federation.kept[0]["previous"] = vector([-2.0, 4.0])
+        federation.states[0].previous = vector([-2.0, 4.0])
         run = federation.run(0, [3.0, 1.0])
         federation.stack.personal(run)
         assert run.params.tolist() == expected

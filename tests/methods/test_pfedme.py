@@ -22,14 +22,14 @@ def test_step_follows_the_gradient_of_the_moreau_envelope():
     upload = federation.visit(federation.run(1))
     gradient = 4.0 * lam / (4.0 + lam) * (w - 1.0)
     torch.testing.assert_close(upload.value, vector([w - lr * gradient]), rtol=0, atol=1e-9)
-    theta = federation.kept[1]["pfedme"].theta
+    theta = federation.states[1].methods["pfedme"].theta
     torch.testing.assert_close(theta, vector([(4.0 * 1.0 + lam * w) / (4.0 + lam)]), rtol=0, atol=1e-9)
 
 
 def test_mu_pulls_theta_to_zero():
     federation = Quadratics([pFedMe(lam=2.0, mu=0.5, **SOLVED)], A, B, start=[3.0])
     federation.visit(federation.run(1))
-    assert federation.kept[1]["pfedme"].theta.item() == pytest.approx((4.0 + 2.0 * 3.0) / (4.0 + 2.0 + 0.5))
+    assert federation.states[1].methods["pfedme"].theta.item() == pytest.approx((4.0 + 2.0 * 3.0) / (4.0 + 2.0 + 0.5))
 
 
 @pytest.mark.parametrize("beta", [1.0, 0.5])
@@ -57,7 +57,7 @@ def test_theta_goes_on_from_batch_to_batch():
         w -= lr * lam * (w - theta)
     federation = Quadratics([pFedMe(eta, lam, 1, 0.0)], A, B, lr=lr, steps=2, start=[3.0])
     assert federation.visit(federation.run(1)).value.item() == pytest.approx(w, abs=1e-12)
-    assert federation.kept[1]["pfedme"].theta.item() == pytest.approx(theta, abs=1e-12)
+    assert federation.states[1].methods["pfedme"].theta.item() == pytest.approx(theta, abs=1e-12)
 
 
 def test_without_inner_steps_or_spring_w_stays():
@@ -91,7 +91,7 @@ def test_tested_is_theta_or_the_local_model():
         federation.stack.personal(newcomer)
         assert newcomer.params.item() == 3.0
         w = federation.visit(after).value.item()
-        theta = federation.kept[1]["pfedme"].theta.item()
+        theta = federation.states[1].methods["pfedme"].theta.item()
         assert w != theta
         federation.stack.personal(after)
         assert after.params.item() == (theta if evaluate == "theta" else w)

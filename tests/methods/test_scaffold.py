@@ -33,8 +33,8 @@ def test_golden_numbers():
 
     federation.stack.train = train
     assert federation.round().tolist() == pytest.approx([3.3333333, 3.6666667], abs=5e-8)
-    for kept, update in zip(federation.kept, UPDATES, strict=True):
-        assert kept["scaffold"].c.tolist() == pytest.approx([-5 * u for u in update])
+    for state, update in zip(federation.states, UPDATES, strict=True):
+        assert state.methods["scaffold"].c.tolist() == pytest.approx([-5 * u for u in update])
     assert federation.server.shared["scaffold"].tolist() == pytest.approx([-5 / 3, 5 / 3])
 
 
@@ -47,7 +47,7 @@ def test_one_full_batch_step_gives_the_gradient(option):
     with quadratics():
         run.state(federation.stack.methods[0]).c.fill_(-2.0)
     federation.visit(run)
-    assert federation.kept[1]["scaffold"].c.item() == pytest.approx(4 * (3.0 - 1.0))
+    assert federation.states[1].methods["scaffold"].c.item() == pytest.approx(4 * (3.0 - 1.0))
 
 
 def test_the_options_differ_after_two_steps():
@@ -56,7 +56,7 @@ def test_the_options_differ_after_two_steps():
     for option in OPTIONS:
         federation = Quadratics([SCAFFOLD(option)], A, B, steps=2, start=[3.0])
         federation.visit(federation.run(1))
-        controls[option] = federation.kept[1]["scaffold"].c.item()
+        controls[option] = federation.states[1].methods["scaffold"].c.item()
     assert controls == pytest.approx({"option_1": 8.0, "option_2": 6.4, "mean_grad": 6.4})
 
 
@@ -68,7 +68,7 @@ def test_with_momentum_the_mean_gradient_is_of_the_raw_ones():
     with quadratics():
         run.state(federation.stack.methods[0]).c.fill_(-1.0)
     federation.visit(run)
-    assert federation.kept[1]["scaffold"].c.item() == pytest.approx((8.0 + 4 * 1.05) / 2)
+    assert federation.states[1].methods["scaffold"].c.item() == pytest.approx((8.0 + 4 * 1.05) / 2)
 
 
 @pytest.mark.parametrize("option", OPTIONS)
@@ -76,7 +76,7 @@ def test_the_mean_of_the_clients_controls_is_the_servers(option):
     a, b = [[1.0], [2.0], [3.0], [4.0]], [[0.0], [1.0], [-1.0], [2.0]]
     federation = Quadratics([SCAFFOLD(option)], a, b, steps=3)
     federation.play(5, cohorts=[(0, 1), (1, 3), (0,)])
-    controls = [kept["scaffold"].c if kept else vector([0.0]) for kept in federation.kept]
+    controls = [s.methods["scaffold"].c if s.methods else vector([0.0]) for s in federation.states]
     assert (sum(controls) / 4).item() == pytest.approx(federation.server.shared["scaffold"].item())
     assert abs(federation.server.shared["scaffold"].item()) > 0.01
 

@@ -44,7 +44,7 @@ class Mix(ClientMethod):
 def trained(method: ClientMethod) -> tuple[LocalRun, float]:
     """Received 6, previous 2: the mix is 4; a step of 0.1 on ½ w²."""
     federation = Quadratics([Mix(), method], [[1.0]], [[0.0]])
-    federation.kept[0]["previous"] = vector([2.0])
+    federation.states[0].previous = vector([2.0])
     run = federation.run(0, [6.0])
     return run, federation.visit(run).value.item()
 

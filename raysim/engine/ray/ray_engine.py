@@ -26,7 +26,8 @@ from ray.exceptions import ActorDiedError, ActorUnavailableError, ObjectLostErro
 from raysim.config import Config, ConfigError, RayEngineConfig
 from raysim.engine.engine import Call, Engine, Handle, HostLost, StateLost
 from raysim.engine.ray.placement import Placement, PlacementError, Resources, place
-from raysim.host.host import ClientHost, HostSpec
+from raysim.host.host import ClientHost
+from raysim.host.messages import HostSpec, TrainRequest
 
 START_SECONDS = 120  # to place a new host; a cluster that cannot by then has too little left
 RELEASE_SECONDS = 10  # to wait at a run's end until the cluster has its share back
@@ -43,6 +44,13 @@ class HostActor(ClientHost):
         """Be a host of this run, whatever the process was before; returns the node it is on."""
         super().__init__(spec, data, partition)
         return ray.get_runtime_context().get_node_id()
+
+    def train(self, request: TrainRequest, *args: Any) -> Any:
+        """The reply in objects that travel one by one."""
+        return super().train(request, *args).detach(request)
+
+    def initialize(self, request: TrainRequest, *args: Any) -> Any:
+        return super().initialize(request, *args).detach(request)
 
     def forget(self) -> None:
         """Free all that the last run has left here."""

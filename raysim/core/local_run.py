@@ -1,0 +1,240 @@
+"""One client in one round: the run that methods and probes act on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from raysim.core.flat import FlatModel
+from raysim.core.layers import LayerMap
+from raysim.core.note import Note, method_name
+from raysim.core.optim import SGD, Adam, OptimizerSpec
+from raysim.core.rng import generator, seed_layers, stream_seed
+from raysim.core.samples import ClientData, batch_slices, take
+
+
+@dataclass(frozen=True)
+class LocalSettings:
+    """Local training, the same for all clients."""
+
+    epochs: int = 1
+    batch_size: int = 32
+    drop_last: bool = False
+    optimizer: OptimizerSpec = OptimizerSpec()
+    grad_clip: float | None = None
+    persist: bool = False  # a client's optimiser keeps its state between rounds
+    local_buffers: bool = False  # bn_stats: local
+
+
+@dataclass(frozen=True)
+class RoundInfo:
+    """When and in what company a client runs: known to the server and to every client."""
+
+    seed: int
+    t: int  # round, from 0
+    rounds: int  # total
+    clients: int  # N, in the federation
+    lr: float  # this round's local learning rate
+    samples: int = 0  # training samples of all N clients together
+
+
+@dataclass
+class ClientState:
+    """What a client keeps between its rounds. Hooks may change it; changes count once the round is committed."""
+
+    methods: dict[str, Any] = field(default_factory=dict)  # the states of methods, by `method_name`
+    previous: Tensor | None = None  # [S] the model it trained (or, with `peer_models`, uploaded) last
+    personal: Tensor | None = None  # parameters of the layers that no client sends
+    buffers: Tensor | None = None  # [B], with `bn_stats: local`
+    optimizer: dict[str, Tensor] | None = None  # with `local.state: persist`
+
+
+class MakesState(Protocol):
+    """A method, as far as a run asks for its state."""
+
+    def new_state(self, layers: LayerMap) -> Any: ...
+
+
+class BatchProbe(Protocol):
+    """A probe that watches training batches, see `raysim.core.probe.Probe`."""
+
+    def batch(self, run: LocalRun, z: Tensor) -> None: ...
+
+
+class Hooks(Protocol):
+    """The client methods of a run, see `raysim.core.client.ClientStack`."""
+
+    start: Callable[[LocalRun], None]
+    step: Callable[[LocalRun, Tensor, Tensor], None]
+    penalties: list[Callable[[LocalRun, Tensor, Tensor, Tensor, Tensor], Tensor | float]]
+    observers: list[Callable[[LocalRun], None]]
+    corrections: list[Callable[[LocalRun], None]]
+
+    @property
+    def batches_per_step(self) -> int: ...
+
+    @property
+    def personal_layers(self) -> str | None: ...
+
+    def optimizer(self, spec: OptimizerSpec) -> OptimizerSpec: ...
+
+
+class LocalRun:
+    """One client in one round; built by the host, seen by the hooks.
+
+    `value` [S], `params` [P], `buffers` [B] and `grad` [P] are the model's own storage. `received` [S], `shared` and
+    `peers` are what the server sent and must not be written to. An update is always client minus server:
+    `run.params - run.received[: run.layers.P]`.
+    """
+
+    def __init__(
+        self, client: int, round_info: RoundInfo, flat: FlatModel, settings: LocalSettings, stack: Hooks,
+        data: ClientData, received: Tensor, shared: Mapping[str, Tensor], peers: Mapping[int, Tensor],
+        client_state: ClientState,
+    ):  # fmt: skip
+        self.client, self.round_info, self.flat, self.settings = client, round_info, flat, settings
+        self.stack, self.data, self.received, self.shared, self.peers = stack, data, received, shared, peers
+        self.layers: LayerMap = flat.layers
+        self.model, self.value, self.grad = flat.model, flat.value, flat.grad
+        self.params, self.buffers = flat.params, flat.buffers
+        self.uploaded = flat.value  # [S] what the server gets to see, for probes: a method may send another model
+        self.client_state = client_state
+        self.lr = round_info.lr
+        self.optimizer: SGD | Adam = stack.optimizer(settings.optimizer).build(self.params, self.grad, self.lr)
+        if settings.persist and client_state.optimizer is not None:
+            self.optimizer.load(client_state.optimizer)
+        self.trained = slice(None)  # the parameters that an optimiser step moves
+        self.first_stage = 0  # stages before this one are not trained and need no graph
+        self.epoch, self.epochs = 0, settings.epochs
+        self.steps = 0
+        self.losses: list[list[tuple[Tensor, int]]] = []  # per epoch: mean loss and samples of every batch
+        self.scratch: dict[str, Any] = {}  # for hooks; gone after the round
+        self.notes: list[Note] = []
+        self.batch_probes: Sequence[BatchProbe] = ()
+        self.orders: list[tuple[str, Tensor]] | None = None  # purpose and samples of every batch, when traced
+        self._streams: dict[str, torch.Generator] = {}
+
+    @property
+    def t(self) -> int:
+        return self.round_info.t
+
+    @property
+    def previous(self) -> Tensor | None:
+        """The model [S] this client trained last, for methods with `keeps_params`, or uploaded last, for those with
+        `peer_models`; None before the first time."""
+        return self.client_state.previous
+
+    def state(self, method: MakesState) -> Any:
+        """This client's state of `method`; changes count once the round is committed."""
+        name, states = method_name(method), self.client_state.methods
+        if name not in states:
+            with self.params.device:
+                states[name] = method.new_state(self.layers)
+        return states[name]
+
+    def generator(self, purpose: str) -> torch.Generator:
+        """The client's random stream for `purpose` in this round; the same object on every call."""
+        if purpose not in self._streams:
+            self._streams[purpose] = generator(self.round_info.seed, self.t, self.client, purpose)
+        return self._streams[purpose]
+
+    def note(self, method: object, name: str, value: Tensor, *axes: str) -> None:
+        """Record `value` of this client in this round, one axis name a dimension. It is for the run's tables: nothing is
+        sent in the simulated method."""
+        value = value.detach().cpu().double()[None]
+        self.notes.append(Note(method_name(method), name, value, ("client", *axes), (self.client,)))
+
+    @contextmanager
+    def aside(self, purpose: str) -> Iterator[None]:
+        """Passes besides the main training: what layers draw in them (dropout) is not taken from that one's stream."""
+        device = self.value.device
+        with torch.random.fork_rng([device] if device.type == "cuda" else []):
+            seed_layers(stream_seed(self.round_info.seed, self.t, self.client, f"{purpose} model"), device)
+            yield
+
+    def receive(self) -> None:
+        """Load what the server sent, except the layers (and, with `bn_stats: local`, buffers) that stay with the client."""
+        self.load(self.received)
+
+    def load(self, value: Tensor) -> None:
+        """Load a model `value` [S], except the layers and buffers that stay with the client."""
+        self.value.copy_(value)
+        if self.client_state.personal is not None:
+            self.params[self.layers.span(self.stack.personal_layers or "head")] = self.client_state.personal
+        if self.settings.local_buffers and self.client_state.buffers is not None:
+            self.buffers.copy_(self.client_state.buffers)
+
+    def batches(
+        self, fraction: float = 1.0, purpose: str = "batches", batch_size: int | None = None
+    ) -> Iterator[tuple[Tensor, Tensor]]:
+        """One shuffled pass over a random `fraction` of the training samples, in the order of the stream `purpose`."""
+        order = torch.randperm(self.data.train.y.shape[0], generator=self.generator(purpose))
+        if fraction < 1:
+            order = order[: max(1, int(fraction * len(order)))]
+        return self.slices(order, purpose, batch_size)
+
+    def slices(self, order: Tensor, purpose: str, batch_size: int | None = None) -> Iterator[tuple[Tensor, Tensor]]:
+        """Batches of the training samples in `order` [n]. One gather a pass: the batches themselves are views."""
+        x, y = self.data.train
+        on_device = order.to(y.device)
+        x, y = take(x, on_device), y.index_select(0, on_device)
+        for part in batch_slices(order.shape[0], batch_size or self.settings.batch_size, self.settings.drop_last):
+            if self.orders is not None:
+                self.orders.append((purpose, order[part]))
+            yield x[part], y[part]
+
+    def fit(self, epochs: int | None = None, only: str = "all", purpose: str = "batches") -> None:
+        """Epochs of `step` over the training samples; `only` ("head", "body") trains those layers alone.
+
+        A pass besides the main training has a `purpose` of its own, so that it does not reorder that one's batches.
+        """
+        self.trained = self.layers.span(only) if only != "all" else slice(None)
+        self.first_stage = self.layers.stages - 1 if only == "head" else 0
+        self.epochs = self.settings.epochs if epochs is None else epochs
+        step, batch_size = self.stack.step, self.settings.batch_size * self.stack.batches_per_step
+        for self.epoch in range(self.epochs):
+            self.losses.append([])
+            for x, y in self.batches(purpose=purpose, batch_size=batch_size):
+                step(self, x, y)
+                self.steps += 1
+        self.trained, self.first_stage = slice(None), 0
+
+    def gradient(self, x: Tensor, y: Tensor, corrected: bool = True, stage: int | None = None) -> Tensor:
+        """Fill `run.grad` with the gradient of the objective on a batch and return its cross-entropy (0-d, detached).
+
+        Not `corrected`, it is the bare cross-entropy's gradient: no penalties, corrections, clipping or statistics.
+        Stages before `stage` (default: those that are not trained) run without a graph and get no gradient.
+        """
+        self.grad.zero_()
+        z, logits = self.flat.forward_from(self.first_stage if stage is None else stage, x)
+        loss = F.cross_entropy(logits, y)
+        if not corrected:
+            loss.backward()
+            return loss.detach()
+        objective = loss
+        for penalty in self.stack.penalties:
+            objective = objective + penalty(self, x, y, z, loss)
+        objective.backward()
+        for probe in self.batch_probes:
+            probe.batch(self, z.detach())
+        for observe in self.stack.observers:
+            observe(self)
+        for correct in self.stack.corrections:
+            correct(self)
+        if self.settings.grad_clip is not None:
+            grad = self.grad[self.trained]
+            grad.mul_((self.settings.grad_clip / grad.norm().clamp_min(1e-12)).clamp_max(1.0))
+        loss = loss.detach()
+        if self.losses:
+            self.losses[-1].append((loss, y.shape[0]))
+        return loss
+
+    def features(self, value: Tensor, x: Tensor) -> Tensor:
+        """Latents [B, D] of another model `value` [S], in the present mode; none of its buffers changes."""
+        return self.flat.features_of(value, x)

@@ -1,0 +1,60 @@
+"""A client's state as named arrays, in which form it travels and is saved."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from raysim.core.layers import LayerMap
+from raysim.core.local_run import ClientState, LocalRun
+from raysim.core.note import method_name
+from raysim.core.state import pack, unpack
+from raysim.host.device import to_numpy
+from raysim.host.messages import Arrays, HostSpec
+
+RESERVED = ("previous", "personal", "buffers", "optimizer")  # the simulator's own entries
+
+
+class StateFormat:
+    """Names the arrays: NAME.FIELD for the state of a method, an entry of `RESERVED`, or `optimizer.FIELD`."""
+
+    def __init__(self, spec: HostSpec, layers: LayerMap, device: torch.device):
+        self.stack, self.settings, self.layers, self.device = spec.stack, spec.settings, layers, device
+        self.prefixes = {prefix(method): method for method in spec.methods}
+
+    def pack(self, run: LocalRun) -> Arrays:
+        """What the client keeps after `run`, as copies."""
+        state: dict[str, Tensor] = {}
+        for name, method in self.prefixes.items():
+            own = run.state(method)
+            if own is not None:
+                state |= {f"{name}.{field}": value for field, value in pack(own).items()}
+        if self.stack.keeps_params:
+            state["previous"] = run.value
+        if self.stack.personal_layers:
+            state["personal"] = run.params[self.layers.span(self.stack.personal_layers)]
+        if self.settings.local_buffers:
+            state["buffers"] = run.buffers
+        if self.settings.persist:
+            state |= {f"optimizer.{name}": tensor for name, tensor in run.optimizer.state().items()}
+        return {name: to_numpy(tensor) for name, tensor in state.items()}
+
+    def unpack(self, arrays: Arrays) -> ClientState:
+        """Copies: the arrays may be shared, and the new state counts only once the round is committed."""
+        parts: dict[str, dict[str, Tensor]] = {}
+        for name, array in arrays.items():
+            owner, _, field = name.partition(".")
+            parts.setdefault(owner, {})[field] = torch.tensor(array, device=self.device)
+        methods = {
+            method_name(method): unpack(type(method.new_state(self.layers)), parts[name])
+            for name, method in self.prefixes.items()
+            if name in parts
+        }
+        whole = {name: parts[name][""] for name in ("previous", "personal", "buffers") if name in parts}
+        return ClientState(methods, optimizer=parts.get("optimizer"), **whole)
+
+
+def prefix(method: object) -> str:
+    """The method's name, where it is not reserved: then the name with a sign that no name of a class has."""
+    name = method_name(method)
+    return f"{name}~" if name in RESERVED else name

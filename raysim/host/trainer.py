@@ -1,0 +1,150 @@
+"""One client's training, from what it is sent to its result."""
+
+from __future__ import annotations
+
+import time
+import traceback
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from raysim.core.client import Upload
+from raysim.core.flat import FlatModel, finite
+from raysim.core.local_run import LocalRun
+from raysim.core.rng import seed_layers, stream_seed
+from raysim.core.score import Score
+from raysim.host.client_state import StateFormat
+from raysim.host.device import to_numpy
+from raysim.host.download import Download
+from raysim.host.evaluator import Evaluator
+from raysim.host.messages import ClientResult, HostSpec
+from raysim.host.samples import SampleSource
+
+NOT_FINITE = "its model is not finite (NaN or Inf): refused. A lower local.lr or local.grad_clip may help"
+
+
+class Trainer:
+    """Trains clients one after the other on the model of `flat`.
+
+    A host asks for nothing but the public methods, so that another trainer, batched or made for one kind of accelerator,
+    can take this one's place.
+    """
+
+    def __init__(self, spec: HostSpec, flat: FlatModel, samples: SampleSource, evaluator: Evaluator):
+        self.spec, self.flat, self.samples, self.evaluator = spec, flat, samples, evaluator
+        self.device = flat.value.device
+        self._stack = spec.stack
+        self._states = StateFormat(spec, flat.layers, self.device)
+        self._counters = [tensor for tensor in flat.layers.tensors if tensor.kind == "counter"]
+
+    def train(
+        self, download: Download, client: int, update: Tensor, check: bool = True
+    ) -> tuple[ClientResult, Mapping[str, Tensor]]:
+        """Train `client`, leave its update in `update` [S] and return its result and the further vectors it uploads.
+
+        Where the result's status is not "ok", `update` is to be ignored. `check` refuses a model that is not finite.
+        """
+        request, trace = download.request, {}
+        if request.trace:
+            trace = {f"state.before.{name}": array for name, array in download.state(client).items()}
+        started = time.perf_counter()
+        try:
+            run = self._begin(download, client)
+            result, upload = self._fit(run, trace)
+            torch.sub(upload.value, download.server, out=update)
+            if check and not finite(update):
+                result = ClientResult(NOT_FINITE)
+        except Exception:
+            result = ClientResult(traceback.format_exc())
+        result.seconds = time.perf_counter() - started
+        if result.status != "ok":
+            return result, {}
+        vectors = {name: vector.detach().clone() for name, vector in upload.vectors.items()}
+        if request.return_states:
+            result.state = self._states.pack(run)
+        if request.return_models:
+            result.model = {"value": to_numpy(upload.value)}
+        if request.trace:
+            after = {f"state.after.{name}": array for name, array in (result.state or {}).items()}
+            sent = (*upload.vectors.items(), *upload.scalars.items())
+            uploads = {f"upload.{name}": to_numpy(tensor) for name, tensor in sent}
+            result.trace = {**trace, "model": to_numpy(upload.value), **after, **uploads}
+        if request.test:
+            self._stack.personal(run)
+            result.test = self.evaluator.personal(client)
+        return result, vectors
+
+    def initialize(self, download: Download, client: int) -> ClientResult:
+        """The client's local initialisation alone: its result has a state and nothing else."""
+        run = self._begin(download, client)
+        self._stack.start(run)
+        return ClientResult("ok", state=self._states.pack(run))
+
+    def personal(self, download: Download, client: int) -> Score:
+        """The model that the client would now be given, on its own test samples. No state is kept."""
+        self._stack.personal(self._begin(download, client))
+        return self.evaluator.personal(client)
+
+    def _begin(self, download: Download, client: int) -> LocalRun:
+        """The client before its local initialisation."""
+        round_info, peers = download.request.round_info, download.peers(client)
+        received = download.received(client, self.flat.layers.P)
+        state = self._states.unpack(download.state(client))
+        if self._stack.peer_models and client in download.request.model_index:
+            state.previous = peers.model(client)
+        run = LocalRun(
+            client, round_info, self.flat, self.spec.settings, self._stack, self.samples.client(client),
+            received, download.shared, peers, state,
+        )  # fmt: skip
+        run.orders = [] if download.request.trace else None
+        run.batch_probes = [p for p in self.spec.probes if p.watches_batches]
+        seed_layers(stream_seed(round_info.seed, round_info.t, client, "start"), self.device)
+        return run
+
+    def _fit(self, run: LocalRun, trace: dict[str, np.ndarray]) -> tuple[ClientResult, Upload]:
+        """Initialise, train and measure; `trace` gets what is recorded on the way, if anything is."""
+        stack = self._stack
+        stack.start(run)
+        seed_layers(stream_seed(run.round_info.seed, run.t, run.client, "model"), self.device)
+        for begin in stack.beginners:
+            begin(run)
+        if run.orders is not None:
+            trace["init"] = to_numpy(run.value)
+        for probe in self.spec.probes:
+            probe.begin(run)
+        stack.train(run)
+        upload = Upload(run.value)
+        for finish in stack.finishers:
+            finish(run, upload)
+        run.uploaded = upload.value
+        stats = [probe.end(run) for probe in self.spec.probes]
+        if run.orders is not None:
+            rows = self.samples.partition.train[run.client]
+            trace |= {f"samples.{i:04d}.{name}": rows[batch.numpy()] for i, (name, batch) in enumerate(run.orders)}
+        return self._result(run, upload, stats), upload
+
+    def _result(self, run: LocalRun, upload: Upload, stats: Sequence[Tensor]) -> ClientResult:
+        result = ClientResult(
+            "ok", run.steps,
+            stats=[to_numpy(stat) for stat in stats],
+            scalars={name: to_numpy(scalar) for name, scalar in upload.scalars.items()},
+            counters=[float(counter.view(upload.value)) for counter in self._counters],
+            vector_bytes=sum(vector.numel() * vector.element_size() for vector in upload.vectors.values()),
+            notes=run.notes,
+        )  # fmt: skip
+        if run.losses:
+            result.first_loss = mean_loss(run.losses[0])
+            result.last_loss = result.first_loss if len(run.losses) == 1 else mean_loss(run.losses[-1])
+        if upload.sent is not None:
+            result.sent_counts = np.array([int(upload.sent[s.start : s.stop].sum()) for s in self.flat.layers.tensors])
+        return result
+
+
+def mean_loss(batches: Sequence[tuple[Tensor, int]]) -> float:
+    """Mean over samples of an epoch's batch losses."""
+    tensors = [loss for loss, _ in batches]
+    losses = torch.stack(tensors).tolist() if tensors[0].is_cuda else [loss.item() for loss in tensors]  # one transfer
+    sizes = [n for _, n in batches]
+    return float(sum(loss * n for loss, n in zip(losses, sizes, strict=True)) / sum(sizes))
