@@ -9,6 +9,8 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from raysim.version import __version__ as __version__
+
 if TYPE_CHECKING:
     from raysim.analysis.instrument import Instrument as Instrument
     from raysim.config import Config as Config
@@ -39,8 +41,6 @@ if TYPE_CHECKING:
     from raysim.plugins import partition as partition
     from raysim.report.runs import Run as Run
     from raysim.report.runs import load as load
-
-__version__ = "0.1.0"
 
 _HOMES = {
     "raysim.play.functions": ("continued", "read_config", "resume", "run", "stream"),

@@ -48,7 +48,7 @@ def group() -> None:
 @app.callback(invoke_without_command=True)
 def top(version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False) -> None:
     if version:
-        from raysim import __version__
+        from raysim.version import __version__
 
         print(f"raysim {__version__}")
         raise typer.Exit

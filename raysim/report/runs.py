@@ -37,7 +37,11 @@ class Run(RunFolder):
             raise ReportError(
                 f"{self.folder}: holds no final model; `raysim resume {self.folder}` plays it to its end."
             )
-        model = build(self.config["model"]["name"], Inputs(**inputs | {"shape": tuple(inputs["shape"])}), **self.config["model"]["options"])
+        model = build(
+            self.config["model"]["name"],
+            Inputs(**inputs | {"shape": tuple(inputs["shape"])}),
+            **self.config["model"]["options"],
+        )
         model.load_state_dict(load_file(path))
         return model.eval()
 
