@@ -13,8 +13,7 @@ from typing import Any
 
 import yaml
 
-from raysim import shipped
-from raysim.config import ConfigError, load
+from raysim.config import ConfigError, load, shipped
 from raysim.sweep.grid import Choice, Point, choice, runs, seeded
 from raysim.sweep.table import Axis, Label, Table, labels, read_table
 
