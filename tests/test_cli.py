@@ -17,10 +17,11 @@ import pytest
 import torch
 from typer.testing import CliRunner, Result
 
-from raysim.cli import doctor, machine
+from raysim.cli import doctor
 from raysim.cli.app import app
 from raysim.config import ConfigError, fingerprint, load, to_yaml
 from raysim.config.shipped import find
+from raysim.play import machine
 from raysim.play.folder import new_folder
 from raysim.play.lines import aligned, bytes_, percent
 from raysim.store import manifest, tables

@@ -10,7 +10,6 @@ import typer
 
 from raysim.cli.options import Address, ConfigName, Overrides
 from raysim.play.errors import reported
-from raysim.play.folder import new_folder
 from raysim.play.terminal import play
 
 
@@ -23,6 +22,7 @@ def run(
     """Simulate the federation that CONFIG describes."""
     from raysim.config import load
     from raysim.config.shipped import find
+    from raysim.play.folder import new_folder
 
     with reported():
         settings = load(find(config), overrides or ())

@@ -53,8 +53,8 @@ class Simulation(Iterator[PlayedRound]):
     """Every step of the iteration plays a round; a loop over it may be left and taken up again.
 
     After the last round the run is finished: its model and its result are on disk, and all that was started has been
-    stopped. To stop earlier call `stop`, leave a `with` block, or drop the object. Ctrl-C waits for the round in
-    progress, saves a checkpoint and raises `Stopped`; the iteration can then go on. A second one stops at once.
+    stopped. To stop earlier call `stop`, leave a `with` block, or drop the object. After a Ctrl-C the round in progress is
+    returned and saved, and the next step raises `Stopped`; the iteration can then go on. A second one stops at once.
     """
 
     def __init__(
@@ -69,6 +69,7 @@ class Simulation(Iterator[PlayedRound]):
         self.warnings: list[str] = []
         self._resume, self._address, self._resources, self._interrupts = resume, address, resources, interrupts
         self._federation: Any = None
+        self._asked_to_stop = False  # in the round that was returned last
         self._open = ExitStack()  # the lock, the cluster, the federation
         self._finalizer = weakref.finalize(self, self._open.close)
         with self._stopped_on_error():
@@ -88,6 +89,9 @@ class Simulation(Iterator[PlayedRound]):
     def __next__(self) -> PlayedRound:
         if self.result is not None:
             raise StopIteration
+        if self._asked_to_stop:
+            self._asked_to_stop = False
+            raise Stopped(how_to_continue(self.folder))
         self.start()
         with self._stopped_on_error(), self._patience() as interrupts:
             summary = self._federation.step()
@@ -98,8 +102,7 @@ class Simulation(Iterator[PlayedRound]):
         if summary is None:
             self.stop()
             raise StopIteration
-        if interrupts.received is not None:
-            raise Stopped(how_to_continue(self.folder))
+        self._asked_to_stop = interrupts.received is not None
         return PlayedRound.of(summary)
 
     def start(self) -> None:
