@@ -1,0 +1,49 @@
+"""What observers may see of a run, as protocols: whoever is asked imports nothing of the rooms above."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from torch import Tensor
+
+from raysim.core.cohort import Cohort
+from raysim.core.mixture import Mixture
+
+
+class RoundView(Protocol):
+    """A finished round, as an instrument sees it."""
+
+    @property
+    def t(self) -> int:
+        """The round, from 0."""
+        ...
+
+    @property
+    def drawn(self) -> tuple[int, ...]:
+        """The clients that were drawn, sorted; among them those without training samples."""
+        ...
+
+    @property
+    def cohort(self) -> Cohort:
+        """The clients that came back."""
+        ...
+
+    @property
+    def mixture(self) -> Mixture | None:
+        """The plan of the aggregation; None where nobody came back."""
+        ...
+
+    @property
+    def before(self) -> Tensor:
+        """[S] the global model that was sent."""
+        ...
+
+    @property
+    def target(self) -> Tensor:
+        """[S] the aggregate, before the server's steps."""
+        ...
+
+    @property
+    def after(self) -> Tensor:
+        """[S] the new global model."""
+        ...
