@@ -28,7 +28,7 @@ os.environ.setdefault("RAY_worker_niceness", "0")  # actors are to compete as th
 from raysim.config import from_dict
 from raysim.core.client import ClientMethod, LocalRun, RoundInfo
 from raysim.core.server import Downlink
-from raysim.federation.federation import Federation
+from raysim.federation import Federation
 from raysim.methods import CLIENTS
 from raysim.store.records import manifest
 
@@ -45,7 +45,7 @@ class Untrained(ClientMethod):
 
 
 def federation(model: str, clients: int, folder: Path) -> Federation:
-    from raysim.engine.ray.ray_engine import ray_engine
+    from raysim.engine.ray.engine import ray_engine
 
     CLIENTS["untrained"] = Untrained
     config = from_dict(

@@ -25,7 +25,7 @@ import yaml
 from catalogue import SETTINGS, Setting
 
 from raysim.config import from_dict
-from raysim.federation.federation import Federation
+from raysim.federation import Federation
 from raysim.store.records import manifest, read
 
 CASES: dict[str, Setting] = SETTINGS

@@ -16,7 +16,7 @@ from raysim.config import ConfigError, from_dict, to_dict
 from raysim.core import workbench
 from raysim.core.client import RoundInfo
 from raysim.core.server import Downlink, ProxyData
-from raysim.federation.federation import Federation
+from raysim.federation import Federation
 from raysim.store import records
 
 PROXY = {"data": {"proxy": {"samples": 24}}}

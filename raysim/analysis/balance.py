@@ -14,7 +14,7 @@ from raysim.core.server import Population
 
 if TYPE_CHECKING:
     from raysim.config import Config
-    from raysim.federation.round import Round
+    from raysim.federation import Round
 
 SHRINKS = {"FedLWS", "FixedShrink"}  # server steps that do nothing but scale layers
 
@@ -54,7 +54,7 @@ class Balance(Instrument):
 
         gradient, decay = whole(gamma * moved), whole((1 - gamma) * before)
         decay = decay * (decay > 1e-6 * whole(before))
-        spread = cohort.spread(mixture.support())  # [K, L]
+        spread = cohort.distances_to_mixture(mixture.support())  # [K, L]
         yield self.note("gamma", gamma.mean())
         yield self.note("tau", spread.square().sum(1).sqrt().mean())
         for name, value in {"norm": whole(before), "moved": whole(moved), "gradient": gradient, "decay": decay}.items():

@@ -16,7 +16,7 @@ from raysim.core.server import Population
 
 if TYPE_CHECKING:
     from raysim.config import Config
-    from raysim.federation.round import Round
+    from raysim.federation import Round
 
 
 @dataclass(frozen=True)

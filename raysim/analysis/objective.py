@@ -17,7 +17,7 @@ from raysim.core.probe import Probe
 from raysim.core.server import Population
 
 if TYPE_CHECKING:
-    from raysim.federation.round import Round
+    from raysim.federation import Round
 
 BATCH = 256  # samples of one pass
 

@@ -137,7 +137,7 @@ def engine(
     from raysim.config import ConfigError, LocalEngineConfig
 
     if not isinstance(config.engine, LocalEngineConfig):
-        from raysim.engine.ray.ray_engine import session
+        from raysim.federation.remote import session
 
         check_address(address)
         with session(config, address, resources) as launch:
@@ -145,7 +145,7 @@ def engine(
         return
     if address:
         raise ConfigError("--address: engine is local, which joins no cluster. Use --set engine=ray.")
-    from raysim.federation.federation import Federation
+    from raysim.federation import Federation
 
     yield Federation
 

@@ -207,7 +207,7 @@ class Upload:
     value: Tensor  # [S] parameters and buffers
     vectors: dict[str, Tensor] = field(default_factory=dict)  # reducible with `cohort.reduce(mix, of=name)`
     scalars: dict[str, Tensor] = field(default_factory=dict)  # come back as `cohort.scalars(name)`; bools: see below
-    kept: Tensor | None = None  # [S] bool: elements of `value` that are sent, the others are as received; None: all
+    sent: Tensor | None = None  # [S] bool: elements of `value` that are sent, the others are as received; None: all
 
 
 @dataclass(frozen=True)

@@ -10,117 +10,40 @@ import traceback
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
-from functools import cached_property, partial
-from itertools import compress
+from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from raysim.core import tree
 from raysim.core.client import (
     ClientData,
-    ClientMethod,
-    ClientStack,
     LocalRun,
-    LocalSettings,
-    RoundInfo,
     Samples,
     Upload,
 )
 from raysim.core.flat import FlatModel
 from raysim.core.layers import RUN, LayerMap
-from raysim.core.note import Note
-from raysim.core.probe import Probe
 from raysim.core.rng import seed_layers, stream_seed
 from raysim.core.score import Score, correct_and_loss
 from raysim.core.state import pack, unpack
 from raysim.core.workbench import Workbench
 from raysim.data import Dataset, Partition
-from raysim.engine import tree
-from raysim.models import Inputs, build
+from raysim.host.messages import (
+    Arrays,
+    ClientResult,
+    HostSpec,
+    SumDestination,
+    SumRequest,
+    Sums,
+    TrainReply,
+    TrainRequest,
+)  # fmt: skip
 
-Arrays = dict[str, np.ndarray]
-Sums = dict[tree.Node, tuple[np.ndarray, tuple[bool, ...]]]  # `tree.Partials` on their way
 SAMPLE_BYTES = 256 << 20  # model inputs that a host keeps on its device from round to round
-
-
-@dataclass(frozen=True)
-class HostSpec:
-    """What every host of a run is made from."""
-
-    model: str
-    inputs: Inputs
-    options: dict[str, Any]
-    layer_by: str
-    blocks: tuple[str, ...]
-    channels_last: bool
-    settings: LocalSettings
-    methods: tuple[ClientMethod, ...]
-    probes: tuple[Probe, ...]
-    eval_batch: int = 512
-    threads: int = 1
-    device: str = "auto"  # auto: a GPU if this process has one
-    keep_freed_memory: bool = True
-
-    def network(self) -> tuple[torch.nn.Module, LayerMap]:
-        model = build(self.model, self.inputs, **self.options)
-        return model, LayerMap.of(model, self.layer_by, self.blocks, self.channels_last)
-
-    @cached_property
-    def stack(self) -> ClientStack:
-        return ClientStack(self.methods)
-
-    def stateful(self, layers: LayerMap) -> bool:
-        """Whether clients keep anything between rounds."""
-        s = self.stack
-        kept = s.keeps_params or s.personal_layers or self.settings.persist or self.settings.local_buffers
-        return bool(kept) or any(m.new_state(layers) is not None for m in self.methods)
-
-
-@dataclass(frozen=True)
-class TrainRequest:
-    """One host's share of a round: which clients to train, and where in the accompanying objects their inputs are."""
-
-    round_info: RoundInfo
-    clients: tuple[int, ...]
-    kept: Mapping[int, int] = field(default_factory=dict)  # client -> index of its kept arrays
-    bank: Mapping[int, int] = field(default_factory=dict)  # client -> index of its last model
-    mix: Mapping[int, tuple[tuple[int, float], ...]] | None = None  # client -> (bank client, weight)s it is sent
-    peers: Mapping[int, tuple[int, ...]] = field(default_factory=dict)  # client -> clients whose models it is sent
-    keep_models: bool = False  # hand out the uploaded models, for the bank
-    test: bool = False  # test each trained model on its client's test samples
-    trace: bool = False
-    foreseen: SumRequest | None = None  # the plan, where it was known before training: sum the models, keep none
-    sums: SumsTo | None = None  # where those sums go
-
-
-@dataclass
-class ClientResult:
-    """What comes back from one client in numbers. Where `status` is not "ok" it says why, and the rest is empty."""
-
-    status: str
-    steps: int = 0
-    first_loss: float = float("nan")  # mean training loss of the first local epoch
-    last_loss: float = float("nan")
-    seconds: float = 0.0
-    stats: list[np.ndarray] = field(default_factory=list)  # one a probe
-    scalars: Arrays = field(default_factory=dict)
-    counters: list[float] = field(default_factory=list)  # the model's integer buffers
-    vector_bytes: int = 0  # of further uploads
-    kept: np.ndarray | None = None  # [T + Tb] elements of every tensor that it sends; None: all
-    notes: list[Note] = field(default_factory=list)
-    test: Score | None = None  # of the personal model
-
-
-@dataclass
-class TrainReply:
-    """What comes back from a visit."""
-
-    outcomes: dict[int, ClientResult]  # by client
-    started: float  # seconds since the epoch
-    stopped: float
 
 
 class ClientHost:
@@ -135,7 +58,6 @@ class ClientHost:
         model, layers = spec.network()
         self.flat = FlatModel(model, layers, self.device)
         self.layers, self.stack = layers, spec.stack
-        self.stateful = spec.stateful(layers)
         self.updates = torch.empty(0, layers.S, device=self.device)  # one row a trained client: client minus server
         self.row: dict[int, int] = {}  # client -> its row
         self.vectors: dict[str, dict[int, Tensor]] = {}  # further uploads by name and client
@@ -147,28 +69,26 @@ class ClientHost:
         self._foreseen: tree.Partials = {}  # sums made while training
         self._log: list[tuple[str, float, float, int]] = []
         self._server: Tensor = torch.empty(0)
-        # What becomes of a client's state as soon as it is made.
-        self.park: Callable[[Arrays], Any] = lambda arrays: arrays
+        # What becomes of a client's state or model as soon as it is made.
+        self.store: Callable[[Arrays], Arrays] = lambda arrays: arrays
 
     def ping(self) -> int:
         """The round whose trained models this host holds."""
         return self.t
 
-    def train(self, visit: TrainRequest, value: np.ndarray, shared: Arrays, *objects: Arrays) -> list[Any]:
-        """Train the visit's clients: [TrainReply, foreseen sums], then for each client its new state, model and trace, as
-        asked."""
+    def train(self, visit: TrainRequest, value: np.ndarray, shared: Arrays, *objects: Arrays) -> TrainReply:
+        """Train the request's clients, who are sent `value` [S] and `shared`."""
         started = time.time()
         if self.t != visit.round_info.t:
             self.close()
         self.t = visit.round_info.t
         self._server = server = on_device(value, self.device)
         shared_tensors = {name: on_device(array, self.device) for name, array in shared.items()}
-        outcomes: dict[int, ClientResult] = {}
-        outputs: dict[int, list[Arrays]] = {}
+        results: dict[int, ClientResult] = {}
 
         def train(client: int, update: Tensor, check: bool = True) -> bool:
             """Leave the client's update in `update` [S]; whether there is one. `check` refuses what is not finite."""
-            kept: Arrays = objects[visit.kept[client]] if client in visit.kept else {}
+            kept: Arrays = objects[visit.state_index[client]] if client in visit.state_index else {}
             trace: Arrays = {f"state.before.{name}": array for name, array in kept.items()} if visit.trace else {}
             begun = time.perf_counter()
             try:
@@ -182,34 +102,32 @@ class ClientHost:
             except Exception:
                 outcome = ClientResult(traceback.format_exc())
             outcome.seconds = time.perf_counter() - begun
-            outcomes[client] = outcome
-            ok = outcome.status == "ok"
-            out = outputs[client] = []
-            if ok:
-                for name, vector in upload.vectors.items():
-                    self.vectors.setdefault(name, {})[client] = vector.detach().clone()
-            if self.stateful:
-                out.append(self.park(self._kept_arrays(run)) if ok else {})
-            if visit.keep_models:
-                out.append(self.park({"value": to_numpy(upload.value)}) if ok else {})
+            results[client] = outcome
+            if outcome.status != "ok":
+                return False
+            for name, vector in upload.vectors.items():
+                self.vectors.setdefault(name, {})[client] = vector.detach().clone()
+            if visit.return_states:
+                outcome.state = self.store(self._kept_arrays(run))
+            if visit.return_models:
+                outcome.model = self.store({"value": to_numpy(upload.value)})
             if visit.trace:
-                out.append(trace | self._traced(upload, out[0] if self.stateful else {}) if ok else {})
-            if ok and visit.test:
+                outcome.trace = trace | self._traced(upload, outcome.state or {})
+            if visit.test:
                 self.stack.personal(run)
                 outcome.test = self.test(client)
-            return ok
+            return True
 
         with self._global_stream():
-            if visit.foreseen is None:
+            if visit.early_plan is None:
                 self._grow(len(self.row) + len(visit.clients))
                 for client in visit.clients:
                     train(client, self.updates[self.row.setdefault(client, len(self.row))])
             else:
-                self._sum_while_training(visit, visit.foreseen, train)
-        results = [item for client in visit.clients for item in outputs[client]]
+                self._sum_while_training(visit, visit.early_plan, train)
         stopped = time.time()
-        sums = self._leave(self._foreseen, visit.sums, stopped) if visit.sums else {}
-        return [TrainReply(outcomes, started, stopped), sums, *results]
+        sums = self._leave(self._foreseen, visit.sums_to, stopped) if visit.sums_to else {}
+        return TrainReply(results, started, stopped, sums)
 
     def _sum_while_training(
         self, visit: TrainRequest, request: SumRequest, train: Callable[[int, Tensor, bool], bool]
@@ -254,7 +172,7 @@ class ClientHost:
         peers = PeerModels(visit, client, server, objects)
         received = mixed(peers, client, visit.mix[client], self.layers.P) if visit.mix is not None else server
         kept_objects = self._kept_objects(kept)
-        if visit.keep_models and client in visit.bank:
+        if self.stack.peer_models and client in visit.model_index:
             kept_objects["previous"] = peers.model(client)
         run = LocalRun(
             client, visit.round_info, self.flat, self.spec.settings, self.stack, self.client_data(client),
@@ -293,26 +211,27 @@ class ClientHost:
             vector_bytes=sum(v.numel() * v.element_size() for v in upload.vectors.values()),
             notes=run.notes,
         )  # fmt: skip
-        if upload.kept is not None:
-            outcome.kept = np.array([int(upload.kept[s.start : s.stop].sum()) for s in self.layers.tensors])
+        if upload.sent is not None:
+            outcome.sent_counts = np.array([int(upload.sent[s.start : s.stop].sum()) for s in self.layers.tensors])
         return outcome, upload
 
     def _traced(self, upload: Upload, kept: Arrays) -> Arrays:
         trace = {"model": to_numpy(upload.value)} | {f"state.after.{name}": array for name, array in kept.items()}
         return trace | {f"upload.{name}": to_numpy(v) for name, v in (*upload.vectors.items(), *upload.scalars.items())}
 
-    def initialize(self, visit: TrainRequest, value: np.ndarray, shared: Arrays, *objects: Arrays) -> list[Any]:
-        """The clients' local initialisation alone: how many they are, then for each what it keeps of it."""
+    def initialize(self, visit: TrainRequest, value: np.ndarray, shared: Arrays, *objects: Arrays) -> TrainReply:
+        """The clients' local initialisation alone: their results have a state and nothing else."""
+        started = time.time()
         server = on_device(value, self.device)
         shared_tensors = {name: on_device(array, self.device) for name, array in shared.items()}
-        states = []
+        results = {}
         with self._global_stream():
             for client in visit.clients:
-                before = objects[visit.kept[client]] if client in visit.kept else {}
+                before = objects[visit.state_index[client]] if client in visit.state_index else {}
                 run = self._run(visit, client, server, shared_tensors, before, objects)
                 self.stack.start(run)
-                states.append(self.park(self._kept_arrays(run)))
-        return [len(states), *states]
+                results[client] = ClientResult("ok", state=self.store(self._kept_arrays(run)))
+        return TrainReply(results, started, time.time())
 
     def _grow(self, rows: int) -> None:
         if rows > len(self.updates):
@@ -405,7 +324,7 @@ class ClientHost:
         scores = {}
         with self._global_stream():
             for client in visit.clients:
-                kept = objects[visit.kept[client]] if client in visit.kept else {}
+                kept = objects[visit.state_index[client]] if client in visit.state_index else {}
                 run = self._run(visit, client, server, shared_tensors, kept, objects)
                 self.stack.personal(run)
                 scores[client] = self.test(client)
@@ -460,10 +379,10 @@ class ClientHost:
                         squared[row, j] = squared_distance(model, other)
         return squared
 
-    def partial(self, clients: Sequence[int], request: SumRequest, to: SumsTo) -> Sums:
+    def partial(self, clients: Sequence[int], request: SumRequest, to: SumDestination) -> Sums:
         """Sum the largest nodes of the tree that `clients`, held here, make up."""
         started = time.time()
-        if request.foreseen:
+        if request.planned_early:
             return self._leave(self._foreseen, to, started)
         client = {request.position[c]: c for c in clients}
         sums, (first, last) = tree.Partials(), request.bounds
@@ -543,7 +462,7 @@ class ClientHost:
         stack = torch.stack if self.device.type == "cuda" else np.stack
         return lambda a, b: stack([v[a:b] for v in vectors]) ** power
 
-    def merge(self, clients: int, sizes: Sequence[int], to: SumsTo, *others: Sums) -> Sums:
+    def merge(self, clients: int, sizes: Sequence[int], to: SumDestination, *others: Sums) -> Sums:
         """Merge the partial sums that wait here with those of `others`, of pieces of these `sizes`."""
         started = time.time()
         sums = self._pending.pop(to.key)
@@ -551,8 +470,8 @@ class ClientHost:
             sums |= {node: tree.Partial(on_device(value, self.device), sent) for node, (value, sent) in other.items()}
         return self._leave(tree.merge(sums, clients, sizes), to, started)
 
-    def _leave(self, sums: tree.Partials, to: SumsTo, started: float) -> Sums:
-        leaving = Sums()
+    def _leave(self, sums: tree.Partials, to: SumDestination, started: float) -> Sums:
+        leaving: Sums = {}
         if to.stay:
             self._pending[to.key] = dict(sums)
         else:
@@ -594,9 +513,9 @@ class PeerModels(Mapping[int, Tensor]):
 
     def model(self, client: int) -> Tensor:
         """The last model [S] of anybody in the visit's bank; a client that has not taken part yet has the global one."""
-        if client not in self.visit.bank:
+        if client not in self.visit.model_index:
             return self.server
-        return on_device(self.objects[self.visit.bank[client]]["value"], self.server.device)
+        return on_device(self.objects[self.visit.model_index[client]]["value"], self.server.device)
 
     def __getitem__(self, client: int) -> Tensor:
         if client not in self.visit.peers.get(self.client, ()):
@@ -626,42 +545,6 @@ def squared_distance(a: Tensor, b: Tensor) -> float:
     block = len(a) if a.is_cuda else tree.BLOCK
     parts = [(a[i : i + block].double() - b[i : i + block]).square_().sum() for i in range(0, len(a), block)]
     return float(torch.stack(parts).sum())
-
-
-@dataclass(frozen=True)
-class SumRequest:
-    """One tree reduction: where each client stands, and the weights of every piece of the vector."""
-
-    position: Mapping[int, int]  # client -> position among the K that came back
-    pieces: Sequence[tree.Piece]  # adjacent: start, stop, float64 weights [K]
-    factors: Sequence[float]  # of each piece's sum, to be applied where all clients are; see `without_factors`
-    kept: Sequence[float]  # of each piece: the coefficient of the server's model, to be added there
-    of: str = "model"
-    power: int = 1
-    foreseen: bool = False  # the sums were made while training
-
-    @property
-    def bounds(self) -> tuple[int, int]:
-        return self.pieces[0][0], self.pieces[-1][1]
-
-    @property
-    def sizes(self) -> list[int]:
-        return [stop - start for start, stop, _ in self.pieces]
-
-    def compact(self, total: Tensor, sent: Sequence[bool]) -> tree.Partial:
-        """Of a vector over all pieces, those that were `sent`."""
-        if all(sent):
-            return tree.Partial(total, tuple(sent))
-        pieces = compress(total.split(self.sizes), sent)
-        return tree.Partial(torch.cat([total[:0], *pieces]), tuple(sent))
-
-
-@dataclass(frozen=True)
-class SumsTo:
-    """Where a host's partial sums go: they `stay`, under `key`, to be merged with others' here, or are sent."""
-
-    key: int
-    stay: bool
 
 
 def choose_device(name: str) -> torch.device:

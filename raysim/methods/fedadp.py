@@ -93,8 +93,8 @@ class FedADP(ClientMethod):
         neurons, P = Neurons.of(run.layers), run.layers.P
         kept = self.choose(upload.value[:P].cpu(), run.received[:P].cpu(), run.layers, neurons)
         upload.scalars["fedadp"] = kept
-        upload.kept = neurons.expand(torch.cat([kept, torch.ones(1, dtype=torch.bool)])).to(run.value.device)
-        upload.value = torch.where(upload.kept, upload.value, run.received)
+        upload.sent = neurons.expand(torch.cat([kept, torch.ones(1, dtype=torch.bool)])).to(run.value.device)
+        upload.value = torch.where(upload.sent, upload.value, run.received)
 
     def choose(self, params: Tensor, received: Tensor, layers: LayerMap, neurons: Neurons) -> Tensor:
         """Which neurons are sent: bool [U]."""

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from raysim.config import load
-from raysim.federation.federation import Federation
+from raysim.federation import Federation
 
 REPORTED = ("accuracy", "loss", "train_loss", "personal_accuracy_micro", "personal_accuracy_macro")
 

@@ -11,9 +11,9 @@ import raysim.host.host
 from raysim.core.client import RoundInfo
 from raysim.core.mixture import Mixture
 from raysim.core.server import Downlink
-from raysim.engine import tree
-from raysim.engine.engine import HostedCohort
-from raysim.federation.federation import Federation
+from raysim.core import tree
+from raysim.engine.collectives import HostedCohort
+from raysim.federation import Federation
 
 CLIENTS = (0, 1, 3, 4, 6)
 

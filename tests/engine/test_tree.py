@@ -11,7 +11,7 @@ from torch import Tensor
 
 import raysim.engine.engine
 from raysim.core.layers import LayerMap
-from raysim.engine import tree
+from raysim.core import tree
 from raysim.engine.engine import chunks, cut, equal_columns
 from raysim.host.host import SumRequest
 from raysim.models import Inputs, build

@@ -27,7 +27,7 @@ import raysim
 from raysim.cli.main import app
 from raysim.config import to_yaml
 from raysim.data import Dataset, Partition
-from raysim.federation.federation import Federation
+from raysim.federation import Federation
 from raysim.report import MissingExtra, NoData, ReportError, canvas, clients, quantities
 from raysim.report.canvas import COLUMN, PAGE
 from raysim.report.figures import FIGURES, available, draw

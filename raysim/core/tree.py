@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import lru_cache
 from itertools import compress, groupby
 from operator import itemgetter
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -21,7 +21,6 @@ from torch import Tensor
 Node = tuple[int, int]
 Piece = tuple[int, int, np.ndarray]  # start, stop, float64 weights of the clients
 BLOCK, GPU_BLOCK = 1 << 15, 1 << 20  # floats summed at once: on a CPU a few rows of them stay in a core's cache
-Host = TypeVar("Host")
 
 
 class Partial(NamedTuple):
@@ -199,27 +198,3 @@ def merge(partials: Partials, clients: int, sizes: Sequence[int]) -> Partials:
     if total := visit((0, clients)):
         merged[0, clients] = total
     return merged
-
-
-def schedule(hosts: Sequence[Host], nodes: Sequence[str], fan_in: int, turn: int = 0) -> list[list[list[Host]]]:
-    """Who merges whom: levels of groups of at most `fan_in` neighbours, first within each machine, then across.
-
-    The first host of a group merges it and goes on to the next level; with each `turn` it is another one.
-    """
-    levels = []
-    current = list(zip(hosts, nodes, strict=True))
-    for within_machine in (True, False):
-        while True:
-            groups: list[list[tuple[Host, str]]] = []
-            for host, node in current:
-                joins = groups and len(groups[-1]) < fan_in and (not within_machine or groups[-1][0][1] == node)
-                if joins:
-                    groups[-1].append((host, node))
-                else:
-                    groups.append([(host, node)])
-            if len(groups) == len(current):
-                break
-            groups = [group[turn % len(group) :] + group[: turn % len(group)] for group in groups]
-            levels.append([[host for host, _ in group] for group in groups if len(group) > 1])
-            current, turn = [group[0] for group in groups], turn // max(map(len, groups))
-    return levels

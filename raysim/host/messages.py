@@ -1,0 +1,170 @@
+"""What an engine and its hosts tell each other: plain values, which may cross a process boundary."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from itertools import compress
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from raysim.core import tree
+from raysim.core.client import ClientMethod, ClientStack, LocalSettings, RoundInfo
+from raysim.core.layers import LayerMap
+from raysim.core.note import Note
+from raysim.core.probe import Probe
+from raysim.core.score import Score
+from raysim.models import Inputs, build
+
+Arrays = Mapping[str, np.ndarray]
+Sums = dict[tree.Node, tuple[np.ndarray, tuple[bool, ...]]]  # `tree.Partials` as arrays
+
+
+@dataclass(frozen=True)
+class HostSpec:
+    """What every host of a run is made from."""
+
+    model: str
+    inputs: Inputs
+    options: dict[str, Any]
+    layer_by: str
+    blocks: tuple[str, ...]
+    channels_last: bool
+    settings: LocalSettings
+    methods: tuple[ClientMethod, ...]
+    probes: tuple[Probe, ...]
+    eval_batch: int = 512
+    threads: int = 1
+    device: str = "auto"  # auto: a GPU if the host's process has one
+    keep_freed_memory: bool = True
+
+    def network(self) -> tuple[torch.nn.Module, LayerMap]:
+        model = build(self.model, self.inputs, **self.options)
+        return model, LayerMap.of(model, self.layer_by, self.blocks, self.channels_last)
+
+    @cached_property
+    def stack(self) -> ClientStack:
+        return ClientStack(self.methods)
+
+    def stateful(self, layers: LayerMap) -> bool:
+        """Whether clients keep anything between rounds."""
+        stack, settings = self.stack, self.settings
+        if stack.keeps_params or stack.personal_layers or settings.persist or settings.local_buffers:
+            return True
+        return any(method.new_state(layers) is not None for method in self.methods)
+
+
+@dataclass(frozen=True)
+class SumRequest:
+    """One tree reduction: where each client stands, and the weights of every piece of the vector."""
+
+    position: Mapping[int, int]  # client -> position among the K that came back
+    pieces: Sequence[tree.Piece]  # adjacent: start, stop, float64 weights [K]
+    factors: Sequence[float]  # of each piece's sum, applied where all clients are; see `tree.without_factors`
+    server_coefficients: Sequence[float]  # of each piece: how much of the server's model is added to the whole sum
+    of: str = "model"
+    power: int = 1
+    planned_early: bool = False  # the hosts have made these sums while they trained
+
+    @property
+    def bounds(self) -> tuple[int, int]:
+        """(start, stop) of all pieces together."""
+        return self.pieces[0][0], self.pieces[-1][1]
+
+    @property
+    def sizes(self) -> list[int]:
+        """Elements of each piece."""
+        return [stop - start for start, stop, _ in self.pieces]
+
+    def compact(self, total: Tensor, sent: Sequence[bool]) -> tree.Partial:
+        """The pieces of `total` [all pieces] that were `sent`, one after the other."""
+        if all(sent):
+            return tree.Partial(total, tuple(sent))
+        pieces = compress(total.split(self.sizes), sent)
+        return tree.Partial(torch.cat([total[:0], *pieces]), tuple(sent))
+
+
+@dataclass(frozen=True)
+class SumDestination:
+    """Where a host's partial sums go: they `stay` under `key`, to be merged there with other hosts' sums, or are sent."""
+
+    key: int
+    stay: bool
+
+
+@dataclass(frozen=True)
+class TrainRequest:
+    """One host's clients of a round, and where in the accompanying objects their inputs are.
+
+    `early_plan` is the plan of the aggregation where it is known before training. The host then adds the models while it
+    trains them and keeps none.
+    """
+
+    round_info: RoundInfo
+    clients: tuple[int, ...]
+    state_index: Mapping[int, int] = field(default_factory=dict)  # client -> index of its state
+    model_index: Mapping[int, int] = field(default_factory=dict)  # client -> index of its last model
+    mix: Mapping[int, tuple[tuple[int, float], ...]] | None = (
+        None  # client -> (other client, weight)s of what it is sent
+    )
+    peers: Mapping[int, tuple[int, ...]] = field(default_factory=dict)  # client -> clients whose models it is sent
+    return_states: bool = False
+    return_models: bool = False  # the uploaded ones
+    trace: bool = False
+    test: bool = False  # test each trained model on its client's test samples
+    early_plan: SumRequest | None = None
+    sums_to: SumDestination | None = None  # where the sums of the early plan go; None: they wait to be asked for
+
+    @property
+    def parts(self) -> tuple[str, ...]:
+        """The fields of a `ClientResult` that hold arrays, as far as they are asked for."""
+        asked = self.return_states, self.return_models, self.trace
+        return tuple(compress(("state", "model", "trace"), asked))
+
+    @property
+    def objects(self) -> int:
+        """How many objects `TrainReply.detach` makes of the reply."""
+        return 2 + len(self.parts) * len(self.clients)
+
+
+@dataclass
+class ClientResult:
+    """What comes back from one client. Where `status` is not "ok" it says why, and the rest is empty."""
+
+    status: str
+    steps: int = 0
+    first_loss: float = float("nan")  # mean training loss of the first local epoch
+    last_loss: float = float("nan")
+    seconds: float = 0.0
+    stats: list[np.ndarray] = field(default_factory=list)  # one for each probe
+    scalars: dict[str, np.ndarray] = field(default_factory=dict)
+    counters: list[float] = field(default_factory=list)  # the model's integer buffers
+    vector_bytes: int = 0  # of further uploads
+    sent_counts: np.ndarray | None = None  # [T + Tb] elements of every tensor that it sends; None: all
+    notes: list[Note] = field(default_factory=list)
+    test: Score | None = None  # of the personal model
+    state: Arrays | None = None  # what it keeps until its next round
+    model: Arrays | None = None  # {"value": [S]}, what it has uploaded
+    trace: Arrays | None = None
+
+
+@dataclass
+class TrainReply:
+    """What a host answers to a `TrainRequest`."""
+
+    results: dict[int, ClientResult]  # by client
+    started: float  # seconds since the epoch
+    stopped: float
+    sums: Sums = field(default_factory=dict)  # of the early plan, unless they wait on the host
+
+    def detach(self, request: TrainRequest) -> list[Any]:
+        """The reply as `request.objects` objects that can travel one by one: itself without sums and arrays, the sums, and
+        for each client of the request, in order, the `request.parts` of its result. A failed client has None there."""
+        arrays = [getattr(self.results[c], part) for c in request.clients for part in request.parts]
+        none = dict.fromkeys(request.parts)
+        results = {c: replace(result, **none) for c, result in self.results.items()} if none else self.results
+        return [replace(self, results=results, sums={}), self.sums, *arrays]
