@@ -29,7 +29,7 @@ from raysim.config import from_dict
 from raysim.core.client import ClientMethod, LocalRun
 from raysim.core.local_run import RoundInfo
 from raysim.core.server import Downlink
-from raysim.federation.federation import Federation
+from raysim.federation import Federation
 from raysim.methods import CLIENTS
 from raysim.store.manifest import manifest
 
@@ -46,7 +46,7 @@ class Untrained(ClientMethod):
 
 
 def federation(model: str, clients: int, folder: Path) -> Federation:
-    from raysim.engine.ray.ray_engine import ray_engine
+    from raysim.engine.ray.engine import ray_engine
 
     CLIENTS["untrained"] = Untrained
     config = from_dict(

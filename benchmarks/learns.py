@@ -26,7 +26,7 @@ from catalogue import SETTINGS, Setting
 
 from raysim.config import from_dict
 from raysim.config.shipped import find
-from raysim.federation.federation import Federation
+from raysim.federation import Federation
 from raysim.store.manifest import manifest
 from raysim.store.tables import read
 

@@ -23,7 +23,7 @@ from catalogue import SETTINGS, Setting
 from torch.utils.flop_counter import FlopCounterMode
 
 from raysim.config import Config, from_dict
-from raysim.federation.federation import Federation, prepare
+from raysim.federation import Federation, prepare
 from raysim.store.manifest import manifest
 
 SEED, WARM_UP, BATCH = 0, 3, 10
@@ -58,7 +58,7 @@ def contest(args: argparse.Namespace, folder: Path) -> list[dict[str, Any]]:
         config = configuration(args, CASES[name].sections(name) if name in CASES else {})
         key = repr(config.data)
         dealt[key] = dealt.get(key) or prepare(config)  # one copy of the samples for all
-        federations[name] = Federation(config, folder / name, dealt=dealt[key])
+        federations[name] = Federation(config, folder / name, partitioned=dealt[key])
     seconds: dict[str, list[float]] = {name: [] for name in federations}
     for t in range(WARM_UP + args.rounds):
         for name, federation in federations.items():

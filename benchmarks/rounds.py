@@ -31,8 +31,7 @@ from torch import nn
 os.environ.setdefault("RAY_worker_niceness", "0")  # actors are to compete as the loops do; Ray would make them yield
 
 from raysim.config import Config, from_dict
-from raysim.federation.federation import Federation
-from raysim.federation.round import sample
+from raysim.federation import Federation, sample
 from raysim.host.device import keep_freed_memory
 from raysim.models import Inputs, build
 from raysim.store.manifest import manifest
@@ -223,7 +222,7 @@ def pss(pids: list[int]) -> int:
 def contest(name: str, work: Workload, rounds: int, processes: int, gpu: float) -> dict[str, Any]:
     import ray
 
-    from raysim.engine.ray.ray_engine import ray_engine
+    from raysim.engine.ray.engine import ray_engine
 
     data = configuration(work, "local").data.name.load(None)
     x = data.transform(torch.from_numpy(data.x[: work.clients * work.samples])).share_memory_()

@@ -40,8 +40,8 @@ from raysim.core.local_run import RoundInfo
 from raysim.core.server import Aggregator, Downlink
 from raysim.core.tree import BLOCK
 from raysim.core.workbench import Workbench
-from raysim.engine.engine import HostedCohort
-from raysim.federation.federation import Federation, aggregator, host_spec, local_engine
+from raysim.engine.collectives import HostedCohort
+from raysim.federation import Federation, aggregator, host_spec, local_engine
 from raysim.methods import CLIENTS
 from raysim.methods.fedlaw import LearnedWeights
 from raysim.store.manifest import manifest
@@ -104,7 +104,7 @@ class Trained:
         plain = configuration(model, engine, {})
         make = local_engine
         if engine != "local":
-            from raysim.engine.ray.ray_engine import ray_engine as make  # type: ignore[assignment]
+            from raysim.engine.ray.engine import ray_engine as make  # type: ignore[assignment]
         self.federation = Federation(plain, folder, make_engine=partial(self._measuring, make, model, engine))
         self.server = self.federation.server
         round_info = RoundInfo(0, 0, 1, CLIENTS_IN_COHORT, 0.1, 160)

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from raysim.core.server import ServerStep as ServerStep
     from raysim.core.server import Weighting as Weighting
     from raysim.data import Dataset as Dataset
-    from raysim.engine.ray.ray_engine import cluster as cluster
+    from raysim.engine.ray.cluster import cluster as cluster
     from raysim.models import Inputs as Inputs
     from raysim.play.functions import continued as continued
     from raysim.play.functions import read_config as read_config
@@ -56,7 +56,7 @@ _HOMES = {
     "raysim.analysis.instrument": ("Instrument",),
     "raysim.data": ("Dataset",),
     "raysim.models": ("Inputs",),
-    "raysim.engine.ray.ray_engine": ("cluster",),
+    "raysim.engine.ray.cluster": ("cluster",),
 }
 _HOME = {name: home for home, names in _HOMES.items() for name in names}
 

@@ -13,7 +13,7 @@ import torch
 from hypothesis import settings
 
 from raysim.config import Config, from_dict
-from raysim.federation.federation import Federation, MakeEngine
+from raysim.federation import Federation, MakeEngine
 
 if TYPE_CHECKING:
     from ray.cluster_utils import Cluster
@@ -82,7 +82,8 @@ def cluster() -> Iterator["Cluster"]:
 @pytest.fixture(scope="session")
 def warm_ray(cluster: "Cluster") -> MakeEngine:
     """Makes Ray engines whose host processes go on to serve the next one: starting them takes most of a test's time."""
-    from raysim.engine.ray.ray_engine import Pool, ray_engine
+    from raysim.engine.ray.engine import ray_engine
+    from raysim.engine.ray.pool import Pool
 
     return partial(ray_engine, pool=Pool())
 

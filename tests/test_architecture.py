@@ -12,8 +12,8 @@ import pytest
 from conftest import tiny
 
 import raysim
-from raysim.engine.ray.ray_engine import ray_engine
-from raysim.federation.federation import Federation
+from raysim.engine.ray.engine import ray_engine
+from raysim.federation import Federation
 from raysim.methods import CLIENTS, STEPS, WEIGHTINGS
 
 ROOT = Path(raysim.__file__).parent

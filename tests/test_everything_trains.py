@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 
 from raysim.config import ConfigError
 from raysim.data import PARTITIONS, SOURCES
-from raysim.federation.federation import Federation, MakeEngine
+from raysim.federation import Federation, MakeEngine
 from raysim.models import MODELS, ModelError
 from raysim.store import tables
 

@@ -17,7 +17,7 @@ from safetensors.numpy import load_file
 from raysim.config import ConfigError, LocalConfig, load
 from raysim.core.client import ClientMethod, LocalRun, Upload
 from raysim.core.server import STAGES, Aggregator
-from raysim.federation.federation import Federation
+from raysim.federation import Federation
 from raysim.methods import CLIENTS
 from raysim.models import Inputs, build
 from raysim.store import tables

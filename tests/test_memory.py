@@ -12,7 +12,7 @@ import ray
 from conftest import tiny
 from ray import cloudpickle
 
-from raysim.federation.federation import Federation, MakeEngine, local_engine
+from raysim.federation import Federation, MakeEngine, local_engine
 
 WARM_UP, ROUNDS, EVERY = 40, 120, 10
 MODEL = {"name": "mlp", "options": {"hidden": [1000]}}  # 69,004 parameters: Ray puts them into the object store

@@ -15,7 +15,7 @@ from raysim.config import ConfigError, from_dict, to_dict
 from raysim.core import workbench
 from raysim.core.local_run import RoundInfo
 from raysim.core.server import Downlink, ProxyData
-from raysim.federation.federation import Federation
+from raysim.federation import Federation
 from raysim.play.lines import header
 from raysim.store import tables
 

@@ -15,9 +15,8 @@ from conftest import play, tiny
 
 import raysim.federation.federation
 from raysim.config import to_yaml
-from raysim.engine.engine import StateLost
-from raysim.federation.federation import Federation, local_engine
-from raysim.federation.round import Round
+from raysim.engine.base import StateLost
+from raysim.federation import Federation, Round, local_engine
 from raysim.store import tables
 
 METHODS = {

@@ -233,7 +233,8 @@ def test_as_many_as_the_machine_carries(base: Path, monkeypatch: pytest.MonkeyPa
 
 def test_a_run_on_ray_gives_back_what_it_took(cluster: object, base: Path) -> None:
     """Else the next run of a sweep finds no room: hosts die a moment after their driver."""
-    from raysim.engine.ray.ray_engine import free_resources, session
+    from raysim.engine.ray.cluster import free_resources
+    from raysim.federation.remote import session
 
     config = grid(base, ["engine=ray"], [], Path("out"))[0].config
     free = free_resources().cpus

@@ -66,7 +66,7 @@ class ToyCohort:
     def distances(self, to: Tensor, layers: LayerMap | None = None) -> Tensor:
         return (layers or self.layers).norms(self.models[:, : len(to)] - to)
 
-    def spread(self, mix: Mixture) -> Tensor:
+    def distances_to_mixture(self, mix: Mixture) -> Tensor:
         return self.distances(self.reduce(mix)[: self.layers.P])
 
     def reduce(self, mix: Mixture, of: str = "model", power: int = 1) -> Tensor:

@@ -58,12 +58,12 @@ def data_show(
     """Show who holds what: a table, and a bubble chart of clients and classes."""
     from raysim.config import load
     from raysim.config.shipped import find
-    from raysim.federation.federation import deal
+    from raysim.federation import partitioned
     from raysim.report.partition import bubble_chart
 
     with reported():
         settings = load(find(config), overrides or ())
-        data, partition = deal(settings)
+        data, partition = partitioned(settings)
         counts = partition.label_counts(data)  # [N, C]
         for line in partition_table(partition, counts):
             print(line)

@@ -149,7 +149,7 @@ def _ray() -> Finding:
         problem = f"nothing answers at {address}. Start the cluster, or unset RAY_ADDRESS."
         return Finding("ray", f"RAY_ADDRESS is {address}", problem)
     try:
-        from raysim.engine.ray.ray_engine import cluster_address
+        from raysim.engine.ray.cluster import cluster_address
     except ImportError as error:
         return Finding("ray", "cannot be imported", f"ray cannot be imported ({error}). Install ray[default] again.")
     found = cluster_address()

@@ -1,11 +1,13 @@
-"""This round's trained clients, seen as one distributed [K, S] matrix that only collectives touch."""
+"""A round's clients: what is known of them before they train, and what may be asked of those that came back."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from raysim.core.layers import LayerMap
@@ -13,17 +15,60 @@ from raysim.core.mixture import Mixture
 from raysim.core.probe import Probe
 
 
-class Cohort(Protocol):
-    """The clients that came back, sorted by id. K counts them; their models stay where they were trained."""
+@dataclass(frozen=True)
+class AskedCohort:
+    """The clients that will train, sorted by id: the part of a `Cohort` that is known before."""
 
     clients: tuple[int, ...]
-    layers: LayerMap
     sizes: Tensor  # [K] int64 training samples
-    steps: Tensor  # [K] int64 local steps taken
+    layers: LayerMap
+
+    def by_size(self) -> Mixture:
+        """Everybody sends everything and counts its training samples."""
+        return Mixture.of(self.sizes, self.layers)
+
+    def uniform(self) -> Mixture:
+        """Everybody sends everything and counts the same."""
+        return Mixture.of(torch.ones(len(self.clients)), self.layers)
+
+
+class Cohort(Protocol):
+    """The clients that came back, sorted by id, as one distributed [K, S] matrix that only collectives touch.
+
+    K counts them. Their models stay where they were trained.
+    """
+
+    @property
+    def clients(self) -> tuple[int, ...]:
+        """Their ids, sorted."""
+        ...
+
+    @property
+    def layers(self) -> LayerMap:
+        """The run's grouping."""
+        ...
+
+    @property
+    def sizes(self) -> Tensor:
+        """[K] int64, training samples."""
+        ...
+
+    @property
+    def steps(self) -> Tensor:
+        """[K] int64, local steps taken."""
+        ...
 
     @property
     def counters(self) -> Tensor:
         """[K, ...] float64, integer buffers of the uploaded models; came back with training."""
+        ...
+
+    def by_size(self) -> Mixture:
+        """Everybody sends everything and counts its training samples."""
+        ...
+
+    def uniform(self) -> Mixture:
+        """Everybody sends everything and counts the same."""
         ...
 
     def stat(self, probe: Probe) -> Tensor:
@@ -35,11 +80,17 @@ class Cohort(Protocol):
         ...
 
     def each(self, function: Callable[..., Tensor], *payload: Any) -> Tensor:
-        """[K, ...] `function(updates [k, S], layers, *payload)` where the models are: one visit."""
+        """[K, ...] `function(update [S], layers, *payload)` of each client, where its model is: one visit."""
         ...
 
     def distances(self, to: Tensor, layers: LayerMap | None = None) -> Tensor:
         """[K, L] float64, ‖θ_k − to‖ of every layer for a model `to` [P] (or a whole value [S]): one visit."""
+        ...
+
+    def distances_to_mixture(self, mix: Mixture) -> Tensor:
+        """[K, L] float64, how far every layer's parameters are from those of the model that `mix` describes: one reduction
+        and one visit. Where one host has all clients, and a step has announced that it will ask
+        (`ServerStep.measures_distances_to`), their models are read once for this and for the aggregate."""
         ...
 
     def dots(self, with_: Tensor, layers: LayerMap | None = None) -> Tensor:
@@ -54,16 +105,10 @@ class Cohort(Protocol):
         """[K, M, C] logits of every client's model in eval mode on M rows of the data set: one visit."""
         ...
 
-    def reduce(self, mix: Mixture, of: str = "model", power: int = 1, spread: Mixture | None = None) -> Tensor:
+    def reduce(self, mix: Mixture, of: str = "model", power: int = 1, distances_to: Mixture | None = None) -> Tensor:
         """One tree reduction. Of the `model`: the new value [S] that `mix` describes. Of a named upload vector:
         Σ_k w_k v_k [P] with `mix`'s weights of parameters. `power` 2 sums squared updates or vectors instead.
-        The `spread` of another mixture will be asked for next."""
-        ...
-
-    def spread(self, mix: Mixture) -> Tensor:
-        """[K, L] float64, how far every layer's parameters are from those of the model that `mix` describes: one reduction
-        and one visit. Where one host has all clients, and a step has said in time that it asks (`ServerStep.spreads`),
-        their models are read once for this and for the aggregate."""
+        `distances_to` announces a mixture whose `distances_to_mixture` will be asked for next."""
         ...
 
     @property
@@ -80,7 +125,3 @@ class Cohort(Protocol):
         `raysim.core.workbench`. Tensors among the arguments, and the tensor or tuple of tensors that it returns, change
         the device on the way. With `models` the workbench has all updates [K, S]; raises `MemoryError` as `gather`."""
         ...
-
-    def by_size(self) -> Mixture: ...
-
-    def uniform(self) -> Mixture: ...

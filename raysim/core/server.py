@@ -6,13 +6,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import takewhile
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar, Protocol, cast
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from raysim.core.cohort import Cohort
+from raysim.core.cohort import AskedCohort, Cohort
 from raysim.core.facts import RunFacts
 from raysim.core.layers import LayerMap
 from raysim.core.mixture import Mixture
@@ -115,6 +115,10 @@ class Server:
         self.batches += [proxy.rows[batch.numpy()] for order in orders for batch in order.split(batch_size)]
         return torch.stack(orders) if orders else torch.empty(0, len(proxy.rows), dtype=torch.long)
 
+    def fork(self) -> Server:
+        """A copy to plan on: what it notes and remembers does not reach this one."""
+        return replace(self, memory=dict(self.memory), notes=[], once={})
+
     def note(self, method: object, name: str, value: Tensor, *axes: str, clients: Sequence[int] | None = None) -> None:
         """Record `value` of this round; one axis name a dimension. `clients`, if not those that came back, are "client"."""
         if value.requires_grad or value.is_cuda or value.dtype != torch.float64:
@@ -144,7 +148,7 @@ class Weighting:
     reported: ClassVar[bool] = True
     """Whether clients send what `probes` measure; False: the server sees it in their models."""
     plans_early: ClassVar[bool] = False
-    """Whether it plans from what is known before training: the cohort, sizes, labels, random streams."""
+    """Whether it plans from an `AskedCohort`, labels and random streams, which are known before training."""
     reads_total_rounds: ClassVar[bool] = False
     """Whether its mathematics depends on the number of rounds in total, so that a run cannot be extended."""
 
@@ -196,8 +200,8 @@ class ServerStep:
         """What clients measure for this step while they train."""
         return ()
 
-    def spreads(self, mixture: Mixture) -> Mixture | None:
-        """Whose `cohort.spread` this step will ask for, after an aggregation by `mixture`."""
+    def measures_distances_to(self, mixture: Mixture) -> Mixture | None:
+        """Whose `cohort.distances_to_mixture` this step will ask for, after an aggregation by `mixture`."""
         return None
 
     def check(self, facts: RunFacts) -> str | None:
@@ -252,6 +256,21 @@ class DownlinkRule:
 
 
 @dataclass(frozen=True)
+class EarlyPlan:
+    """What was planned of a round before it trained. It is adopted whole, or dropped where a client did not come back."""
+
+    mixture: Mixture
+    notes: list[Note]
+    memory: dict[str, Any]  # what the server then remembers
+    once: dict[int, int]  # see `Server.once`
+
+    def adopt(self, server: Server) -> None:
+        """Let `server`, on a fork of which this was planned, note and remember what the plan did."""
+        server.notes.extend(self.notes)
+        server.memory, server.once = self.memory, self.once
+
+
+@dataclass(frozen=True)
 class Aggregator:
     """All of the server's side, as a value."""
 
@@ -266,38 +285,43 @@ class Aggregator:
     def _in_order(self) -> tuple[list[Weighting], list[Weighting]]:
         """The weightings by stage and rank, however they were listed: those that plan before training, and the others."""
         order = sorted(self.weightings, key=lambda w: (STAGES.index(w.stage), w.rank))
-        first = [*takewhile(lambda w: w.plans_early, order)]
-        return first, order[len(first) :]
+        early = [*takewhile(lambda w: w.plans_early, order)]
+        return early, order[len(early) :]
 
     @property
     def plans_early(self) -> bool:
-        """Whether the plan is known before training and no step reads a client's model."""
+        """Whether the whole plan is known before training and no step reads a client's model."""
         return not self._in_order[1] and not any(s.reads_models for s in self.steps)
 
-    def plan_early(self, cohort: Cohort, server: Server) -> Mixture:
-        """The plan as far as it is known before training."""
-        mixture = cohort.by_size() if self.base_weights == "size" else cohort.uniform()
-        if self.personal_layers:
-            kept = server.layers.where(self.personal_layers)
-            mixture = mixture.select(~kept.expand(len(cohort.clients), -1))
-        if self.bn_stats != "average":
-            mixture = mixture.with_buffers_of(0 if self.bn_stats == "first" else None)
-        for weighting in self._in_order[0]:
-            mixture = weighting.plan(cohort, server, mixture)
-        _ = mixture.coefficients  # computed now, while nobody waits
-        return mixture
+    def plan_early(self, cohort: AskedCohort, server: Server) -> EarlyPlan:
+        """The plan as far as it is known before training. `server` stays as it is until the plan is adopted."""
+        fork = server.fork()
+        mixture = self._plan_early(cohort, fork)
+        return EarlyPlan(mixture, fork.notes, fork.memory, fork.once)
 
-    def plan(self, cohort: Cohort, server: Server, foreseen: Mixture | None = None) -> Mixture:
-        """The whole plan, continued from what was `foreseen` of this cohort."""
-        mixture = foreseen or self.plan_early(cohort, server)
+    def plan(self, cohort: Cohort, server: Server, early: EarlyPlan | None = None) -> Mixture:
+        """The whole plan, continued from the `early` one of the same clients, where that was adopted."""
+        mixture = early.mixture if early else self._plan_early(cohort, server)
         for weighting in self._in_order[1]:
             mixture = weighting.plan(cohort, server, mixture)
         return mixture
 
+    def _plan_early(self, cohort: AskedCohort | Cohort, server: Server) -> Mixture:
+        mixture = cohort.by_size() if self.base_weights == "size" else cohort.uniform()
+        if self.personal_layers:
+            personal = server.layers.where(self.personal_layers)
+            mixture = mixture.select(~personal.expand(len(cohort.clients), -1))
+        if self.bn_stats != "average":
+            mixture = mixture.with_buffers_of(0 if self.bn_stats == "first" else None)
+        for weighting in self._in_order[0]:  # which promise to read only what an `AskedCohort` has
+            mixture = weighting.plan(cast(Cohort, cohort), server, mixture)
+        _ = mixture.coefficients  # computed now, while nobody waits
+        return mixture
+
     def reduce(self, mixture: Mixture, cohort: Cohort) -> Tensor:
-        """The aggregate [S], and on the way what a step will ask of the clients' spread."""
-        asked = (step.spreads(mixture) for step in self.steps)
-        return cohort.reduce(mixture, spread=next((spread for spread in asked if spread is not None), None))
+        """The aggregate [S], and on the way the distances that a step will ask for."""
+        asked = (step.measures_distances_to(mixture) for step in self.steps)
+        return cohort.reduce(mixture, distances_to=next((other for other in asked if other is not None), None))
 
     def transform(self, target: Tensor, mixture: Mixture, cohort: Cohort, server: Server) -> Tensor:
         """Fold the server steps in order, then see to BatchNorm's statistics where they come from proxy data."""
@@ -305,7 +329,7 @@ class Aggregator:
             target = torch.cat([target[: server.layers.P], server.statistics])
         for step in self.steps:
             target = step.apply(target, mixture, cohort, server)
-        if self.personal_layers and self.steps:  # what no client sends is no step's to shrink
+        if self.personal_layers and self.steps:  # no step may shrink what no client sends
             part, target = server.layers.span(self.personal_layers), target.clone()
             target[part] = server.value[part]
         if self.bn_stats == "recalibrate" and server.layers.B:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from raysim.engine.engine import Call, Engine, Handle
+from raysim.engine.base import Call, Engine, Handle
 from raysim.engine.state_store import StateStore
 from raysim.host.host import ClientHost
 from raysim.host.messages import Arrays
@@ -22,18 +22,19 @@ class LocalEngine(Engine):
         super().__post_init__()
         self._host = ClientHost(self.spec, self.data, self.partition)
         self.state_store = StateStore(self.state_bytes)
-        self._host.store = (
-            self.state_store.put
-        )  # at once, not with the round's other results: they may be more than fits
+        # Arrays are stored as they are made: all that a visit brings may be more than fits into memory.
+        self._host.store = self.state_store.put
         self.nodes = ["local"]
 
     @property
     def hosts(self) -> Sequence[ClientHost]:
         return [self._host]
 
-    def call(self, call: Call) -> list[Handle]:
-        result = getattr(self._host, call.method)(*call.args)
-        return result.detach(call.args[0]) if call.method in ("train", "initialize") else [result]
+    def call(self, call: Call) -> Handle:
+        return getattr(self._host, call.method)(*call.args)
+
+    def train(self, call: Call) -> list[Handle]:
+        return self.call(call).detach(call.args[0])
 
     def fetch(self, calls: Sequence[tuple[int, Handle]]) -> list[Any]:
         return [handle for _, handle in calls]
@@ -41,7 +42,7 @@ class LocalEngine(Engine):
     def put(self, value: Any) -> Handle:
         return value
 
-    def park(self, arrays: Arrays) -> Handle:
+    def store(self, arrays: Arrays) -> Handle:
         return self.state_store.put(arrays)
 
     def value_of(self, handle: Handle) -> Any:

@@ -6,43 +6,46 @@ import numpy as np
 
 from raysim.core.mixture import Mixture
 from raysim.core.server import Aggregator, Downlink, Server
-from raysim.engine.engine import HostedCohort
+from raysim.engine.scheduler import TrainedCohort
+from raysim.host.messages import HostSpec
 
-FLOAT = INDEX = 4
+FLOAT = INDEX = 4  # bytes
 
 
 def ledger(
-    cohort: HostedCohort, mixture: Mixture | None, downlink: Downlink, server: Server, aggregator: Aggregator,
-    local_buffers: bool,
+    trained: TrainedCohort, mixture: Mixture | None, downlink: Downlink, server: Server, aggregator: Aggregator,
+    spec: HostSpec,
 ) -> dict[str, np.ndarray]:  # fmt: skip
-    """Columns of the table `traffic`, one row for each client asked; those that failed have sent nothing."""
-    layers, clients = server.layers, cohort.asked
+    """Columns of the table `traffic`, one row for each client asked; those that failed have sent nothing.
+
+    `server` is as the round left it.
+    """
+    layers, clients = server.layers, trained.asked
     T, sizes = layers.T, layers.sizes.numpy()
-    outcomes = [cohort.outcomes[c] for c in cohort.clients]
+    results = [trained.results[c] for c in trained.clients]
     zeros = np.zeros(len(clients), np.int64)
     up = {f"up_{what}": zeros.copy() for what in ("params", "buffers", "vectors", "scalars", "masks")}
     if mixture is not None:
-        came = np.flatnonzero(np.isin(clients, cohort.clients))
-        whole = [sizes if outcome.sent_counts is None else outcome.sent_counts for outcome in outcomes]
+        came = np.flatnonzero(np.isin(clients, trained.clients))
+        whole = [sizes if result.sent_counts is None else result.sent_counts for result in results]
         floats = mixture.sent.numpy() * np.stack(whole)  # [K, T + Tb]
         up["up_params"][came], up["up_buffers"][came] = FLOAT * floats[:, :T].sum(1), FLOAT * floats[:, T:].sum(1)
-        up["up_vectors"][came] = [outcome.vector_bytes for outcome in outcomes]
-        # Of what was measured, observers and the server's own steps are told nothing over the network.
-        spec = cohort.engine.spec
+        up["up_vectors"][came] = [result.vector_bytes for result in results]
+        # What was measured for observers and for the server's own steps is not sent in the simulated method.
         reported = {p for w in aggregator.weightings if w.reported for p in w.probes} | {*spec.stack.probes}
-        told = [[stat for p, stat in zip(spec.probes, o.stats, strict=True) if p in reported] for o in outcomes]
-        told = [[*stats, *o.scalars.values()] for stats, o in zip(told, outcomes, strict=True)]
-        numbers = [[a.size for a in own if a.dtype != bool] for own in told]
-        once = [server.once.get(c, 0) for c in cohort.clients]
+        stats = [[stat for p, stat in zip(spec.probes, r.stats, strict=True) if p in reported] for r in results]
+        arrays = [[*own, *r.scalars.values()] for own, r in zip(stats, results, strict=True)]
+        numbers = [[a.size for a in own if a.dtype != bool] for own in arrays]
+        once = [server.once.get(c, 0) for c in trained.clients]
         up["up_scalars"][came] = [FLOAT * (sum(own) + more) for own, more in zip(numbers, once, strict=True)]
-        masks = [[int(a.sum()) for a in outcome.scalars.values() if a.dtype == bool] for outcome in outcomes]
+        masks = [[int(a.sum()) for a in result.scalars.values() if a.dtype == bool] for result in results]
         up["up_masks"][came] = [INDEX * sum(own) for own in masks]
 
     personal = (
         layers.where(aggregator.personal_layers).numpy() if aggregator.personal_layers else np.zeros(len(sizes), bool)
     )
     model = FLOAT * int(sizes[:T][~personal[:T]].sum())
-    buffers = 0 if local_buffers else FLOAT * int(sizes[T:][~personal[T:]].sum())
+    buffers = 0 if spec.settings.local_buffers else FLOAT * int(sizes[T:][~personal[T:]].sum())
     models = np.array([max(1, len(peers)) for peers in downlink.peers]) if downlink.peers else zeros + 1
     down = {
         "down_params": models * model,

@@ -1,1 +1,30 @@
 """A run: built from a configuration, played round by round, written down, saved and resumed."""
+
+from raysim.federation.builder import (
+    MakeEngine,
+    RunParts,
+    aggregator,
+    build,
+    host_spec,
+    local_engine,
+    partitioned,
+    prepare,
+)
+from raysim.federation.loop import Federation
+from raysim.federation.round import Round, RoundFailed, play_round, sample
+
+__all__ = [
+    "Federation",
+    "MakeEngine",
+    "Round",
+    "RoundFailed",
+    "RunParts",
+    "aggregator",
+    "build",
+    "host_spec",
+    "local_engine",
+    "partitioned",
+    "play_round",
+    "prepare",
+    "sample",
+]

@@ -3,24 +3,27 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from raysim.config import STACKS, name_in
+from raysim.core.cohort import AskedCohort
 from raysim.core.flat import finite
 from raysim.core.local_run import RoundInfo
 from raysim.core.mixture import Mixture
 from raysim.core.note import Note
 from raysim.core.rng import SERVER, generator
 from raysim.core.score import Score
-
-if TYPE_CHECKING:
-    from raysim.core.server import Downlink
-    from raysim.engine.engine import HostedCohort
-    from raysim.federation.federation import Federation
+from raysim.core.server import Downlink
+from raysim.engine.collectives import HostedCohort
+from raysim.engine.evaluation import evaluate, evaluate_clients
+from raysim.engine.model_store import HostedModels
+from raysim.engine.scheduler import Scheduler, initialize, nothing
+from raysim.federation.builder import RunParts
 
 
 class RoundFailed(RuntimeError):
@@ -29,11 +32,12 @@ class RoundFailed(RuntimeError):
 
 @dataclass(frozen=True)
 class Round:
-    """A finished round, as instruments and records see it."""
+    """A finished round; instruments see it as a `raysim.core.facts.RoundView`, before it is evaluated."""
 
     t: int
     drawn: tuple[int, ...]  # clients asked to take part
     cohort: HostedCohort
+    scheduler: Scheduler  # which still holds the cohort's models
     downlink: Downlink
     mixture: Mixture | None  # None where nobody came back
     before: Tensor  # [S] the global model that was sent
@@ -41,9 +45,96 @@ class Round:
     after: Tensor  # [S]
     notes: list[Note]
     seconds: dict[str, float]  # by phase
+    changed: frozenset[int] = frozenset()  # clients that have another state or model than before
     accuracy: float | None = None
     loss: float | None = None
     personal: dict[int, Score] = field(default_factory=dict)  # by client
+
+
+class PlayRound(Protocol):
+    """What a federation calls for every round; another way to play one has the same form."""
+
+    def __call__(
+        self, run: RunParts, t: int, *, trace: bool, while_training: Callable[[], None]
+    ) -> Round:  # fmt: skip
+        """Play round t and commit it. `while_training` is called once the clients are busy; with `trace` they hand out
+        what a reader needs to compute the round by hand."""
+        ...
+
+
+def play_round(
+    run: RunParts, t: int, *, trace: bool = False, while_training: Callable[[], None] = nothing
+) -> Round:  # fmt: skip
+    """Sample, broadcast, train, plan, reduce, transform, evaluate. One round is one thing, so this is one function."""
+    clock = Clock()
+    server, engine, aggregator = run.server, run.engine, run.aggregator
+    server.t, server.lr, server.notes = t, run.config.local.lr * run.config.local.lr_decay**t, []
+    server.once, server.batches, server.statistics = {}, [], None
+    info, sizes = round_info(run, t), server.population.sizes
+    drawn = sample(server.seed, t, info.clients, run.cohort_size)
+    clients = tuple(c for c, n in zip(drawn, sizes[list(drawn)].tolist(), strict=True) if n)
+
+    downlink = aggregator.rule.downlink(clients, HostedModels(engine), server)
+    test = run.config.evaluate.personal == "after_train" and run.evaluates(t)
+    scheduler = Scheduler(engine, info, clients, downlink, test=test, trace=trace)
+    asked = AskedCohort(clients, sizes[list(clients)], server.layers)
+    early = aggregator.plan_early(asked, server) if clients else None
+    # Where the whole plan needs nothing that training tells, models are summed as they are trained and never kept.
+    watched = any(instrument.reads_models for instrument in run.config.record.instruments)
+    sums_early = early is not None and aggregator.plans_early and not watched
+    trained = scheduler.train(early.mixture if early and sums_early else None, while_training)
+    cohort = HostedCohort(engine, scheduler, trained)
+    if early and cohort.clients == clients:
+        early.adopt(server)
+    else:
+        early = None  # it is a plan of some that did not come back
+    initialized = {}
+    if engine.spec.stack.starts_everyone:
+        others = tuple(c for c in range(info.clients) if sizes[c] > 0 and c not in drawn)
+        initialized = initialize(
+            engine, info, others, aggregator.rule.downlink(others, HostedModels(engine), server)
+        )  # fmt: skip
+    clock.lap("train")
+
+    before, mixture, target = server.value, None, server.value
+    server.notes.extend(note for c in cohort.clients for note in trained.results[c].notes)
+    if cohort.clients:
+        mixture = aggregator.plan(cohort, server, early)
+        clock.lap("plan")
+        target = aggregator.reduce(mixture, cohort)
+        clock.lap("reduce")
+        server.value = aggregator.transform(target, mixture, cohort, server)
+        if not finite(server.value):
+            by = find_nonfinite_step(run, target, mixture, cohort)
+            raise RoundFailed(f"round {t + 1}: {by} made a model that is not finite (NaN or Inf)")
+        clock.lap("server")
+    done = Round(
+        t, drawn, cohort, scheduler, downlink, mixture, before, target, server.value, server.notes, clock.seconds
+    )  # fmt: skip
+    if mixture is not None:
+        # Before anything is committed: a host that is lost meanwhile trains its clients again from what they were sent.
+        for instrument in run.config.record.instruments:
+            done.notes.extend(instrument.observe(done, server.population))
+        clock.lap("observe")
+
+    states = scheduler.states | initialized
+    engine.commit(states, scheduler.models)
+    engine.publish(server.value, server.shared)
+    done = replace(done, changed=frozenset(cohort.clients) | states.keys())
+    return _evaluated(done, run, clock)
+
+
+def _evaluated(done: Round, run: RunParts, clock: Clock) -> Round:
+    """The round with the scores of the models that it has made."""
+    accuracy = loss = None
+    personal = {c: result.test for c, result in done.cohort.trained.results.items() if result.test}
+    if run.evaluates(done.t):
+        if run.config.evaluate.global_ and len(run.partition.server_test):
+            accuracy, loss = evaluate(run.engine, run.partition.server_test)
+        if run.config.evaluate.personal == "after_init":
+            personal = evaluate_personal(run, done.t + 1)
+        clock.lap("evaluate")
+    return replace(done, accuracy=accuracy, loss=loss, personal=personal)
 
 
 def sample(seed: int, t: int, clients: int, cohort: int) -> tuple[int, ...]:
@@ -52,74 +143,31 @@ def sample(seed: int, t: int, clients: int, cohort: int) -> tuple[int, ...]:
     return tuple(sorted(order[:cohort].tolist()))
 
 
-def run_round(fed: Federation, t: int) -> Round:
-    """Sample, broadcast, train, plan, reduce, transform, evaluate."""
-    clock = Clock()
-    server, engine, aggregator = fed.server, fed.engine, fed.aggregator
-    server.t, server.lr, server.notes = t, fed.config.local.lr * fed.config.local.lr_decay**t, []
-    server.once, server.batches, server.statistics = {}, [], None
+def round_info(run: RunParts, t: int) -> RoundInfo:
+    """What the server and every client know of round t."""
+    server = run.server
     samples = int(server.population.sizes.sum())
-    round_info = RoundInfo(server.seed, t, server.rounds, len(server.population.sizes), server.lr, samples)
-    drawn = sample(server.seed, t, round_info.clients, fed.cohort_size)
-    clients = tuple(c for c, n in zip(drawn, server.population.sizes[list(drawn)].tolist(), strict=True) if n)
-
-    downlink = aggregator.rule.downlink(clients, engine.models, server)
-    cohort = engine.cohort(round_info, clients, downlink, test=fed.tests_after_training(t), trace=fed.trace.wants(t))
-    # Where the whole plan needs nothing that training tells, models are summed as they are trained and never kept.
-    told, remembered = len(server.notes), dict(server.memory)
-    watched = any(instrument.reads_models for instrument in fed.config.record.instruments)
-    foreseen = aggregator.plan_early(cohort, server) if clients else None
-    told_by_plan = slice(told, len(server.notes))
-    cohort.train(foreseen if aggregator.plans_early and not watched else None, while_training=fed.write_down)
-    if engine.spec.stack.starts_everyone:
-        others = tuple(c for c in range(round_info.clients) if server.population.sizes[c] > 0 and c not in drawn)
-        cohort.new_kept |= engine.initialize(
-            round_info, others, aggregator.rule.downlink(others, engine.models, server)
-        )
-    clock.lap("train")
-
-    before, mixture, target = server.value, None, server.value
-    server.notes.extend(note for c in cohort.clients for note in cohort.outcomes[c].notes)
-    if cohort.clients:
-        if cohort.clients != clients:  # what was foreseen is of some that did not come back
-            del server.notes[told_by_plan]
-            server.memory, server.once, foreseen = remembered, {}, None
-        mixture = aggregator.plan(cohort, server, foreseen)
-        clock.lap("plan")
-        target = aggregator.reduce(mixture, cohort)
-        clock.lap("reduce")
-        server.value = aggregator.transform(target, mixture, cohort, server)
-        if not finite(server.value):
-            by = find_nonfinite_step(fed, target, mixture, cohort)
-            raise RoundFailed(f"round {t + 1}: {by} made a model that is not finite (NaN or Inf)")
-        clock.lap("server")
-    done = Round(t, drawn, cohort, downlink, mixture, before, target, server.value, server.notes, clock.seconds)
-    if mixture is not None:
-        # Before anything is committed: a host that is lost meanwhile trains its clients again from what they were sent.
-        for instrument in fed.config.record.instruments:
-            done.notes.extend(instrument.observe(done, server.population))
-        clock.lap("observe")
-
-    engine.commit(cohort)
-    engine.publish(server.value, server.shared)
-    accuracy = loss = None
-    personal = {c: outcome.test for c, outcome in cohort.outcomes.items() if outcome.test}
-    if fed.evaluates(t):
-        if fed.config.evaluate.global_ and len(fed.partition.server_test):
-            accuracy, loss = engine.evaluate(fed.partition.server_test)
-        if fed.config.evaluate.personal == "after_init":
-            personal = fed.evaluate_personal(t + 1)
-        clock.lap("evaluate")
-    return replace(done, accuracy=accuracy, loss=loss, personal=personal)
+    return RoundInfo(server.seed, t, server.rounds, len(server.population.sizes), server.lr, samples)
 
 
-def find_nonfinite_step(fed: Federation, target: Tensor, mixture: Mixture, cohort: HostedCohort) -> str:
+def evaluate_personal(run: RunParts, t: int) -> dict[int, Score]:
+    """Test the model that every client, or each of a sample, would be given in round t on its own test samples."""
+    partition = run.partition
+    clients = [c for c, rows in enumerate(partition.test) if len(rows) and len(partition.train[c])]
+    order = torch.randperm(len(clients), generator=generator(run.server.seed, t, SERVER, "evaluate"))
+    clients = sorted(clients[i] for i in order[: run.config.evaluate.clients].tolist())
+    server = replace(run.server, t=t, notes=[])  # what is noted here is not part of a round
+    downlink = run.aggregator.rule.downlink(clients, HostedModels(run.engine), server)
+    return evaluate_clients(run.engine, round_info(run, t), clients, downlink)
+
+
+def find_nonfinite_step(run: RunParts, target: Tensor, mixture: Mixture, cohort: HostedCohort) -> str:
     """What made a model that is not finite of finite ones. Steps are taken again: of the run nothing is lost by it."""
-    config, aggregator = fed.config, fed.aggregator
+    config, aggregator = run.config, run.aggregator
     if not finite(target):
         names = [name_in(STACKS["weighting"].entries, method) for method in config.weighting]
         return f"weighting: {' or '.join(names)}" if names else "the mean of the clients' models"
-    server = replace(fed.server, value=cohort.server_value)
+    server = replace(run.server, value=cohort.server_value)
     for step in aggregator.steps:
         target = step.apply(target, mixture, cohort, server)
         if not finite(target):
@@ -137,29 +185,7 @@ class Clock:
         self._last = time.perf_counter()
 
     def lap(self, phase: str) -> None:
+        """The time since the last lap was spent in `phase`."""
         now = time.perf_counter()
         self.seconds[phase] = now - self._last
         self._last = now
-
-
-def summary(fed: Federation, done: Round) -> dict[str, Any]:
-    """What is shown of a round."""
-    cohort = done.cohort
-    losses = [cohort.outcomes[c].last_loss for c in cohort.clients]
-    sizes = cohort.sizes.tolist()
-    train_loss = sum(loss * n for loss, n in zip(losses, sizes, strict=True)) / sum(sizes) if sizes else None
-    failures = [
-        f"client {c}, round {done.t + 1}, node {fed.engine.nodes[cohort.trained_by[c]]}: {outcome.status}"
-        for c, outcome in sorted(cohort.outcomes.items())
-        if outcome.status != "ok"
-    ]
-    return {
-        "round": done.t,
-        "rounds": fed.server.rounds,
-        "accuracy": done.accuracy,
-        "loss": done.loss,
-        "train_loss": train_loss,
-        "clients_ok": len(cohort.clients),
-        "clients_failed": len(done.drawn) - len(cohort.clients),
-        "failures": failures,
-    }

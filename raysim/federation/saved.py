@@ -16,7 +16,7 @@ from raysim.config import load
 from raysim.core.rng import SERVER, generator
 from raysim.core.samples import Samples
 from raysim.core.score import correct_and_loss
-from raysim.federation.federation import deal, host_spec
+from raysim.federation import host_spec, partitioned
 from raysim.host.host import ClientHost
 from raysim.store.manifest import read_manifest
 
@@ -29,7 +29,7 @@ class SavedRun:
         data have changed since."""
         self.folder = Path(folder)
         self.config = load(self.folder / "config.yaml")
-        self.data, self.partition = deal(self.config)
+        self.data, self.partition = partitioned(self.config)
         if read_manifest(self.folder).get("partition_sha256") not in (None, self.partition.sha256()):
             raise MeasureError(f"{self.folder}: today its data are partitioned differently; is data.root what it was?")
         spec = replace(host_spec(self.config, self.data), threads=torch.get_num_threads(), keep_freed_memory=False)

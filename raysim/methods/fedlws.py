@@ -62,7 +62,7 @@ class FedLWS(ServerStep):
             return f"tau_clamp is {list(self.tau_clamp)}; it must be a lower and an upper bound."
         return f"beta is {self.beta}; it must not be negative." if self.beta < 0 else None
 
-    def spreads(self, mixture: Mixture) -> Mixture | None:
+    def measures_distances_to(self, mixture: Mixture) -> Mixture | None:
         return mixture.support() if self.tau_stat == "mean" and self.lws_stats == "parameters" else None
 
     def apply(self, target: Tensor, mixture: Mixture, cohort: Cohort, server: Server) -> Tensor:
@@ -87,8 +87,8 @@ class FedLWS(ServerStep):
     def disagreement(self, before: Tensor, sent: Mixture, cohort: Cohort) -> np.ndarray:
         """τ of every layer and of the whole model [L + 1], over the clients that sent it."""
         layers, share = sent.layers, sent.layers.collect(sent.base).numpy()  # [K, L]
-        if self.spreads(sent):
-            distances = cohort.spread(sent)
+        if self.measures_distances_to(sent):
+            distances = cohort.distances_to_mixture(sent)
         else:
             centre = cohort.reduce(sent)
             if self.lws_stats == "all":

@@ -26,7 +26,7 @@ def launcher(
 ) -> Iterator[Callable[[Config, Path, bool], Any]]:
     """Yield what makes a federation of (configuration, folder, whether to resume); a cluster is there meanwhile."""
     if not isinstance(config.engine, LocalEngineConfig):
-        from raysim.engine.ray.ray_engine import session
+        from raysim.federation.remote import session
 
         check_address(address)
         with session(config, address, resources) as launch:
@@ -34,6 +34,6 @@ def launcher(
         return
     if address:
         raise ConfigError("--address: engine is local, which joins no cluster. Use --set engine=ray.")
-    from raysim.federation.federation import Federation
+    from raysim.federation import Federation
 
     yield Federation

@@ -67,7 +67,7 @@ def carried(configs: Sequence[Config]) -> int:
     cpus, gpus, processes = float(len(os.sched_getaffinity(0))), 0.0, 1
     on_ray = [config for config in configs if not isinstance(config.engine, LocalEngineConfig)]
     if on_ray:
-        from raysim.engine.ray.ray_engine import free_resources
+        from raysim.engine.ray.cluster import free_resources
 
         free = free_resources()
         cpus, gpus, processes = free.cpus, free.gpus, 3  # of the command line, of the federation, of its clients
@@ -83,7 +83,7 @@ def carried(configs: Sequence[Config]) -> int:
 
 
 def _share(at_once: int) -> Resources:
-    from raysim.engine.ray.ray_engine import free_resources
+    from raysim.engine.ray.cluster import free_resources
 
     free = free_resources()
 

@@ -27,7 +27,7 @@ def play_all(points: Sequence[Point], address: str | None = None, at_once: int |
         joined = None
         on_ray = [point.config.engine for point in left if isinstance(point.config.engine, RayEngineConfig)]
         if on_ray:
-            from raysim.engine.ray.ray_engine import cluster
+            from raysim.engine.ray.cluster import cluster
 
             check_address(address)
             object_store = max(engine.state_bytes or 0 for engine in on_ray)  # one for all

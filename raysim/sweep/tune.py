@@ -23,7 +23,7 @@ from typing import Any
 
 from raysim.config import load
 from raysim.config.shipped import find
-from raysim.federation.federation import Federation
+from raysim.federation import Federation
 
 REPORTED = ("accuracy", "loss", "train_loss", "personal_accuracy_micro", "personal_accuracy_macro")
 

@@ -23,7 +23,7 @@ from raysim.analysis.similarity import Similarity
 from raysim.config import ConfigError
 from raysim.core.mixture import Mixture
 from raysim.core.server import Server
-from raysim.federation.federation import MakeEngine
+from raysim.federation import MakeEngine
 from raysim.methods.fedlws import FedLWS
 from raysim.methods.fixed_shrink import FixedShrink
 

@@ -27,7 +27,7 @@ def recompute(round_: Traced) -> State:
 
 
 def personal_models(federation: Any) -> torch.Tensor:
-    kept = federation.engine.kept
+    kept = federation.engine.client_states
     return torch.stack([torch.from_numpy(federation.engine.value_of(kept[c])["ditto.v"]) for c in sorted(kept)])
 
 

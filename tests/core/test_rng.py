@@ -7,7 +7,7 @@ import sys
 import torch
 
 from raysim.core.rng import SERVER, generator, stream_seed
-from raysim.federation.round import sample
+from raysim.federation import sample
 
 
 def test_streams_differ_in_every_coordinate():

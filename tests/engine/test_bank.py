@@ -12,8 +12,8 @@ from sabotage import Fails, Stalls, ending, kill
 from test_recovery import pid_of
 
 from raysim.engine import engine as engines
-from raysim.engine.ray.ray_engine import RayEngine
-from raysim.federation.federation import Federation, MakeEngine, local_engine
+from raysim.engine.ray.engine import RayEngine
+from raysim.federation import Federation, MakeEngine, local_engine
 from raysim.methods import CLIENTS
 from raysim.store import tables
 
@@ -50,7 +50,7 @@ def test_distances_are_measured_by_all_hosts(tmp_path, warm_ray):
     found, expected = (f.engine.models.distances(range(8)) for f in (remote, local))
     assert found.numpy().tobytes() == expected.numpy().tobytes()
     engine, P = local.engine, local.server.layers.P
-    models = np.stack([engine.value_of(engine.bank[c])["value"][:P] for c in range(8)]).astype(np.float64)
+    models = np.stack([engine.value_of(engine.client_models[c])["value"][:P] for c in range(8)]).astype(np.float64)
     np.testing.assert_allclose(expected, ((models[:, None] - models) ** 2).sum(2), rtol=1e-12)
     assert sorted({span.host for span in remote.engine.spans if span.phase == "distances"}) == [0, 1]
     subset = local.engine.models.distances((6, 1))
@@ -88,7 +88,7 @@ def test_no_model_passes_the_driver(name, tmp_path, warm_ray, monkeypatch):
     federation.step()
     fetched.clear()
     federation.step()
-    assert all(isinstance(handle, ray.ObjectRef) for handle in federation.engine.bank.values())
+    assert all(isinstance(handle, ray.ObjectRef) for handle in federation.engine.client_models.values())
     arrays = [a for v in fetched for a in (v.values() if isinstance(v, dict) else [v]) if isinstance(a, np.ndarray)]
     assert sum(a.size >= federation.server.layers.P for a in arrays) <= 1  # the aggregate
     federation.close()
@@ -148,7 +148,7 @@ def test_resumes_from_a_checkpoint(name, engine, tmp_path, request):
     federation.engine.close()
     again = Federation(config, tmp_path / "killed", resume=True, make_engine=make_engine)
     assert again.t == 2
-    assert len(again.engine.bank) >= 6
+    assert len(again.engine.client_models) >= 6
     while again.step():
         pass
     again.finish()
@@ -159,9 +159,9 @@ def test_resumes_from_a_checkpoint(name, engine, tmp_path, request):
 def test_hash_counts_the_models_in_the_bank(tmp_path):
     federation = play(tiny(**METHODS["fedamp"]), tmp_path)
     before = federation.sha256()
-    value = federation.engine.value_of(federation.engine.bank[5])["value"].copy()
+    value = federation.engine.value_of(federation.engine.client_models[5])["value"].copy()
     value[-1] += 1
-    federation.engine.bank[5] = federation.engine.park({"value": value})
+    federation.engine.client_models[5] = federation.engine.store({"value": value})
     assert federation.sha256() != before
 
 
@@ -169,9 +169,9 @@ def test_failed_client_keeps_its_last_model(tmp_path):
     client = [*METHODS["fedamp"]["client"], {"fails": {"how": "raises", "client": 3, "t": 1}}]
     federation = Federation(tiny(client=client, rounds=ALL), tmp_path)
     federation.step()
-    before = federation.engine.value_of(federation.engine.bank[3])["value"].copy()
+    before = federation.engine.value_of(federation.engine.client_models[3])["value"].copy()
     assert federation.step()["clients_ok"] == 7
-    assert (federation.engine.value_of(federation.engine.bank[3])["value"] == before).all()
+    assert (federation.engine.value_of(federation.engine.client_models[3])["value"] == before).all()
     assert federation.step()["clients_ok"] == 7  # it still attracts the others
     federation.close()
     notes = table(tmp_path, "notes")

@@ -15,9 +15,10 @@ from ray._private.node import Node
 from ray.cluster_utils import Cluster
 from sabotage import Stalls, ending
 
-from raysim.engine.engine import Engine
-from raysim.engine.ray.ray_engine import Pool, ray_engine
-from raysim.federation.federation import Federation, MakeEngine
+from raysim.engine.base import Engine
+from raysim.engine.ray.engine import ray_engine
+from raysim.engine.ray.pool import Pool
+from raysim.federation import Federation, MakeEngine
 from raysim.methods import CLIENTS
 from raysim.store import tables
 
@@ -82,11 +83,11 @@ def test_node_lost_during_a_round(tmp_path, cluster, nodes, make_engine, expecte
 
 def test_object_store_of_the_size_asked_for():
     """On a cluster of its own; one that is joined has its own size, so there the setting is refused."""
-    code = "import ray; from raysim.engine.ray.ray_engine import cluster\nwith cluster(None, 100 << 20): "
+    code = "import ray; from raysim.engine.ray.cluster import cluster\nwith cluster(None, 100 << 20): "
     code += "print(int(ray.cluster_resources()['object_store_memory']))"
     env = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"}
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=env, check=True)
     assert int(found.stdout) == 100 << 20
-    code = "from raysim.engine.ray.ray_engine import cluster\nwith cluster('somewhere:6379', 100 << 20): pass"
+    code = "from raysim.engine.ray.cluster import cluster\nwith cluster('somewhere:6379', 100 << 20): pass"
     refused = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=env)
     assert "the cluster at somewhere:6379 has its own object store" in refused.stderr

@@ -23,8 +23,8 @@ from raysim.core.mixture import Mixture
 from raysim.core.server import Server, Weighting
 from raysim.engine.ray.placement import PlacementError
 from raysim.engine.ray.ray_engine import HostActor, RayEngine, RemoteFederation
-from raysim.federation.federation import Federation, RoundFailed, local_engine
-from raysim.federation.round import sample
+from raysim.federation import Federation, RoundFailed, local_engine
+from raysim.federation import sample
 from raysim.methods import CLIENTS, WEIGHTINGS
 from raysim.store import tables
 

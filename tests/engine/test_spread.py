@@ -11,8 +11,8 @@ from raysim.core import tree
 from raysim.core.local_run import RoundInfo
 from raysim.core.mixture import Mixture
 from raysim.core.server import Downlink
-from raysim.engine.engine import HostedCohort
-from raysim.federation.federation import Federation
+from raysim.engine.collectives import HostedCohort
+from raysim.federation import Federation
 
 CLIENTS = (0, 1, 3, 4, 6)
 

@@ -132,7 +132,7 @@ from pathlib import Path
 import ray
 from ray._private.internal_api import memory_summary
 from conftest import play, tiny
-from raysim.engine.ray.ray_engine import ray_engine
+from raysim.engine.ray.engine import ray_engine
 
 changes, folder, store = json.loads(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3])
 ray.init("local", num_cpus=2, include_dashboard=False, log_to_driver=False, object_store_memory=store)

@@ -123,8 +123,8 @@ def test_scores_are_those_of_v_on_the_clients_own_samples(when, tmp_path):
     assert len(scores["client"]) == (3 if when == "after_train" else 8)  # the cohort, or all
     for client, correct in zip(scores["client"], scores["correct"], strict=True):
         v = federation.server.value
-        if client in engine.kept:
-            v = torch.from_numpy(engine.value_of(engine.kept[client])["ditto.v"])
+        if client in engine.client_states:
+            v = torch.from_numpy(engine.value_of(engine.client_states[client])["ditto.v"])
         x, y = inputs(federation, federation.partition.test[client])
         logits, _ = forward(tensors(federation.server.layers.state_dict(v)), x, False)
         assert (logits.argmax(1) == y).sum() == correct

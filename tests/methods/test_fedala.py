@@ -261,13 +261,13 @@ def test_all_clients_mix_every_round(tmp_path):
     """`clients: all`: everybody keeps a model; who was not drawn keeps the mix that it would have started from."""
     cohort = play(tiny(client=["fedala"]), tmp_path / "cohort")
     every = play(tiny(client=[{"fedala": {"clients": "all"}}]), tmp_path / "all")
-    assert sorted(every.engine.kept) == list(range(8))
-    assert len(cohort.engine.kept) < 8
+    assert sorted(every.engine.client_states) == list(range(8))
+    assert len(cohort.engine.client_states) < 8
     drawn = set(tables.read(tmp_path / "all", "clients")["client"].to_pylist())
     top = every.server.layers.top(1)
     assert drawn != set(range(8))
     for k in set(range(8)) - drawn:  # these have only ever mixed
-        kept = every.engine.kept[k]
+        kept = every.engine.client_states[k]
         assert kept["fedala.settled:scalar"]
         assert kept["fedala.weights"].shape == (top.stop - top.start,)
         assert not (kept["previous"] == every.server.value.numpy()).all()
@@ -285,7 +285,7 @@ def test_all_clients_mix_to_the_same_bits_on_ray(tmp_path, warm_ray):
 
 def test_its_state_survives_a_restart(tmp_path):
     """`clients: all`, interrupted after two rounds: clients that were only initialised are saved, too."""
-    from raysim.federation.federation import Federation
+    from raysim.federation import Federation
 
     config = tiny(client=[{"fedala": {"clients": "all"}}], rounds={"checkpoint_every": 1})
     whole = play(config, tmp_path / "whole").sha256()

@@ -9,7 +9,7 @@ from toy import SIZES, UPDATES, W, noted, vector
 from toy_proxy import SAMPLES, ProxyCohort
 
 from raysim.config import ConfigError
-from raysim.engine.engine import HostedCohort
+from raysim.engine.collectives import HostedCohort
 from raysim.methods.fedlaw import AdaptiveGWS, AttentiveLAW, FedLAW, LearnedWeights, Stacked
 
 P = vector(SIZES) / sum(SIZES)

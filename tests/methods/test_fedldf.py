@@ -9,7 +9,7 @@ from conftest import play, table, tiny
 from toy import TWO_LAYERS, UPDATES, ToyCohort, noted, planned, toy_server
 
 from raysim.config import ConfigError
-from raysim.federation.federation import Federation
+from raysim.federation import Federation
 from raysim.methods.fedldf import FedLDF
 
 

@@ -12,8 +12,8 @@ from toy import ONE_LAYER, TWO_LAYERS, ToyCohort, W, applied, noted, toy_server
 
 from raysim.config import ConfigError
 from raysim.core.layers import LayerMap
-from raysim.engine.engine import HostedCohort
-from raysim.federation.federation import Federation
+from raysim.engine.collectives import HostedCohort
+from raysim.federation import Federation
 from raysim.methods.fedldf import FedLDF
 from raysim.methods.fedlws import FedLWS
 

@@ -8,7 +8,7 @@ from toy import ToyCohort, applied, noted, toy_server
 
 from raysim.config import ConfigError
 from raysim.core.layers import LayerMap
-from raysim.federation.federation import prepare
+from raysim.federation import prepare
 from raysim.methods.fixed_shrink import FixedShrink
 
 FIVE = LayerMap.of(nn.Sequential(*(nn.Linear(1, 1) for _ in range(5))))

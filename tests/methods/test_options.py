@@ -4,7 +4,7 @@ import pytest
 from conftest import play, tiny
 
 from raysim.config import ConfigError
-from raysim.federation.federation import RoundFailed, prepare
+from raysim.federation import RoundFailed, prepare
 
 PROXY = {"data": {"proxy": {"samples": 8}}}
 FRACTION, POSITIVE, NOT_NEGATIVE = "a number >= 0 and < 1", "a number > 0", "a number >= 0"

@@ -24,8 +24,8 @@ def test_local_logits_are_local_training(tmp_path):
     )
     fedfomo = play(tiny(client=[{"fedfomo": {"models": 1}}], **alone), tmp_path / "fedfomo")
     for client in range(8):
-        kept = partialfed.engine.value_of(partialfed.engine.kept[client])["previous"]
-        assert (kept == fedfomo.engine.value_of(fedfomo.engine.bank[client])["value"]).all()
+        kept = partialfed.engine.value_of(partialfed.engine.client_states[client])["previous"]
+        assert (kept == fedfomo.engine.value_of(fedfomo.engine.client_models[client])["value"]).all()
 
 
 def pair(values: Sequence[float], change: float, at: int) -> list[float]:

@@ -69,7 +69,7 @@ def test_hard_times(case: Case, dead_layer, monkeypatch, tmp_path):
     assert server.value.isfinite().all()
     assert all(tensor.isfinite().all() for tensor in server.shared.values())
     assert np.isfinite(noted(tmp_path)).all()
-    for client, handle in (*federation.engine.kept.items(), *federation.engine.bank.items()):
+    for client, handle in (*federation.engine.client_states.items(), *federation.engine.client_models.items()):
         assert all(np.isfinite(array).all() for array in federation.engine.value_of(handle).values()), client
 
 

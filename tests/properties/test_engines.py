@@ -8,7 +8,7 @@ from case import cases
 from conftest import play, tiny
 
 import raysim.engine.engine
-from raysim.federation.federation import MakeEngine, local_engine
+from raysim.federation import MakeEngine, local_engine
 from raysim.store import tables
 
 CASES = cases()

@@ -5,7 +5,7 @@ from case import Case, cases
 from conftest import play, tiny
 
 from raysim.core.client import overrides
-from raysim.federation.federation import Federation
+from raysim.federation import Federation
 
 
 def remembers(case: Case) -> bool:

@@ -28,7 +28,7 @@ import raysim
 from raysim.cli.app import app
 from raysim.config import to_yaml
 from raysim.data import Dataset, Partition
-from raysim.federation.federation import Federation
+from raysim.federation import Federation
 from raysim.report import MissingExtra, NoData, ReportError, canvas, clients, quantities
 from raysim.report.canvas import COLUMN, PAGE
 from raysim.report.figures import FIGURES, available, draw
@@ -627,7 +627,7 @@ def test_without_the_extra_it_says_what_to_install(
 
 
 def test_reports_need_neither_torch_nor_engine() -> None:
-    heavy = "{'torch', 'ray', 'raysim.engine', 'raysim.core', 'raysim.config', 'raysim.federation.federation'}"
+    heavy = "{'torch', 'ray', 'raysim.engine', 'raysim.core', 'raysim.config', 'raysim.federation'}"
     code = (
         "import sys, raysim; print({'numpy', 'pyarrow', 'torch', 'ray'} & set(sys.modules));"
         f"import raysim.report.figures, raysim.report.page; print({heavy} & set(sys.modules))"

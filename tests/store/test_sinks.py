@@ -11,7 +11,7 @@ import pytest
 from conftest import play, table, tiny
 
 from raysim.config import Config, ConfigError, to_dict
-from raysim.federation.federation import Federation
+from raysim.federation import Federation
 from raysim.store.sinks import Sink, Sinks, Wandb
 
 ROUNDS = {"total": 5, "participation": 0.4, "evaluate_every": 2, "checkpoint_every": 2}

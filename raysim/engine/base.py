@@ -1,0 +1,170 @@
+"""What an engine must provide: how a host is called, how its answers are awaited, how a dead one is replaced.
+
+Everything else (who trains where, sums over the models, evaluation) is written once, for all engines, in the other files
+of this room.
+"""
+
+from __future__ import annotations
+
+import itertools
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from raysim.data import Dataset, Partition
+from raysim.host.device import keep_freed_memory
+from raysim.host.messages import Arrays, HostSpec
+
+Handle = Any  # a value, or a reference to one
+Result = TypeVar("Result")
+GATHER_BYTES = 2 << 30  # default of `Engine.gather_bytes`
+
+
+class HostLost(Exception):
+    """Hosts died; `hosts` are their indices."""
+
+    def __init__(self, hosts: set[int]):
+        super().__init__(f"hosts {sorted(hosts)} were lost")
+        self.hosts = hosts
+
+
+class StateLost(Exception):
+    """Client states went down with a node; only a checkpoint has them."""
+
+
+@dataclass(frozen=True)
+class Call:
+    """A method of one host with its arguments. Handles among these arrive as what they stand for."""
+
+    host: int
+    method: str
+    args: tuple[Any, ...]
+
+
+@dataclass(frozen=True)
+class Span:
+    """One phase on one host, for the timeline; seconds since the epoch."""
+
+    host: int
+    phase: str
+    start: float
+    stop: float
+    sent: int = 0  # payload bytes it serialised for other processes
+
+
+@dataclass
+class Engine(ABC):
+    """Hosts, and what rests with them between rounds: the published model, the clients' states and last models."""
+
+    spec: HostSpec
+    data: Dataset
+    partition: Partition
+    fan_in: int = 4
+    gather_bytes: int = GATHER_BYTES  # `Cohort.gather` refuses to bring more than this into one process
+    nodes: list[str] = field(default_factory=list)  # the machine of every host
+    client_states: dict[int, Handle] = field(default_factory=dict)  # of committed rounds, by client
+    client_models: dict[int, Handle] = field(default_factory=dict)  # their last uploads, where a method asks for them
+    spans: list[Span] = field(default_factory=list)  # of this round
+    lost: list[str] = field(default_factory=list)  # the machines of hosts that died since somebody looked
+    seconds: dict[int, float] = field(default_factory=dict)  # how long each client's last training took
+
+    def __post_init__(self) -> None:
+        if self.spec.keep_freed_memory:
+            keep_freed_memory()
+        _, self.layers = self.spec.network()
+        self.stateful = self.spec.stateful(self.layers)
+        self.keys = itertools.count()  # of partial sums that wait on hosts
+        self.value = torch.empty(0)  # [S] the server's model, published to the hosts
+        self.published: Handle = None
+        self.published_shared: Handle = None
+        self.initial_state: Handle = None  # of a client that has not taken part yet, where it is not empty
+
+    # What an engine provides.
+
+    @property
+    @abstractmethod
+    def hosts(self) -> Sequence[Any]:
+        """The hosts. Neighbours get neighbours of a sorted cohort; an object that is there twice does two hosts' work."""
+
+    @abstractmethod
+    def call(self, call: Call) -> Handle:
+        """Begin a call and return a handle of its result."""
+
+    @abstractmethod
+    def train(self, call: Call) -> list[Handle]:
+        """Begin a call that a host answers with a `TrainReply`; its first argument is the `TrainRequest`. Returns handles
+        of the objects that `TrainReply.detach` makes of the answer."""
+
+    @abstractmethod
+    def fetch(self, calls: Sequence[tuple[int, Handle]]) -> list[Any]:
+        """Values of (host, handle)s, in order. Raises `HostLost`."""
+
+    @abstractmethod
+    def put(self, value: Any) -> Handle:
+        """Make a value available to all hosts."""
+
+    @abstractmethod
+    def value_of(self, handle: Handle) -> Any:
+        """The value behind a handle that `put` or a host made. Raises `StateLost`."""
+
+    @abstractmethod
+    def replace(self, hosts: set[int]) -> None:
+        """Put new hosts in the place of dead ones."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Stop all hosts."""
+
+    def store(self, arrays: Arrays) -> Handle:
+        """Keep a client's state or model, read from a checkpoint, as if a host had returned it."""
+        return self.put(arrays)
+
+    # What all engines do with it.
+
+    def ask(self, calls: Sequence[Call]) -> list[Any]:
+        """Make calls side by side and return their results. Raises `HostLost`."""
+        handles = [(c.host, self.call(c)) for c in calls]
+        return self.fetch(handles)
+
+    def retry_after_loss(
+        self, action: Callable[[], Result], restore: Callable[[set[int]], None] | None = None
+    ) -> Result:
+        """`action`, again after every loss of hosts, which are replaced, and what they held is put back by `restore`."""
+        while True:
+            try:
+                return action()
+            except HostLost as lost:
+                self.replace_lost(lost.hosts)
+                if restore:
+                    restore(lost.hosts)
+
+    def replace_lost(self, hosts: set[int]) -> None:
+        """`replace`, and remember that it was necessary."""
+        self.lost += [self.nodes[i] for i in sorted(hosts)]
+        self.replace(hosts)
+
+    def begin(self, value: Tensor) -> None:
+        """`value` [S] is the model that the run began with. Clients that have not taken part yet may have it as their
+        previous one, and start with its running statistics where those stay with the clients."""
+        state: dict[str, np.ndarray] = {}
+        if self.spec.stack.initial_previous:
+            state["previous"] = value.numpy().copy()
+        if self.spec.settings.local_buffers:
+            state["buffers"] = value[self.layers.P :].numpy().copy()
+        self.initial_state = self.put(state) if state else None
+
+    def publish(self, value: Tensor, shared: Mapping[str, Tensor]) -> None:
+        """Make the server's model [S] and what travels with it available to all hosts."""
+        self.value = value
+        self.published = self.put(value.numpy())
+        self.published_shared = self.put({n: tensor.numpy() for n, tensor in shared.items()}) if shared else {}
+
+    def commit(self, states: Mapping[int, Handle], models: Mapping[int, Handle]) -> None:
+        """The round counts: so do the states and models that its clients came back with."""
+        self.client_states.update(states)
+        self.client_models.update(models)

@@ -1,0 +1,216 @@
+"""Sums, visits and gathers over a trained cohort, whose models rest on hosts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from raysim.core import tree
+from raysim.core.layers import LayerMap
+from raysim.core.mixture import Mixture
+from raysim.core.probe import Probe
+from raysim.core.rng import SERVER, stream_seed
+from raysim.engine.base import Call, Engine, Handle
+from raysim.engine.scheduler import Scheduler, TrainedCohort
+from raysim.engine.sums import aggregation, chunks, destinations, merge_up, place, sum_request
+from raysim.host.device import tensor_of
+from raysim.host.messages import ClientResult, SumDestination, SumRequest
+
+
+class HostedCohort:
+    """A `raysim.core.cohort.Cohort`: the numbers of `trained`, and the models where `scheduler` knows them."""
+
+    def __init__(self, engine: Engine, scheduler: Scheduler, trained: TrainedCohort):
+        self._engine, self._scheduler, self.trained = engine, scheduler, trained
+        self.layers: LayerMap = engine.layers
+        self.clients = trained.clients
+        results = [trained.results[c] for c in self.clients]
+        self.sizes = torch.tensor([len(engine.partition.train[c]) for c in self.clients])
+        self.steps = torch.tensor([result.steps for result in results])
+        measured = zip(*(result.stats for result in results), strict=True)
+        stacked = (torch.from_numpy(np.array(stats)) for stats in measured)
+        self._stats: dict[Probe, Tensor] = dict(zip(engine.spec.probes, stacked, strict=False))  # empty without clients
+        self._distances_to: tuple[Mixture, Tensor] | None = None  # the last answer of `distances_to_mixture`
+        self._computed = 0  # calls of `compute`
+        self.server_value = engine.value  # [S] what the round began with
+
+    # What came back with training.
+
+    def stat(self, probe: Probe) -> Tensor:
+        return self._stats[probe]
+
+    def scalars(self, name: str) -> Tensor:
+        return torch.from_numpy(np.array([self._result(c).scalars[name] for c in self.clients]))
+
+    @property
+    def counters(self) -> Tensor:
+        return torch.tensor([self._result(c).counters for c in self.clients], dtype=torch.float64)
+
+    def by_size(self) -> Mixture:
+        return Mixture.of(self.sizes, self.layers)
+
+    def uniform(self) -> Mixture:
+        return Mixture.of(torch.ones(len(self.clients)), self.layers)
+
+    def _result(self, client: int) -> ClientResult:
+        return self.trained.results[client]
+
+    # Visits.
+
+    def each(self, function: Callable[..., Tensor], *payload: Any) -> Tensor:
+        sent = [self._engine.put(p.numpy()) if isinstance(p, Tensor) else p for p in payload]  # once for all hosts
+        return self._visit("each", function, *sent)
+
+    def distances(self, to: Tensor, layers: LayerMap | None = None) -> Tensor:
+        return self._distances(to - self.server_value[: len(to)], layers or self.layers)
+
+    def distances_to_mixture(self, mix: Mixture) -> Tensor:
+        if self._distances_to is None or self._distances_to[0] is not mix:
+            centre = self._sum(sum_request(self.clients, self.layers, mix.weights))
+            self._distances_to = mix, self._distances(centre, self.layers)
+        return self._distances_to[1]
+
+    def dots(self, with_: Tensor, layers: LayerMap | None = None) -> Tensor:
+        return self.each(_dots, with_, layers or self.layers)
+
+    def predict(self, rows: np.ndarray) -> Tensor:
+        return self._visit("predict", rows)
+
+    def _distances(self, to: Tensor, layers: LayerMap) -> Tensor:
+        """[K, L] of the updates from `to` [P] or [S]."""
+        return layers.segments.per_layer(self._visit("squared_distances", self._engine.put(to.numpy()), layers)).sqrt()
+
+    def _visit(self, method: str, *args: Any) -> Tensor:
+        """Ask every host about the clients it holds: [K, ...] in the order of `clients`."""
+        scheduler = self._scheduler
+        scheduler.need_models()
+
+        def ask() -> Tensor:
+            held = scheduler.held
+            results = self._engine.ask([Call(i, method, (clients, *args)) for i, clients in held.items()])
+            by_client = {
+                c: row
+                for clients, rows in zip(held.values(), results, strict=True)
+                for c, row in zip(clients, rows, strict=True)
+            }
+            return torch.from_numpy(np.stack([by_client[c] for c in self.clients]))
+
+        return scheduler.retry(ask)
+
+    # Gathers.
+
+    @property
+    def gathers(self) -> bool:
+        return len(self.clients) * self.layers.S * 4 <= self._engine.gather_bytes
+
+    def gather(self) -> Tensor:
+        self._need_room()
+        return self._visit("rows")
+
+    def gram(self) -> Tensor:
+        updates = self.gather()[:, : self.layers.P].double()
+        return updates @ updates.T
+
+    def compute(self, function: Callable[..., Any], *payload: Any, models: bool = False) -> Any:
+        engine, scheduler, info = self._engine, self._scheduler, self.trained.round_info
+        # One stream for each call of a round, for layers that draw for themselves.
+        seed = stream_seed(info.seed, info.t, SERVER, f"compute {self._computed}")
+        self._computed += 1
+        if models:
+            self._need_room()
+            scheduler.need_models()
+
+        def run() -> Any:
+            held = scheduler.held.items() if models else ()
+            updates = [engine.call(Call(i, "rows", (clients,))) for i, clients in held]
+            return engine.ask([Call(0, "compute", (function, seed, engine.published, payload, *updates))])[0]
+
+        return scheduler.retry(run)
+
+    def _need_room(self) -> None:
+        if not self.gathers:
+            need, limit = len(self.clients) * self.layers.S * 4 / 2**30, self._engine.gather_bytes / 2**30
+            models = f"{len(self.clients)} models in one process are {need:.2g} GiB"
+            raise MemoryError(f"{models}, but engine.gather_bytes allows {limit:.2g} GiB")
+
+    # Sums.
+
+    def reduce(self, mix: Mixture, of: str = "model", power: int = 1, distances_to: Mixture | None = None) -> Tensor:
+        if distances_to is not None and len(self._scheduler.held) == 1:
+            return self._reduce_with_distances(mix, distances_to)
+        if of != "model" or power != 1:
+            weights = mix.coefficients if of == "model" else mix.weights
+            return self._sum(sum_request(self.clients, self.layers, weights, of=of, power=power))
+        early = self.trained.early_sum if self._scheduler.sums_only else None
+        made_early = early is not None and mix is early.mixture and self.clients == self.trained.asked
+        result = self._sum(early.request if early and made_early else aggregation(mix, self.clients))
+        self._set_counters(result, mix)
+        return result
+
+    def _reduce_with_distances(self, mix: Mixture, centre: Mixture) -> Tensor:
+        """`reduce`, and `distances_to_mixture` in the same read of the models, which one host has."""
+        scheduler = self._scheduler
+        scheduler.need_models()
+        requests = [aggregation(mix, self.clients)]
+        if not torch.equal(mix.weights, centre.weights):
+            requests.append(sum_request(self.clients, self.layers, centre.weights))
+
+        def ask() -> tuple[np.ndarray, np.ndarray]:
+            ((host, held),) = scheduler.held.items()
+            return self._engine.ask([Call(host, "spread", (held, *requests))])[0]
+
+        total, per_run = map(tensor_of, scheduler.retry(ask))
+        self._distances_to = centre, self.layers.segments.per_layer(per_run).sqrt()
+        result, sent = torch.empty(self.layers.S), [bool(weights.any()) for *_, weights in requests[0].pieces]
+        scaled = replace(requests[0], factors=[1.0] * len(sent))  # the host has done that
+        place(scaled.compact(total, sent), scaled, self.server_value, result)
+        self._set_counters(result, mix)
+        return result
+
+    def _set_counters(self, result: Tensor, mix: Mixture) -> None:
+        """Integer buffers are not averaged: the largest of those that were sent counts."""
+        specs = [(i, s) for i, s in enumerate(self.layers.tensors[self.layers.T :]) if s.kind == "counter"]
+        if specs:
+            sent = mix.sent[:, [self.layers.T + i for i, _ in specs]]
+            greatest = self.counters.masked_fill(~sent, -torch.inf).amax(0)
+            first, stop = specs[0][1].start, specs[-1][1].stop  # they come last, each of them a single number
+            result[first:stop] = torch.where(sent.any(0), greatest, result[first:stop]).to(result.dtype)
+
+    def _sum(self, request: SumRequest) -> Tensor:
+        """The sums of all pieces as one vector."""
+        engine, scheduler = self._engine, self._scheduler
+        if not request.planned_early and request.of == "model":
+            scheduler.need_models()
+        result = torch.empty(request.bounds[1])
+
+        def total() -> None:
+            if request.planned_early and scheduler.early_total:
+                parts, roots = [request], [scheduler.early_total]
+            else:
+                parts = [request] if request.planned_early else chunks(request)
+                # All sums are asked for before any merge: a host sums the next part while the last one travels. Hosts
+                # take turns to merge, so that none has to hand all of a model on.
+                begun = [self._partials(part, turn) for turn, part in enumerate(parts)]
+                roots = [merge_up(engine, part, *begun[turn], turn) for turn, part in enumerate(parts)]
+            for part, root in zip(parts, roots, strict=True):
+                ((value, sent),) = engine.fetch([root])[0].values()
+                place(tree.Partial(tensor_of(value), sent), part, self.server_value, result)
+
+        scheduler.retry(total)
+        return result
+
+    def _partials(self, request: SumRequest, turn: int) -> tuple[dict[int, Handle], dict[int, SumDestination]]:
+        """Every host's partial sums, and where they go."""
+        held = self._scheduler.held
+        sums_to = destinations(self._engine, list(held), turn)
+        calls = {i: Call(i, "partial", (held[i], request, to)) for i, to in sums_to.items()}
+        return {i: self._engine.call(call) for i, call in calls.items()}, sums_to
+
+
+def _dots(update: Tensor, own: LayerMap, with_: Tensor, layers: LayerMap) -> Tensor:
+    return layers.dots(update[: len(with_)], with_)

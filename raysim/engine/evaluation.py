@@ -1,0 +1,46 @@
+"""Models tested by all hosts together."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Sequence
+
+import numpy as np
+
+from raysim.core.local_run import RoundInfo
+from raysim.core.score import Score
+from raysim.core.server import Downlink
+from raysim.engine.base import Call, Engine, Span
+from raysim.engine.requests import Requests
+from raysim.engine.scheduler import shares
+
+
+def evaluate(engine: Engine, rows: np.ndarray) -> tuple[float, float]:
+    """Accuracy and mean loss (nats) of the published model on `rows` of the data set; hosts share the batches."""
+    batch, hosts = engine.spec.eval_batch, len(engine.hosts)
+    bounds = [round(i * -(-len(rows) // batch) / hosts) * batch for i in range(hosts + 1)]
+    parts = [(i, rows[a:b]) for i, (a, b) in enumerate(itertools.pairwise(bounds)) if a < b and a < len(rows)]
+
+    def score() -> list[tuple[int, float]]:
+        calls = [Call(i, "evaluate", (engine.published, part)) for i, part in parts]
+        return [pair for result in engine.ask(calls) for pair in result]
+
+    started = time.time()
+    scores = engine.retry_after_loss(score)
+    engine.spans += [Span(i, "evaluate", started, time.time()) for i, _ in parts]
+    # Batches are the same ones however they are shared, and are added in their order.
+    return sum(correct for correct, _ in scores) / len(rows), sum(loss for _, loss in scores) / len(rows)
+
+
+def evaluate_clients(
+    engine: Engine, round_info: RoundInfo, clients: Sequence[int], downlink: Downlink
+) -> dict[int, Score]:  # fmt: skip
+    """For each client the model it would now be given, tested on its own test samples."""
+    requests = Requests(engine, round_info, tuple(clients), downlink)
+
+    def score() -> list[dict[int, Score]]:
+        parts = enumerate(shares(engine, clients))
+        return engine.ask([requests.call(i, "personal", share) for i, share in parts if share])
+
+    return {client: s for scores in engine.retry_after_loss(score) for client, s in scores.items()}

@@ -1,0 +1,59 @@
+"""The cluster: joined or started, and what it has free."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import ray
+
+from raysim.config import ConfigError
+from raysim.engine.ray.placement import Resources
+
+
+@contextmanager
+def cluster(address: str | None = None, object_store: int | None = None) -> Iterator[str]:
+    """Join the cluster at `address` or RAY_ADDRESS, or start one on this machine, with an `object_store` of so many bytes,
+    and stop it at the end. Inside another `cluster`, that one serves. Yields where other processes join it."""
+    joined = address or cluster_address()
+    quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": "ERROR"}
+    started = not ray.is_initialized()
+    if started and joined and object_store:
+        raise ConfigError(f"engine.ray.state_bytes: the cluster at {joined} has its own object store; leave it out")
+    if started and joined:
+        try:
+            ray.init(address=joined, **quiet)
+        except ConnectionError as error:
+            raise ConnectionError(
+                f"{error}. If the cluster asks for a token, set RAY_AUTH_MODE=token, and RAY_AUTH_TOKEN where "
+                "~/.ray/auth_token is not the cluster's"
+            ) from None
+    elif started:
+        cores = len(os.sched_getaffinity(0))
+        try:
+            ray.init(
+                address="local", num_cpus=cores, include_dashboard=False, object_store_memory=object_store, **quiet
+            )
+        except Exception as error:  # Ray raises a bare one where its processes are not up in time
+            ray.shutdown()
+            raise ConnectionError(
+                f"Ray did not start on this machine: {error}. Is it busy? Try again, or --set engine=local"
+            ) from None
+    try:
+        yield joined or ray.get_runtime_context().gcs_address
+    finally:
+        if started:
+            ray.shutdown()
+
+
+def cluster_address() -> str | None:
+    """The cluster a run would join, or None where it would start its own."""
+    return os.environ.get("RAY_ADDRESS") or None
+
+
+def free_resources() -> Resources:
+    """What the cluster this process is connected to has free."""
+    free = ray.available_resources()
+    return Resources(free.get("CPU", 0.0), free.get("GPU", 0.0), free.get("memory", float("inf")))

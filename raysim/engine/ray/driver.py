@@ -1,0 +1,121 @@
+"""The loop over rounds in an actor: what it holds never passes the process of the command line."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+from typing import Any, Protocol
+
+import ray
+from ray.exceptions import ActorDiedError, ActorUnavailableError, RayActorError, RayTaskError
+
+from raysim.config import Config
+from raysim.data import Dataset, Partition
+from raysim.engine.ray.cluster import free_resources
+from raysim.engine.ray.engine import ray_engine
+from raysim.engine.ray.placement import Resources
+from raysim.engine.ray.pool import Pool
+
+RELEASE_SECONDS = 10  # to wait at a run's end until the cluster has its share back
+DRIVER_ATTEMPTS = 3
+
+
+class Playable(Protocol):
+    """What can be played in the driver: a federation."""
+
+    def step(self) -> dict[str, Any] | None: ...
+
+    def checkpoint(self) -> int: ...
+
+    def finish(self) -> dict[str, Any]: ...
+
+    def close(self) -> None: ...
+
+
+Build = Callable[..., Playable]  # (config, out, resume, make_engine, partitioned); importable in another process
+
+
+class Driver:
+    """What a `RemoteFederation` calls."""
+
+    def build(
+        self, build: Build, config: Config, out: Path, resume: bool, resources: Resources, partitioned: list[Any]
+    ) -> None:  # fmt: skip
+        """Build the federation; `partitioned` are references to its data and partition."""
+        pool = Pool()
+        pool.warm(config, resources)  # processes start while the federation is built
+        engine = partial(ray_engine, resources=resources, pool=pool, references=tuple(partitioned))
+        self.federation = build(config, out, resume, engine, tuple(ray.get(partitioned)))
+
+    def call(self, method: str) -> Any:
+        """A method of the federation."""
+        return getattr(self.federation, method)()
+
+
+class RemoteFederation:
+    """A federation that lives in an actor. If the actor dies, another goes on from the last checkpoint."""
+
+    def __init__(
+        self, build: Build, config: Config, out: Path, resume: bool, partitioned: tuple[Dataset, Partition],
+        resources: Resources | None = None,
+    ):  # fmt: skip
+        """`build` makes the federation of `partitioned` data; `resources` are the run's part of the cluster (default: all
+        that is free)."""
+        self._build, self._config, self._out = build, config, Path(out).absolute()
+        self._partitioned = [ray.put(part) for part in partitioned]
+        # Counted once: when another driver takes over, the hosts of the one that died may still be on their way out.
+        self._resources = resources or free_resources()
+        self._start(resume)
+
+    def _start(self, resume: bool) -> None:
+        # The driver is on the machine of the command line: it writes the run's folder, and waits more than it works.
+        here = ray.get_runtime_context().get_node_id()
+        strategy = ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy(here, soft=False)
+        driver: Any = ray.remote(Driver)
+        self._driver = driver.options(num_cpus=0, scheduling_strategy=strategy).remote()
+        arguments = self._build, self._config, self._out, resume, self._resources, self._partitioned
+        self._get(self._driver.build.remote(*arguments))
+
+    @staticmethod
+    def _get(reference: Any) -> Any:
+        try:
+            return ray.get(reference)
+        except RayTaskError as error:
+            cause = error.cause
+            if isinstance(cause, Exception):
+                cause.__cause__ = None
+                raise cause from None
+            raise
+
+    def _call(self, method: str) -> Any:
+        for attempt in range(DRIVER_ATTEMPTS):
+            try:
+                return self._get(self._driver.call.remote(method))
+            except (ActorDiedError, ActorUnavailableError):
+                if attempt + 1 == DRIVER_ATTEMPTS:
+                    raise
+                print("the driver died; another goes on from the last checkpoint", file=sys.stderr)
+                self._start(resume=True)
+        raise AssertionError
+
+    def step(self) -> dict[str, Any] | None:
+        return self._call("step")
+
+    def checkpoint(self) -> int:
+        return self._call("checkpoint")
+
+    def finish(self) -> dict[str, Any]:
+        return self._call("finish")
+
+    def close(self) -> None:
+        with suppress(RayActorError):
+            self._get(self._driver.call.remote("close"))
+        ray.kill(self._driver)
+        # The hosts die with their driver, a moment later. A run that follows must not count their share as taken.
+        deadline = time.monotonic() + RELEASE_SECONDS
+        while free_resources().cpus < self._resources.cpus and time.monotonic() < deadline:
+            time.sleep(0.05)

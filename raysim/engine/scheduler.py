@@ -1,0 +1,262 @@
+"""Who trains where: shares of a cohort, visits of a share, and what is tried again where hosts are lost."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import TypeVar
+
+from raysim.core.local_run import RoundInfo
+from raysim.core.mixture import Mixture
+from raysim.core.server import Downlink
+from raysim.engine.base import Call, Engine, Handle, HostLost, Span
+from raysim.engine.requests import Requests
+from raysim.engine.sums import aggregation, destinations, merge_up
+from raysim.host.messages import ClientResult, SumDestination, SumRequest, TrainReply
+
+VISIT_BYTES = 1 << 30  # states and models that a host holds back until a visit ends; after it they may be spilled
+ATTEMPTS = 3  # hosts a client may bring down before it is left out of the round
+Result = TypeVar("Result")
+Visit = tuple[int, ...]  # clients that a host trains in one call
+
+
+def nothing() -> None:
+    """The default of `while_training`."""
+
+
+@dataclass(frozen=True)
+class EarlySum:
+    """The aggregate of a plan that was known before training: hosts added the models while they trained them."""
+
+    mixture: Mixture
+    request: SumRequest
+
+
+@dataclass(frozen=True)
+class TrainedCohort:
+    """What training told: who came back, with what numbers, and the sum that was made on the way.
+
+    The arrays that clients made (models, states, traces) are not here. The round's `Scheduler` knows where they rest.
+    """
+
+    round_info: RoundInfo
+    asked: tuple[int, ...]  # sorted
+    results: Mapping[int, ClientResult]  # of every client asked, without arrays
+    trained_by: Mapping[int, int]  # client -> the host it was last tried on
+    early_sum: EarlySum | None
+
+    @cached_property
+    def clients(self) -> tuple[int, ...]:
+        """Those that came back, sorted."""
+        return tuple(c for c in self.asked if self.results[c].status == "ok")
+
+
+class Scheduler:
+    """Trains one round's clients, and knows where the arrays that they made rest.
+
+    Models rest on the hosts that trained them. Where a host is lost, or models are needed that were only summed, the
+    clients train again, to the same bits: arrays may then rest elsewhere, but the `TrainedCohort` stays as it is.
+    """
+
+    def __init__(
+        self, engine: Engine, round_info: RoundInfo, asked: Sequence[int], downlink: Downlink, *, test: bool = False,
+        trace: bool = False,
+    ):  # fmt: skip
+        """`asked` (sorted) will train from the published model; `test` each on its test samples, and `trace` each."""
+        self.engine = engine
+        engine.spans = self.spans = []
+        self.held: dict[int, Visit] = {}  # host -> the clients whose models, or whose part of the early sum, it has
+        self.states: dict[int, Handle] = {}
+        self.models: dict[int, Handle] = {}
+        self.traces: dict[int, Handle] = {}
+        self.early_total: tuple[int, Handle] | None = None  # host and handle of the early sum, until a host is lost
+        self._requests = Requests(engine, round_info, tuple(asked), downlink)
+        self._early_plan: SumRequest | None = None  # by which hosts sum models instead of keeping them
+        self._results: dict[int, ClientResult] = {}
+        self._trained_by: dict[int, int] = {}
+        self._options = {
+            "return_states": engine.stateful, "return_models": engine.spec.stack.peer_models, "trace": trace,
+            "test": test,
+        }  # fmt: skip
+
+    def train(self, early: Mixture | None = None, while_training: Callable[[], None] = nothing) -> TrainedCohort:
+        """Train all clients; returns once they have come back or failed.
+
+        With an `early` plan hosts add the models as they train them and keep none. `while_training` is called once the
+        hosts are busy.
+        """
+        engine, asked = self.engine, self._requests.asked
+        early_sum = None
+        if early is not None:
+            self._early_plan = replace(aggregation(early, asked), planned_early=True)
+            early_sum = EarlySum(early, self._early_plan)
+        queue = {i: self._visits(share) for i, share in enumerate(shares(engine, asked)) if share}
+        # Where every host makes one visit, merging is asked for at once: it needs nobody's answer.
+        at_once = early is not None and all(len(visits) == 1 for visits in queue.values())
+        self._run(queue, destinations(engine, list(queue)) if at_once else {}, while_training)
+        ok = {c for c, result in self._results.items() if result.status == "ok"}
+        held = {i: tuple(c for c in clients if c in ok) for i, clients in sorted(self.held.items())}
+        self.held = {i: clients for i, clients in held.items() if clients}
+        results = {c: self._results[c] for c in asked}
+        return TrainedCohort(self._requests.round_info, asked, results, dict(self._trained_by), early_sum)
+
+    @property
+    def sums_only(self) -> bool:
+        """Whether hosts have kept the early sum and no models."""
+        return self._early_plan is not None
+
+    def need_models(self) -> None:
+        """Models that were only summed are asked for after all: train them again."""
+        if self.sums_only:
+            self._early_plan = None
+            self._train_again([*self.held])
+
+    def retry(self, action: Callable[[], Result]) -> Result:
+        """`action`, again after every loss of hosts, once what they held is there again."""
+        return self.engine.retry_after_loss(action, lambda lost: self._train_again([*(lost & self.held.keys())]))
+
+    def close(self) -> Callable[[], None]:
+        """Let the hosts forget this round's models. Call the result for what they have logged, once there is time."""
+        engine = self.engine
+        handles = [(i, engine.call(Call(i, "close", ()))) for i in self.held]
+
+        def collect() -> None:
+            with suppress(HostLost):  # the next call to the host finds out
+                for (host, _), log in zip(handles, engine.fetch(handles), strict=True):
+                    self.spans += [Span(host, *entry) for entry in log]
+
+        return collect
+
+    def _visits(self, share: Visit) -> list[Visit]:
+        """A host's share in as many visits as keep what one hands back, about two models of state a client, small."""
+        engine = self.engine
+        per_client = 4 * engine.layers.S * (2 * engine.stateful + engine.spec.stack.peer_models)
+        most = max(1, VISIT_BYTES // (per_client or 1))
+        return [share[i : i + most] for i in range(0, len(share), most)]
+
+    def _train_again(self, hosts: Sequence[int]) -> None:
+        """The clients of hosts that have lost what they held, or never kept it."""
+        self.early_total = None
+        clients = [c for i in hosts for c in self.held[i]]
+        self._run({i: self._visits(self.held.pop(i)) for i in hosts})
+        for client in clients:
+            if (status := self._results[client].status) != "ok":
+                raise RuntimeError(f"client {client} had trained, but it could not be repeated: {status}")
+
+    def _run(
+        self, queue: dict[int, list[Visit]], sums_to: Mapping[int, SumDestination] | None = None,
+        while_training: Callable[[], None] = nothing,
+    ) -> None:  # fmt: skip
+        """Train each host's visits, one at a time, in waves over all hosts."""
+        deaths: Counter[int] = Counter()
+        while queue:
+            # Indices that share a host, after losses without room, take turns: no visit dies of another's client.
+            turns = {self.engine.hosts[i]: i for i in queue}
+            wave = [(i, queue[i].pop(0)) for i in turns.values()]
+            begun = self._begin(wave, sums_to if sums_to and len(turns) == len(queue) else {})
+            sums_to = None
+            while_training()
+            while_training = nothing
+            lost: set[int] = set()
+            for (i, visit), (reply, _, *arrays) in zip(wave, begun, strict=True):
+                try:
+                    [answer] = self.engine.fetch([(i, reply)])
+                except HostLost as error:
+                    lost |= error.hosts
+                    queue[i] = self._retries(i, visit, deaths) + queue[i]
+                else:
+                    self._take(answer, i, visit, arrays)
+            if lost:
+                self.early_total = None
+                self.engine.replace_lost(lost)
+                for i in lost & self.held.keys():  # models of this round that died with their host
+                    queue.setdefault(i, []).insert(0, self.held.pop(i))
+            queue = {i: visits for i, visits in queue.items() if visits}
+
+    def _begin(self, wave: list[tuple[int, Visit]], sums_to: Mapping[int, SumDestination]) -> list[list[Handle]]:
+        """Begin the visits of a wave; with `sums_to`, the merging of their sums too. Handles of the replies' objects."""
+        engine, options = self.engine, self._options | {"early_plan": self._early_plan}
+        begun = [
+            engine.train(self._requests.call(i, "train", visit, sums_to=sums_to.get(i), **options)) for i, visit in wave
+        ]
+        if sums_to and self._early_plan:
+            partials = {i: sums for (i, _), (_, sums, *_) in zip(wave, begun, strict=True)}
+            self.early_total = merge_up(engine, self._early_plan, partials, sums_to)
+        return begun
+
+    def _retries(self, host: int, visit: Visit, deaths: Counter[int]) -> list[Visit]:
+        """What becomes of a visit that brought its host down: it is tried again on the host's replacement, then client by
+        client; a client that does so `ATTEMPTS` times is left out."""
+        deaths.update(visit)
+        if max(deaths[c] for c in visit) >= ATTEMPTS:
+            self._results |= {c: ClientResult("the process training it died again and again") for c in visit}
+            self._trained_by |= dict.fromkeys(visit, host)
+            return []
+        return [(c,) for c in visit] if deaths[visit[0]] > 1 else [visit]
+
+    def _take(self, reply: TrainReply, host: int, visit: Visit, arrays: list[Handle]) -> None:
+        """Keep what a visit brought; `arrays` are those of the first client, then those of the next."""
+        self.held[host] = self.held.get(host, ()) + visit
+        self._results |= reply.results
+        self._trained_by |= dict.fromkeys(visit, host)
+        asked = ("return_states", self.states), ("return_models", self.models), ("trace", self.traces)
+        places = [place for option, place in asked if self._options[option]]
+        handles = iter(arrays)
+        for client in visit if places else ():
+            for place in places:
+                handle = next(handles)
+                if reply.results[client].status == "ok":
+                    place[client] = handle
+        self.engine.seconds |= {c: result.seconds for c, result in reply.results.items()}
+        self.spans.append(Span(host, "train", reply.started, reply.stopped))
+
+
+def initialize(
+    engine: Engine, round_info: RoundInfo, clients: Sequence[int], downlink: Downlink
+) -> dict[int, Handle]:  # fmt: skip
+    """Let `clients` (sorted) initialise from the published model without training; returns their new states."""
+    requests = Requests(engine, round_info, tuple(clients), downlink)
+
+    def start() -> dict[int, Handle]:
+        visits = [(i, share) for i, share in enumerate(shares(engine, clients)) if share]
+        begun = [engine.train(requests.call(i, "initialize", share, return_states=True)) for i, share in visits]
+        engine.fetch([(i, reply) for (i, _), (reply, *_) in zip(visits, begun, strict=True)])
+        return {
+            client: handle
+            for (_, share), (_, _, *states) in zip(visits, begun, strict=True)
+            for client, handle in zip(share, states, strict=True)
+        }
+
+    return engine.retry_after_loss(start) if clients else {}
+
+
+def shares(engine: Engine, clients: Sequence[int]) -> list[Visit]:
+    """Contiguous runs of a sorted cohort, one a host, with the dearest run as cheap as can be."""
+    if len(clients) <= len(engine.hosts):
+        return [(client,) for client in clients]
+    cost = [engine.seconds.get(c, -1.0) for c in clients]
+    if min(cost, default=0.0) < 0:  # not all have been measured: seconds and samples do not compare
+        cost = [float(len(engine.partition.train[c])) for c in clients]
+    return [tuple(clients[lo:hi]) for lo, hi in cut(cost, len(engine.hosts))]
+
+
+def cut(costs: Sequence[float], runs: int) -> list[tuple[int, int]]:
+    """Cut a sequence into at most `runs` contiguous runs so that the dearest is as cheap as can be: [(lo, hi)]."""
+
+    def greedy(limit: float) -> list[tuple[int, int]]:
+        bounds, lo, load = [], 0, 0.0
+        for i, cost in enumerate(costs):
+            if load + cost > limit and i > lo:
+                bounds.append((lo, i))
+                lo, load = i, 0.0
+            load += cost
+        return [*bounds, (lo, len(costs))]
+
+    low, high = max(costs, default=0.0), sum(costs)
+    for _ in range(20):
+        middle = (low + high) / 2
+        low, high = (low, middle) if len(greedy(middle)) <= runs else (middle, high)
+    return greedy(high * (1 + 1e-9))

@@ -1,0 +1,175 @@
+"""From a configuration to everything that a run is made of."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from raysim.config import STACKS, Config, ConfigError, LocalEngineConfig, name_in
+from raysim.core.layers import GroupingError, LayerMap
+from raysim.core.local_run import LocalSettings
+from raysim.core.optim import OptimizerSpec
+from raysim.core.rng import SERVER, stream_seed
+from raysim.core.server import Aggregator, DownlinkRule, Population, ProxyData, Server
+from raysim.data import Dataset, Partition, make_partition
+from raysim.engine.base import Engine
+from raysim.engine.local import LocalEngine
+from raysim.host.messages import HostSpec
+from raysim.models import Inputs
+
+MakeEngine = Callable[[Config, HostSpec, Dataset, Partition, int], Engine]  # the last one: clients in a cohort
+
+
+@dataclass(frozen=True)
+class RunParts:
+    """What a run is made of. The server and the engine change with every round."""
+
+    config: Config
+    data: Dataset
+    partition: Partition
+    cohort_size: int
+    spec: HostSpec
+    aggregator: Aggregator
+    server: Server
+    engine: Engine
+
+    def evaluates(self, t: int) -> bool:
+        """Whether models are tested in round t."""
+        return (t + 1) % self.config.rounds.evaluate_every == 0 or t + 1 == self.server.rounds
+
+
+def build(config: Config, make_engine: MakeEngine, data: Dataset, partition: Partition) -> RunParts:
+    """Everything of a run before its first round. Raises `PlacementError` for what only the cluster can tell."""
+    spec = host_spec(config, data)
+    server = Server(
+        torch.empty(0), spec.network()[1], config.seed, config.rounds.total,
+        Population(*map(torch.from_numpy, (partition.sizes, partition.label_counts(data)))),
+        proxy=ProxyData(partition.proxy, data.y[partition.proxy], config.data.proxy.balanced_sampling),
+    )  # fmt: skip
+    steps = aggregator(config, spec)
+    start(server, config, spec, steps)
+    cohort_size = config.rounds.cohort_size(partition.clients)
+    engine = make_engine(config, spec, data, partition, cohort_size)
+    engine.begin(server.value)
+    return RunParts(config, data, partition, cohort_size, spec, steps, server, engine)
+
+
+def start(server: Server, config: Config, spec: HostSpec, aggregator: Aggregator) -> None:
+    """Bring the server to where it is before the first round."""
+    server.value = initial_value(config, spec, server.layers)
+    server.shared, server.memory = {}, {}
+    for step in aggregator.steps:
+        step.prepare(server)
+
+
+def partitioned(config: Config) -> tuple[Dataset, Partition]:
+    """Read the data and partition them. Raises `DataError`."""
+    section = config.data
+    data = section.name.load(section.folder)
+    partition = make_partition(
+        data, section.partition, seed=config.seed, client_test_frac=section.client_test_frac,
+        client_val_frac=section.client_val_frac, proxy=section.proxy if section.proxy.samples else None,
+    )  # fmt: skip
+    return data, partition
+
+
+def prepare(config: Config) -> tuple[Dataset, Partition]:
+    """`partitioned`, and find what only the data can tell of the configuration, before anything else is started.
+
+    Raises `ConfigError`, `DataError` and `ModelError`.
+    """
+    data, partition = partitioned(config)
+    faults = []
+    empty = np.flatnonzero(partition.sizes == 0)
+    if len(empty) == partition.clients:
+        faults.append("data.partition: no client has a training sample")
+    elif len(empty) and not config.data.allow_empty_clients:
+        names = ", ".join(map(str, empty[:10])) + (", ..." if len(empty) > 10 else "")
+        faults.append(
+            f"data.partition: {len(empty)} clients have no training samples ({names}). Ask for fewer clients or, where the "
+            "partition has it, a min_size; data.allow_empty_clients: true leaves them out of their rounds"
+        )
+    if config.evaluate.personal and not any(len(rows) for rows in partition.test):
+        faults.append(
+            "evaluate.personal: no client has test samples; set data.client_test_frac, or name clients in the test rows as well"
+        )
+    faults += [f"record.sinks: {sink.missing}" for sink in config.record.sinks if sink.missing]
+    if faults:
+        raise ConfigError(faults)
+    _check_network(config, data)
+    return data, partition
+
+
+def _check_network(config: Config, data: Dataset) -> None:
+    """Raises `ModelError`, and `ConfigError` where layers or methods do not go with the network or the data."""
+    try:
+        model, layers = host_spec(config, data).network()
+    except GroupingError as error:
+        raise ConfigError(str(error)) from None
+    faults = []
+    for stack in ("weighting", "server"):
+        for i, method in enumerate(getattr(config, stack)):
+            if problem := method.fits(model, layers, data.num_classes):
+                faults.append(f"{stack}.{i}.{name_in(STACKS[stack].entries, method)}: {problem}")
+    if faults:
+        raise ConfigError(faults)
+
+
+def host_spec(config: Config, data: Dataset) -> HostSpec:
+    """What the hosts need to know of the configuration."""
+    local = config.local
+    optimizer = OptimizerSpec(local.optimizer, local.momentum, local.nesterov, local.weight_decay, local.betas)
+    settings = LocalSettings(
+        local.epochs, local.batch_size, local.drop_last, optimizer, local.grad_clip, local.state == "persist",
+        config.model.bn_stats in ("local", "proxy"),
+    )  # fmt: skip
+    # On CPUs channels-last convolutions are a third faster; the layout is part of the bits, so it is never measured.
+    channels_last = config.model.memory_format != "contiguous" and len(data.sample_shape) == 3
+    companions = [step for method in config.client for step in method.server_steps()]
+    watchers = (*config.weighting, *config.client, *config.server, *companions, *config.record.instruments)
+    probes = [probe for watcher in watchers for probe in watcher.probes]
+    return HostSpec(
+        config.model.name, Inputs(data.sample_shape, data.num_classes, data.vocab), config.model.options,
+        config.model.layer_by, config.model.blocks, channels_last, settings, tuple(config.client),
+        tuple(dict.fromkeys(probes)), config.evaluate.batch_size, config.engine.threads,
+    )  # fmt: skip
+
+
+def aggregator(config: Config, spec: HostSpec) -> Aggregator:
+    """The server's side of the configuration: companions of client methods first, then the configured steps."""
+    companions = [step for method in config.client for step in method.server_steps()]
+    rules = [rule for method in config.client if (rule := method.downlink_rule()) is not None]
+    weights = next((w.base_weights for w in config.weighting if w.base_weights), spec.stack.base_weights)
+    return Aggregator(
+        weights, tuple(config.weighting), (*companions, *config.server), rules[0] if rules else DownlinkRule(),
+        spec.stack.personal_layers, config.model.bn_stats,
+    )  # fmt: skip
+
+
+def initial_value(config: Config, spec: HostSpec, layers: LayerMap) -> Tensor:
+    """The model every method starts from: drawn from the seed, or read from `model.init`."""
+    if config.model.init:
+        from safetensors.torch import load_file
+
+        try:
+            return layers.flatten(load_file(config.model.init))
+        except (KeyError, ValueError) as error:
+            raise ConfigError(f"model.init: {config.model.init}: {error.args[0]}") from None
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(stream_seed(config.seed, 0, SERVER, "initial model"))
+        model, _ = spec.network()
+    return layers.flatten(model.state_dict())
+
+
+def local_engine(config: Config, spec: HostSpec, data: Dataset, partition: Partition, cohort: int) -> Engine:
+    """The engine in this process, as the configuration describes it."""
+    assert isinstance(config.engine, LocalEngineConfig)
+    local = config.engine
+    return LocalEngine(
+        replace(spec, device=local.device), data, partition,
+        gather_bytes=local.gather_bytes, state_bytes=local.state_bytes,
+    )  # fmt: skip

@@ -1,0 +1,34 @@
+"""Federations in actors of a Ray cluster."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+
+import torch
+
+from raysim.config import Config, ConfigError, RayEngineConfig
+from raysim.engine.ray.cluster import cluster, cluster_address
+from raysim.engine.ray.driver import RemoteFederation
+from raysim.engine.ray.placement import Resources
+from raysim.federation.builder import prepare
+from raysim.federation.loop import Federation
+
+
+@contextmanager
+def session(
+    config: Config, address: str | None = None, resources: Resources | None = None
+) -> Iterator[Callable[[Config, Path, bool], RemoteFederation]]:
+    """`cluster`, with the data of `config` prepared; yields what makes a federation on `resources` of it."""
+    partitioned = prepare(config)  # what is wrong with the data shows before anything is started
+    settings, joined = config.engine, address or cluster_address()
+    assert isinstance(settings, RayEngineConfig)
+    if not joined and settings.gpu_per_client != "auto" and settings.gpu_per_client and not torch.cuda.device_count():
+        raise ConfigError(
+            f"engine.ray.gpu_per_client: {settings.gpu_per_client:g} of a GPU, but this machine has none. Set it to 0 or "
+            "auto, or join a cluster with --address"
+        )
+    with cluster(address, None if resources else settings.state_bytes):  # who shares a cluster has asked for its size
+        yield partial(RemoteFederation, Federation, partitioned=partitioned, resources=resources)

@@ -1,0 +1,253 @@
+"""What a run writes into its folder: itself before the first round, then rows, notes and traces of every round."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from raysim.config import STACKS, decisive, fingerprint, name_in, to_dict, to_yaml
+from raysim.core.layers import LayerMap
+from raysim.core.note import Note
+from raysim.core.score import Score
+from raysim.core.server import Server
+from raysim.core.state import pack
+from raysim.engine.base import Span
+from raysim.engine.traffic import ledger
+from raysim.federation.builder import RunParts
+from raysim.federation.round import Round
+from raysim.federation.scores import accuracy_summary, personal_summary
+from raysim.host.messages import ClientResult
+from raysim.store.atomic import replacing, write_json
+from raysim.store.manifest import manifest
+from raysim.store.sinks import Sinks
+from raysim.store.tables import Recorder, read, write_table
+from raysim.store.traces import Trace
+
+Rows = dict[str, Any]  # columns of a table
+
+
+def describe(run: RunParts, folder: Path) -> None:
+    """Write what is known before the first round: configuration, partition, manifest."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with replacing(folder / "config.yaml") as path:
+        path.write_text(to_yaml(run.config), encoding="utf-8")
+    write_table(folder, "partition", run.partition.to_table(run.data))
+    extra = {
+        "data_sha256": run.data.sha256(),
+        "partition_sha256": run.partition.sha256(),
+        "parameters": run.server.layers.P,
+        "inputs": asdict(run.spec.inputs),  # what the model is built for
+        "settings": decisive(run.config),
+    }
+    write_json(folder / "manifest.json", manifest(fingerprint(run.config), run.config.seed, extra))
+
+
+@dataclass(frozen=True)
+class Finished:
+    """A finished round, and what is known of it besides."""
+
+    done: Round
+    server: Server  # as the round left it
+    shown: Mapping[str, Any]  # its summary
+    wall: float  # seconds played until then
+
+
+class Writer:
+    """Tables and sinks of a run in `folder`, from round `t` on."""
+
+    def __init__(self, run: RunParts, folder: Path, t: int):
+        self.run, self.folder = run, folder
+        self.recorder = Recorder(folder, t)
+        self.sinks = Sinks(run.config.record.sinks, folder, run.config.name, to_dict(run.config), t)
+        # Tables have the names of the configuration.
+        stacks = ((STACKS[stack].entries, getattr(run.config, stack)) for stack in STACKS)
+        self._names = {type(m).__name__.lower(): name_in(entries, m) for entries, methods in stacks for m in methods}
+
+    def go_back(self, t: int) -> None:
+        """Rounds from `t` on are played again: forget their rows."""
+        self.recorder = Recorder(self.folder, t)
+
+    def write(self, finished: Finished, began: float) -> None:
+        """Record a round of the run that `began` then, in seconds since the epoch."""
+        done, add, t = finished.done, self.recorder.add, finished.done.t
+        cohort, run = done.cohort, self.run
+        notes = [replace(note, method=self._names.get(note.method, note.method)) for note in done.notes]
+        traffic = ledger(
+            cohort.trained, done.mixture, done.downlink, finished.server, run.aggregator, run.spec
+        )  # fmt: skip
+        row = self._round_row(finished, traffic)
+        add("rounds", round=t, **row)
+        self.sinks.write(t, row | {f"{n.method}.{n.name}": n.value.item() for n in notes if not n.axes})
+        add("clients", round=t, **client_rows(done, run))
+        add("layers", round=t, **layer_rows(done, notes, run.server.layers))
+        for note in notes:
+            add("notes", round=t, **note_rows(note, note.clients or cohort.clients, run.server.layers))
+        if done.personal:
+            add("personal", round=t, **personal_rows(done.personal))
+        spans = done.scheduler.spans
+        add("traffic", round=t, client=cohort.trained.asked, **traffic, transport_up=transport(done, spans))
+        add(
+            "timeline", round=t, host=[s.host for s in spans], node=[run.engine.nodes[s.host] for s in spans],
+            phase=[s.phase for s in spans], start=[s.start - began for s in spans], stop=[s.stop - began for s in spans],
+        )  # fmt: skip
+        self.recorder.maybe_flush()
+
+    def finish(self, sha256: str, began: float) -> dict[str, Any]:
+        """Write the final model and say how the run went."""
+        from safetensors.torch import save_file
+
+        self.recorder.close()
+        self.sinks.close(finished=True)
+        server = self.run.server
+        with replacing(self.folder / "model.safetensors") as path:
+            save_file(server.layers.state_dict(server.value), path)
+        rounds = read(self.folder, "rounds")
+        result = accuracy_summary(rounds["accuracy"].to_pylist()) | {
+            "personal": personal_summary(rounds),
+            "bytes_up": sum(rounds["bytes_up"].to_pylist()),
+            "bytes_down": sum(rounds["bytes_down"].to_pylist()),
+            "sha256": sha256,
+            "rounds": server.rounds,
+            "seconds": time.time() - began,
+        }
+        write_json(self.folder / "result.json", result)
+        return result | {"folder": str(self.folder)}
+
+    def close(self) -> None:
+        """Write what was recorded."""
+        self.recorder.flush()
+        self.sinks.close(finished=False)
+
+    @staticmethod
+    def _round_row(finished: Finished, traffic: Mapping[str, np.ndarray]) -> Rows:
+        def total(direction: str) -> int:
+            return sum(int(column.sum()) for name, column in traffic.items() if name.startswith(direction))
+
+        shown = finished.shown
+        row = {name: value for name, value in shown.items() if name not in ("round", "rounds", "failures")}
+        row |= {"bytes_up": total("up_"), "bytes_down": total("down_"), "wall": finished.wall}
+        return row | {f"seconds_{phase}": value for phase, value in finished.done.seconds.items()}
+
+
+def client_rows(done: Round, run: RunParts) -> Rows:
+    """One row for each client drawn; those without training samples were not asked."""
+    cohort, trained, nodes = done.cohort, done.cohort.trained, run.engine.nodes
+    weights = done.mixture.lam / done.mixture.lam.sum() if done.mixture is not None else torch.empty(0)
+    position = {c: i for i, c in enumerate(cohort.clients)}
+    host_of = {c: i for i, clients in done.scheduler.held.items() for c in clients}
+    empty = ClientResult("has no training samples")
+    results = [trained.results.get(c, empty) for c in done.drawn]
+    tests = [result.test for result in results]
+
+    def of(field: str) -> list[Any]:
+        return [getattr(result, field) if result.status == "ok" else None for result in results]
+
+    return {
+        "client": done.drawn, "samples": [len(run.partition.train[c]) for c in done.drawn],
+        "steps": of("steps"), "loss_first": of("first_loss"), "loss_last": of("last_loss"), "seconds": of("seconds"),
+        "weight": [float(weights[position[c]]) if c in position else None for c in done.drawn],
+        "status": [result.status for result in results],
+        "host": [host_of.get(c) for c in done.drawn],
+        "node": [nodes[host_of[c]] if c in host_of else None for c in done.drawn],
+        "test_correct": [test and test.correct for test in tests],
+        "test_samples": [test and test.samples for test in tests],
+        "test_loss": [test.loss / test.samples if test and test.samples else None for test in tests],
+    }  # fmt: skip
+
+
+def layer_rows(done: Round, notes: Sequence[Note], layers: LayerMap) -> Rows:
+    """One row for each layer, with what methods noted of it."""
+    noted = {f"{n.method}.{n.name}": n.value.numpy() for n in notes if n.axes == ("layer",)}
+    before, after = done.before[: layers.P], done.after[: layers.P]
+    return {
+        "layer": np.arange(layers.L), "name": layers.names, "parameters": layers.counts.numpy(),
+        "norm": layers.norms(after).numpy(), "update_norm": layers.norms(after - before).numpy(), **noted,
+    }  # fmt: skip
+
+
+def note_rows(note: Note, clients: tuple[int, ...], layers: LayerMap) -> Rows:
+    """A note's values as rows: one for each element."""
+    labels = {"client": clients, "layer": layers.names}
+    columns: Rows = {"method": note.method, "name": note.name, "value": note.value.flatten().tolist()}
+    places = np.unravel_index(np.arange(note.value.numel()), note.value.shape) if note.axes else ()
+    for axis, place in zip(note.axes, places, strict=True):
+        names = labels.get(axis)
+        columns[axis if names else "index"] = [names[i] for i in place] if names else place.tolist()
+    return columns
+
+
+def personal_rows(personal: Mapping[int, Score]) -> Rows:
+    """One row for each client that was tested."""
+    ids = sorted(personal)
+    correct, samples, losses, auc = zip(*(personal[c] for c in ids), strict=True)
+    mean = [loss / n if n else None for loss, n in zip(losses, samples, strict=True)]
+    return {"client": ids, "correct": correct, "samples": samples, "loss": mean, "auc": auc}
+
+
+def transport(done: Round, spans: Sequence[Span]) -> list[int | None]:
+    """For each client asked the bytes that its host serialised for sums; None where a host had several clients."""
+    sent: dict[int, int | None] = dict.fromkeys(done.cohort.trained.asked)
+    held = done.scheduler.held
+    for span in spans:
+        if span.phase == "reduce" and len(held.get(span.host, ())) == 1:
+            client = held[span.host][0]
+            sent[client] = (sent[client] or 0) + span.sent
+    return list(sent.values())
+
+
+class Tracer:
+    """Writes everything that a reader needs to compute a traced round by hand."""
+
+    def __init__(self, run: RunParts, folder: Path):
+        self.run = run
+        self._trace = Trace(folder, run.config.record.trace)
+
+    def wants(self, t: int) -> bool:
+        """Whether round t is traced."""
+        return self._trace.wants(t)
+
+    def begin(self, t: int) -> None:
+        """What the server shares and remembers as the round begins."""
+        server = self.run.server
+        packed = pack({"shared": server.shared, "memory": server.memory})
+        arrays = {name.replace("/", "."): tensor.numpy() for name, tensor in packed.items() if tensor.numel()}
+        if arrays:
+            self._trace.write(t, "server", by_tensor(arrays, server.layers))
+
+    def write(self, done: Round) -> None:
+        """Models before and after, the server's batches, and what each client started from, drew and made."""
+        server, layers, t, write = self.run.server, self.run.server.layers, done.t, self._trace.write
+        write(t, "before", layers.state_dict(done.before))
+        write(t, "after", layers.state_dict(done.after))
+        if server.batches:
+            self._trace.write_arrays(t, "server.samples", server.batches)
+        for client, handle in done.scheduler.traces.items():
+            trace = self.run.engine.value_of(handle)
+            name = f"client-{client:04d}"
+            write(t, name, layers.state_dict(torch.from_numpy(trace["model"])))
+            write(t, f"{name}.init", layers.state_dict(torch.from_numpy(trace["init"])))
+            for part in ("state.before", "state.after", "upload"):
+                arrays = {k.removeprefix(f"{part}."): v for k, v in trace.items() if k.startswith(f"{part}.")}
+                if arrays:
+                    write(t, f"{name}.{part}", by_tensor(arrays, layers))
+            batches = [trace[k] for k in sorted(trace) if k.startswith("samples.")]
+            self._trace.write_arrays(t, f"{name}.samples", batches)
+
+
+def by_tensor(arrays: Mapping[str, np.ndarray], layers: LayerMap) -> dict[str, Tensor]:
+    """Arrays of the model's size, split under the names of its tensors; the others as they are."""
+    named: dict[str, Tensor] = {}
+    for name, array in arrays.items():
+        tensor = torch.from_numpy(array)
+        if array.shape in ((layers.P,), (layers.S,)):
+            named |= {f"{name}.{inner}": part for inner, part in layers.state_dict(tensor).items()}
+        else:
+            named[name] = tensor
+    return named
