@@ -162,7 +162,7 @@ class HostedCohort:
 
         def ask() -> tuple[np.ndarray, np.ndarray]:
             ((host, held),) = scheduler.held.items()
-            return self._engine.ask([Call(host, "spread", (held, *requests))])[0]
+            return self._engine.ask([Call(host, "sum_and_distances", (held, *requests))])[0]
 
         total, per_run = map(tensor_of, scheduler.retry(ask))
         self._distances_to = centre, self.layers.segments.per_layer(per_run).sqrt()

@@ -10,7 +10,8 @@ from sklearn.metrics import roc_auc_score
 from sklearn.preprocessing import label_binarize
 
 from raysim.core.score import Score, micro_auc
-from raysim.federation import Federation, personal_scores
+from raysim.federation import Federation
+from raysim.federation.scores import personal_scores
 from raysim.store import tables
 
 

@@ -11,7 +11,7 @@ from ray import cloudpickle
 from sabotage import Fails, Stalls, ending, kill
 from test_recovery import pid_of
 
-from raysim.engine import engine as engines
+from raysim.engine import scheduler
 from raysim.engine.ray.engine import RayEngine
 from raysim.federation import Federation, MakeEngine, local_engine
 from raysim.methods import CLIENTS
@@ -185,10 +185,10 @@ def test_many_small_visits_are_one(name, tmp_path, warm_ray, monkeypatch):
     """Where states are large a host hands them back in several visits."""
     changes = METHODS.get(name, {"client": ["ditto"], "rounds": ALL})
     expected = play(tiny(**changes), tmp_path / "one").sha256()
-    monkeypatch.setattr(engines, "VISIT_BYTES", 1)
+    monkeypatch.setattr(scheduler, "VISIT_BYTES", 1)
     asked = []
-    call = RayEngine.call
-    monkeypatch.setattr(RayEngine, "call", lambda engine, c: asked.append(c.method) or call(engine, c))
+    train = RayEngine.train
+    monkeypatch.setattr(RayEngine, "train", lambda engine, c: asked.append(c.method) or train(engine, c))
     remote = play(tiny(**changes, engine=PAIR), tmp_path / "ray", make_engine=warm_ray)
     assert asked.count("train") == 3 * 8
     assert remote.sha256() == expected
