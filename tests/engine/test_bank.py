@@ -12,6 +12,7 @@ from sabotage import Fails, Stalls, ending, kill
 from test_recovery import pid_of
 
 from raysim.engine import scheduler
+from raysim.engine.model_store import HostedModels
 from raysim.engine.ray.engine import RayEngine
 from raysim.federation import Federation, MakeEngine, local_engine
 from raysim.methods import CLIENTS
@@ -47,7 +48,7 @@ def test_distances_are_measured_by_all_hosts(tmp_path, warm_ray):
     remote = Federation(tiny(**METHODS["fedamp"], engine=PAIR), tmp_path / "ray", make_engine=warm_ray)
     while remote.step():
         pass
-    found, expected = (f.engine.models.distances(range(8)) for f in (remote, local))
+    found, expected = (HostedModels(f.engine).distances(range(8)) for f in (remote, local))
     assert found.numpy().tobytes() == expected.numpy().tobytes()
     engine, P = local.engine, local.server.layers.P
     models = np.stack([engine.value_of(engine.client_models[c])["value"][:P] for c in range(8)]).astype(np.float64)
