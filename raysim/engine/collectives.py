@@ -160,7 +160,7 @@ class HostedCohort:
         if not torch.equal(mix.weights, centre.weights):
             requests.append(sum_request(self.clients, self.layers, centre.weights))
 
-        def ask() -> tuple[np.ndarray, np.ndarray]:
+        def ask() -> Any:
             ((host, held),) = scheduler.held.items()
             return self._engine.ask([Call(host, "sum_and_distances", (held, *requests))])[0]
 

@@ -21,6 +21,7 @@ from raysim.core.cohort import Cohort
 from raysim.core.mixture import Mixture
 from raysim.core.server import Server, Weighting
 from raysim.engine import scheduler
+from raysim.engine.base import HostLost
 from raysim.engine.evaluation import evaluate
 from raysim.engine.ray.actors import HostActor
 from raysim.engine.ray.driver import RemoteFederation
@@ -234,3 +235,18 @@ def no_room(monkeypatch) -> Callable[[], None]:
 
 def pid_of(actor: Any) -> int:
     return ray.get(actor.__ray_call__.remote(lambda _: os.getpid()))
+
+
+def test_work_that_brings_down_every_host_ends(tmp_path):
+    """With the number of attempts and the machine, after each loss was made good."""
+    federation = Federation(tiny(), tmp_path)
+    engine, restored = federation.engine, []
+    engine.replace = lambda hosts: None  # type: ignore[method-assign]
+
+    def fatal() -> None:
+        raise HostLost({0})
+
+    with pytest.raises(RuntimeError, match="died 10 times at the same work, the last on node local"):
+        engine.retry_after_loss(fatal, restored.append)
+    assert restored == [{0}] * 10
+    federation.close()

@@ -204,7 +204,17 @@ def test_refusals():
 def test_it_costs_one_reduction_and_a_visit_that_returns_scalars(tau_stat, visits, monkeypatch, tmp_path):
     """Or, as a root mean square, no visit. In the simulated method clients send nothing more: the server has their models."""
     asked = []
-    for collective in ("reduce", "distances_to_mixture", "distances", "dots", "each", "gram", "gather", "predict", "compute"):
+    for collective in (
+        "reduce",
+        "distances_to_mixture",
+        "distances",
+        "dots",
+        "each",
+        "gram",
+        "gather",
+        "predict",
+        "compute",
+    ):
         real = getattr(HostedCohort, collective)
         counted = lambda *args, real=real, name=collective, **kwargs: (asked.append(name), real(*args, **kwargs))[1]  # noqa: E731
         monkeypatch.setattr(HostedCohort, collective, counted)

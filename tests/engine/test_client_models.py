@@ -106,7 +106,7 @@ def test_actor_killed_while_it_trains(name, tmp_path, warm_ray):
 
 @pytest.mark.parametrize("method", ["distances", "partial", "personal"])
 def test_actor_killed_just_before_it_is_asked(method, tmp_path, warm_ray, monkeypatch):
-    """For distances between models it trained, for their sum, and to evaluate with them: the bank outlives it. The
+    """For distances between models it trained, for their sum, and to evaluate with them: the models outlive it. The
     models are large enough to rest in Ray's object store, where smaller ones would travel in the messages."""
     changes = {
         **METHODS["fedamp"], "data": {"client_test_frac": 0.25}, "evaluate": {"personal": "after_init"},
@@ -138,7 +138,7 @@ def test_actor_killed_just_before_it_is_asked(method, tmp_path, warm_ray, monkey
 @pytest.mark.parametrize("engine", ["local", "ray"])
 @pytest.mark.parametrize("name", METHODS)
 def test_resumes_from_a_checkpoint(name, engine, tmp_path, request):
-    """Bank, states and what the server remembers come back from disk, for the rounds after it."""
+    """Models, states and what the server remembers come back from disk, for the rounds after it."""
     make_engine: MakeEngine = local_engine if engine == "local" else request.getfixturevalue("warm_ray")
     changes = merged(METHODS[name], {"total": 4, "checkpoint_every": 2})
     expected = play(tiny(**changes), tmp_path / "undisturbed").sha256()
@@ -157,7 +157,7 @@ def test_resumes_from_a_checkpoint(name, engine, tmp_path, request):
     assert again.sha256() == expected
 
 
-def test_hash_counts_the_models_in_the_bank(tmp_path):
+def test_hash_counts_the_last_models(tmp_path):
     federation = play(tiny(**METHODS["fedamp"]), tmp_path)
     before = federation.sha256()
     value = federation.engine.value_of(federation.engine.client_models[5])["value"].copy()
