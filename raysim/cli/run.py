@@ -12,6 +12,7 @@ import typer
 from raysim.cli.errors import reported
 from raysim.cli.options import Address, ConfigName, Overrides
 from raysim.cli.play import play
+from raysim.paths import below
 
 
 def run(
@@ -74,7 +75,7 @@ def new_folder(out: Path | None, parent: Path, name: str) -> Path:
         return out
     stem, number = f"{name}-{time.strftime('%Y%m%d-%H%M%S')}", 1
     while True:
-        folder = parent / (stem if number == 1 else f"{stem}-{number}")
+        folder = below(parent, stem if number == 1 else f"{stem}-{number}")
         try:
             folder.mkdir(parents=True)
             return folder
