@@ -8,16 +8,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, NotRequired
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from pydantic import Field
-from typing_extensions import NotRequired, TypedDict
+from typing_extensions import TypedDict
 
-from raysim.report import NoData, ReportError
 from raysim.paths import UnsafeName
+from raysim.report import NoData, ReportError
 from raysim.store import tables
 from raysim.store.documents import OPEN_SHAPE, checked, read_result, read_yaml
 from raysim.store.manifest import read_manifest
