@@ -89,7 +89,9 @@ class Checkpoints:
                 if t not in self._warned:
                     earlier = any(r < t for r in self._rounds())
                     consequence = (
-                        "taking the checkpoint before it" if earlier else "there is none before it, so the run starts anew"
+                        "taking the checkpoint before it"
+                        if earlier
+                        else "there is none before it, so the run starts anew"
                     )
                     logger.warning("%s; %s", error, consequence)
                 self._warned.add(t)
