@@ -54,7 +54,7 @@ def test_distances_are_measured_by_all_hosts(tmp_path, warm_ray):
     models = np.stack([engine.value_of(engine.client_models[c])["value"][:P] for c in range(8)]).astype(np.float64)
     np.testing.assert_allclose(expected, ((models[:, None] - models) ** 2).sum(2), rtol=1e-12)
     assert sorted({span.host for span in remote.engine.spans if span.phase == "distances"}) == [0, 1]
-    subset = local.engine.models.distances((6, 1))
+    subset = HostedModels(local.engine).distances((6, 1))
     np.testing.assert_array_equal(subset, [[0, expected[1, 6]], [expected[1, 6], 0]])
     remote.close()
 
