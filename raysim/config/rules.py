@@ -78,11 +78,25 @@ def _check_model_settings(config: Config) -> Found:
             yield f"model.blocks.{i}", f"{pattern!r} is not a regular expression: {error}."
     if model.init and not Path(model.init).is_file():
         yield "model.init", f"there is no file {model.init}."
+    elif model.init and (problem := _unreadable(Path(model.init))):
+        yield "model.init", problem
     if model.bn_stats in ("proxy", "recalibrate") and not config.data.proxy.samples:
         yield "model.bn_stats", f"{model.bn_stats} needs proxy data, but data.proxy.samples is 0."
     elif model.bn_stats == "proxy" and not any(m.needs_proxy for _, _, m in _methods(config, "weighting", "server")):
         message = "proxy statistics follow a method that learns on proxy data, and there is none."
         yield "model.bn_stats", f"{message} recalibrate goes with any."
+
+
+def _unreadable(path: Path) -> str | None:
+    """Why a safetensors file cannot be read, as far as its first bytes tell, which say what each tensor is."""
+    from safetensors import safe_open
+
+    try:
+        with safe_open(path, "numpy") as file:
+            file.keys()
+    except Exception as error:  # of the file system, or the library's own
+        return f"{path} cannot be read as safetensors: {error}."
+    return None
 
 
 def _check_optimizer(config: Config) -> Found:

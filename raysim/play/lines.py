@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -52,7 +53,10 @@ def accuracies(scores: Mapping[str, Any]) -> str:
 def among_clients(personal: Mapping[str, Any]) -> str:
     """How the clients' own accuracies were distributed at the end."""
     mean, std = percent(personal["macro"]), percent(personal["std"])
-    return f"mean {mean} ± {std}   worst tenth {percent(personal['worst10'])}   AUC {personal['auc']:.4f}"
+    auc = personal["auc"]
+    known = auc is not None and not math.isnan(auc)
+    area = f"{auc:.4f}" if known else "- (it compares the scores of right and wrong classes, and there is one class)"
+    return f"mean {mean} ± {std}   worst tenth {percent(personal['worst10'])}   AUC {area}"
 
 
 def percent(share: float | None) -> str:
