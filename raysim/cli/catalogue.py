@@ -69,7 +69,7 @@ def data_show(
             print(line)
         path = out or Path(f"{settings.name}-partition.png")
         try:
-            bubble_chart(counts, data.classes, f"{data.name}, {partition.clients} clients").save(path)
+            bubble_chart(counts, data.label_names, f"{data.name}, {partition.clients} clients").save(path)
         except ImportError as error:  # the table is worth having without the chart
             print(f"raysim: no chart: {error}", file=sys.stderr)
         else:
