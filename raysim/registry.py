@@ -39,6 +39,7 @@ KINDS = {
     "model": Kind("raysim.models", "raysim.models"),
     "dataset": Kind("raysim.data", "raysim.datasets"),
     "partition": Kind("raysim.data", "raysim.partitions"),
+    "task": Kind("raysim.core.task", "raysim.tasks"),
     "metric": Kind(None, "raysim.metrics"),
     "instrument": Kind("raysim.analysis", "raysim.instruments"),
     "measure": Kind("raysim.analysis"),

@@ -70,7 +70,7 @@ def data_show(
             print(line)
         path = out or below(Path(), f"{settings.name}-partition.png")
         try:
-            bubble_chart(counts, data.classes, f"{data.name}, {partition.clients} clients").save(path)
+            bubble_chart(counts, data.label_names, f"{data.name}, {partition.clients} clients").save(path)
         except ImportError as error:  # the table is worth having without the chart
             print(f"raysim: no chart: {error}", file=sys.stderr)
         else:

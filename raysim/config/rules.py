@@ -51,6 +51,16 @@ def _check_data(config: Config) -> Found:
         yield "data.name", f"{problem} ({where if data.folder else 'neither data.root nor RAYSIM_DATA is set'})"
 
 
+def _check_task(config: Config) -> Found:
+    tasks, metrics = REGISTRY.table("task"), REGISTRY.table("metric")
+    if config.data.task is not None and config.data.task not in tasks:
+        yield "data.task", f"there is no task {config.data.task!r}.{nearest(config.data.task, tasks)}"
+    for name in config.evaluate.metrics:
+        if name not in metrics:
+            known = nearest(name, metrics) if metrics else " None is registered; `raysim.metric` does it."
+            yield "evaluate.metrics", f"there is no metric {name!r}.{known}"
+
+
 def _check_model(config: Config) -> Found:
     model, models = config.model, REGISTRY.table("model")
     builder = models.get(model.name)
@@ -214,6 +224,7 @@ _CHECKS = (
         _check_preset,
         _check_cohort,
         _check_data,
+        _check_task,
         _check_model,
         _check_model_settings,
         _check_optimizer,

@@ -144,6 +144,8 @@ class Weighting:
     """Its place within the stage; lower ones plan first."""
     base_weights: ClassVar[str | None] = None
     """"uniform" where the paper averages without sizes."""
+    needs_classes: ClassVar[bool] = False
+    """Whether this works only where every sample has one class."""
     needs_proxy: ClassVar[bool] = False
     """Whether it learns on the server's proxy samples."""
     reported: ClassVar[bool] = True
@@ -184,6 +186,8 @@ class ServerStep:
     """Whether it shrinks or trains the model that the steps before it have made."""
     remembers: ClassVar[bool] = False
     """Whether it remembers updates, which must be those of a model that no step has refined."""
+    needs_classes: ClassVar[bool] = False
+    """Whether this works only where every sample has one class."""
     needs_proxy: ClassVar[bool] = False
     """Whether it learns on the server's proxy samples."""
     reads_models: ClassVar[bool] = True

@@ -114,7 +114,7 @@ class Federation:
         if traced:
             self.tracer.begin(t)
         done = self.play(self.run, t, trace=traced, while_training=self.write_down)
-        shown = round_summary(done, self.server.rounds, self.engine.nodes)
+        shown = round_summary(done, self.server.rounds, self.engine.nodes, self.spec.task)
         statuses = [result.status for result in done.cohort.trained.results.values()]
         if statuses and all("Traceback" in status for status in statuses):
             raise RoundFailed(f"every client of round {t + 1} failed:\n{shown['failures'][0]}")

@@ -19,6 +19,7 @@ from raysim.core.local_run import LocalSettings, RoundInfo
 from raysim.core.note import Note
 from raysim.core.probe import Probe
 from raysim.core.score import Score
+from raysim.core.task import Task
 from raysim.models import Inputs, Model, assemble
 
 Arrays = Mapping[str, np.ndarray]
@@ -32,6 +33,7 @@ class HostSpec:
     model: str  # its name, for messages
     build_model: Callable[..., Model]  # a host's process need not know the name
     inputs: Inputs
+    task: Task
     options: dict[str, Any]
     layer_by: str
     blocks: tuple[str, ...]

@@ -10,7 +10,7 @@ from raysim.models.cnn import alexnet, amazon_mlp, bn_cnn, fedavg_cnn, lenet, ml
 from raysim.models.densenet import densenet121
 from raysim.models.resnet import resnet8, resnet18, resnet20, resnet56, resnet110, wrn56_4
 from raysim.models.staged import Inputs, Model, ModelError
-from raysim.models.text import fasttext, text_cnn
+from raysim.models.text import char_gru, fasttext, text_cnn
 from raysim.models.torchvision import resnet18_imagenet
 from raysim.models.vgg import vgg9, vgg16
 from raysim.models.vit import vit
@@ -24,7 +24,7 @@ MODELS: Table[Callable[..., Model]] = REGISTRY.table("model").fill(
         for builder in (
             *(simple_cnn, bn_cnn, mlp, lenet, alexnet, fedavg_cnn, small_cnn, tiny_bn_cnn, amazon_mlp),
             *(resnet8, resnet20, resnet56, resnet110, wrn56_4, resnet18, resnet18_imagenet),
-            *(densenet121, vit, vgg9, vgg16, fasttext, text_cnn),
+            *(densenet121, vit, vgg9, vgg16, fasttext, text_cnn, char_gru),
         )
     }
 )

@@ -53,7 +53,7 @@ _CLIENT = ("client", "int", "id", "client id")
 TABLES: dict[str, pa.Schema] = {
     "rounds": schema(
         _ROUND,
-        ("accuracy", "float?", "fraction", "top-1 test accuracy of the global model; null if not evaluated this round"),
+        ("accuracy", "float?", "fraction", "top-1 test accuracy of the global model; null if the round or task has none"),
         ("loss", "float?", "nats", "mean test loss of the global model"),
         ("train_loss", "float?", "nats", "mean training loss of the cohort"),
         ("personal_accuracy_micro", "float?", "fraction", "personal models: correct samples over all samples"),
@@ -125,7 +125,7 @@ TABLES: dict[str, pa.Schema] = {
     "personal": schema(
         _ROUND,
         _CLIENT,
-        ("correct", "int", "samples", "correct test samples of the client's shard, by its personal model"),
+        ("correct", "int?", "samples", "correct test samples of the client's shard, by its personal model"),
         ("samples", "int", "samples", "test samples of the client's shard"),
         ("loss", "float?", "nats", "mean test loss on the client's shard"),
         ("auc", "float?", "fraction", "area under the ROC curve, micro average over the classes"),
