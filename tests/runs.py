@@ -39,8 +39,8 @@ def local_run(
     settings = LocalSettings(epochs, batch_size, drop_last, OptimizerSpec(**optimizer), clip)
     received = flat.value.clone() if received is None else received
     run = LocalRun(
-        0, RoundInfo(0, t, 10, 1, lr, samples), flat, Classification(), settings, ClientStack(methods), ClientData(lambda part: data),
-        received, {}, {}, state or ClientState(),
+        0, RoundInfo(0, t, 10, 1, lr, samples), flat, Classification(), settings, ClientStack(methods),
+        ClientData(lambda part: data), received, {}, {}, state or ClientState(),
     )  # fmt: skip
     run.orders = []
     return run

@@ -20,7 +20,7 @@ from raysim.data import Dataset, Partition, make_partition
 from raysim.engine.base import Engine
 from raysim.engine.local import LocalEngine
 from raysim.host.messages import HostSpec
-from raysim.models import Inputs
+from raysim.models import Inputs, builder
 from raysim.registry import REGISTRY
 
 MakeEngine = Callable[[Config, HostSpec, Dataset, Partition, int], Engine]  # the last one: clients in a cohort
@@ -152,9 +152,10 @@ def host_spec(config: Config, data: Dataset) -> HostSpec:
     companions = [step for method in config.client for step in method.server_steps()]
     watchers = (*config.weighting, *config.client, *config.server, *companions, *config.record.instruments)
     probes = [probe for watcher in watchers for probe in watcher.probes]
+    inputs = Inputs(data.sample_shape, data.outputs, data.vocab)
     return HostSpec(
-        config.model.name, Inputs(data.sample_shape, data.outputs, data.vocab), task(config, data),
-        config.model.options, config.model.layer_by, config.model.blocks, channels_last, settings, tuple(config.client),
+        config.model.name, builder(config.model.name), inputs, task(config, data), config.model.options,
+        config.model.layer_by, config.model.blocks, channels_last, settings, tuple(config.client),
         tuple(dict.fromkeys(probes)), config.evaluate.batch_size, config.engine.threads,
     )  # fmt: skip
 

@@ -62,8 +62,8 @@ class Checkpoints:
     ) -> None:
         """Save round `t`. `clients` yields (id, state) of those that changed since the last save or load, one by one.
 
-        `info` must be JSON, and comes back as JSON does: tuples as lists, keys as strings. Checkpoints that are not on
-        the way to this one (a damaged one, rounds that are played again) are removed. Raises ValueError where it would
+        `info` must be JSON, and comes back as JSON does: tuples as lists, keys as strings. Checkpoints that do not
+        lead to this one (a damaged one, rounds that are played again) are removed. Raises ValueError where it would
         be a guess which states carry over: the folder holds a checkpoint and none was loaded, or `t` lies before it.
         """
         json.dumps(info)  # before anything is written
@@ -88,10 +88,12 @@ class Checkpoints:
             except CheckpointError as error:
                 if t not in self._warned:
                     earlier = any(r < t for r in self._rounds())
-                    way_on = (
-                        "taking the checkpoint before it" if earlier else "there is none before it, so all begins anew"
+                    consequence = (
+                        "taking the checkpoint before it"
+                        if earlier
+                        else "there is none before it, so the run starts anew"
                     )
-                    logger.warning("%s; %s", error, way_on)
+                    logger.warning("%s; %s", error, consequence)
                 self._warned.add(t)
             else:
                 return t
@@ -122,7 +124,7 @@ class Checkpoints:
 
     def _manifest(self, t: int) -> dict[str, Any]:
         try:
-            manifest = json.loads(self._path(t).read_text(encoding="utf-8"))
+            manifest: dict[str, Any] = json.loads(self._path(t).read_text(encoding="utf-8"))
             entries = [manifest["server"], *manifest["clients"].values()]
             if not all(isinstance(entry[key], str) for entry in entries for key in ("file", "sha256")):
                 raise TypeError("a file is not described by two strings")
@@ -145,12 +147,12 @@ class Checkpoints:
                 raise CheckpointError(f"checkpoint of round {t} is damaged: {entry['file']} is not as it was written")
         return manifest
 
-    def _remove_all_but(self, kept: list[int]) -> None:
+    def _remove_all_but(self, rounds: list[int]) -> None:
         """Manifests first: a file may go only when no manifest mentions it."""
-        for t in set(self._rounds()) - set(kept):
+        for t in set(self._rounds()) - set(rounds):
             self._path(t).unlink()
         mentioned: set[str] = set()
-        for t in kept:
+        for t in rounds:
             try:
                 manifest = self._manifest(t)
             except CheckpointError:  # an old one, damaged since: nothing can be loaded through it

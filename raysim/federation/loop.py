@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 
 from raysim.config import Config
 from raysim.data import Dataset, Partition
@@ -93,6 +94,12 @@ class Federation:
     def sha256(self) -> str:
         """Hash of the model's tensors under their names, of the clients' states, and of their last models."""
         return sha256(self.run)
+
+    def model(self) -> nn.Module:
+        """A copy of the global model as the last round left it, on the CPU and in eval mode."""
+        model, layers = self.spec.network()
+        model.load_state_dict(layers.state_dict(self.server.value))
+        return model.eval()
 
     def close(self) -> None:
         """Stop the engine; what was recorded is written."""

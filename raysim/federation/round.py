@@ -24,6 +24,7 @@ from raysim.engine.evaluation import evaluate, evaluate_clients
 from raysim.engine.model_store import HostedModels
 from raysim.engine.scheduler import Scheduler, initialize, nothing
 from raysim.federation.builder import RunParts
+from raysim.store.tables import PHASES
 
 
 class RoundFailed(RuntimeError):
@@ -177,7 +178,7 @@ def find_nonfinite_step(run: RunParts, target: Tensor, mixture: Mixture, cohort:
 
 
 class Clock:
-    """Seconds by phase."""
+    """Seconds by phase; the phases are `raysim.store.tables.PHASES`, each with a column of its own."""
 
     def __init__(self) -> None:
         self.seconds: dict[str, float] = {}
@@ -185,6 +186,8 @@ class Clock:
 
     def lap(self, phase: str) -> None:
         """The time since the last lap was spent in `phase`."""
+        if phase not in PHASES:
+            raise ValueError(f"{phase} is no phase of a round; raysim.store.tables.PHASES has {', '.join(PHASES)}")
         now = time.perf_counter()
         self.seconds[phase] = now - self._last
         self._last = now

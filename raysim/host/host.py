@@ -163,7 +163,7 @@ class ClientHost:
         """Merge the partial sums that wait here with those of `others`, of pieces of these `sizes`."""
         return self.sums.merge(clients, sizes, to, others)
 
-    def spread(
+    def sum_and_distances(
         self, clients: Sequence[int], mix: SumRequest, centre: SumRequest | None = None
     ) -> tuple[np.ndarray, np.ndarray]:
         """See `PartialSums.with_distances`."""

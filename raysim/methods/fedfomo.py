@@ -59,8 +59,8 @@ class FedFomo(ClientMethod, DownlinkRule):
     def downlink_rule(self) -> DownlinkRule:
         return self
 
-    def downlink(self, clients: Sequence[int], bank: ModelStore, server: Server) -> Downlink:
-        available = torch.tensor(bank.clients, dtype=torch.long)
+    def downlink(self, clients: Sequence[int], models: ModelStore, server: Server) -> Downlink:
+        available = torch.tensor(models.clients, dtype=torch.long)
         count = min(self.models or len(available), len(available))
         stream = server.generator("fedfomo")
 
@@ -73,7 +73,7 @@ class FedFomo(ClientMethod, DownlinkRule):
             best[explored] = others[: len(explored)]
             return tuple(sorted(best.tolist()))
 
-        return Downlink(peers=tuple(chosen(c) if c in bank.clients else () for c in clients))
+        return Downlink(peers=tuple(chosen(c) if c in models.clients else () for c in clients))
 
     def start(self, run: LocalRun) -> None:
         state, scores = run.state(self), torch.zeros(run.round_info.clients, dtype=torch.float64)

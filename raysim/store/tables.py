@@ -18,6 +18,7 @@ from typing import Any, NamedTuple, Self
 
 import pyarrow as pa
 
+from raysim.paths import below
 from raysim.store import parts
 
 FLUSH_SECONDS = 5.0  # how far readers may lag behind
@@ -150,7 +151,7 @@ quantity that a method reports by layer, such as fedlws.gamma."""
 
 def write_table(folder: Path, table: str, rows: pa.Table) -> None:
     """Write a table that is known as a whole, such as the partition; `read` finds it. Replaces an earlier one."""
-    parts.write(parts.Part.at(folder / table, 0, 0, 0, 0), rows)
+    parts.write(parts.Part.at(below(folder, table), 0, 0, 0, 0), rows)
 
 
 def read(folder: Path, table: str) -> pa.Table:
@@ -159,7 +160,7 @@ def read(folder: Path, table: str) -> pa.Table:
     Safe while the run writes. A table that has no rows yet is empty, with its schema. Raises FileNotFoundError for one
     that is neither in TABLES nor in the folder.
     """
-    rows = parts.load_all(folder / table, TABLES.get(table))
+    rows = parts.load_all(below(folder, table), TABLES.get(table))
     if rows is None:
         raise FileNotFoundError(f"the run has no table {table!r}")
     return rows.sort_by("round") if "round" in rows.column_names else rows

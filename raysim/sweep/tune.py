@@ -34,9 +34,10 @@ def trainable(base: str | Path, overrides: Sequence[str] = ()) -> Callable[[Mapp
     (`path=value`) and a trial's settings, a mapping of paths to values.
 
     After each round that is evaluated it reports `round` (from 1) and what there is of `REPORTED`, fractions and nats, and
-    of the task's further metrics, as metric.NAME. A trial trains its clients one after another in its own process, on a GPU where Tune has reserved one for it
-    (`tune.with_resources`), and its run lies in `run` in the trial's folder, from which a trial that died goes on. Raises
-    `ConfigError` for what is wrong before any trial, and `ImportError` without Ray Tune.
+    of the task's further metrics, as metric.NAME. A trial trains its clients one after another in its own process, on a
+    GPU where Tune has reserved one for it (`tune.with_resources`), and its run lies in `run` in the trial's folder, from
+    which a trial that died goes on. Raises `ConfigError` for what is wrong before any trial, and `ImportError` without
+    Ray Tune.
     """
     try:
         from ray.tune import get_context, report
