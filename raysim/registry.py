@@ -64,9 +64,9 @@ class Table(MutableMapping[str, T], Generic[T]):
 
     def register(self, name: str, entry: T, origin: str | None = None) -> T:
         """Give `entry` a name and return it. Raises `NameTaken`, unless the same class has been defined once more, as
-        in a notebook cell that is run again."""
+        in a notebook cell that is run again, or is named twice, as by a decorator and an entry point."""
         origin = origin or origin_of(entry)
-        if self._origins.get(name, origin) != origin:
+        if self._origins.get(name, origin) != origin and self._entries[name] is not entry:
             raise NameTaken(f"the {self.kind} {name!r} of {origin} has the name of that of {self._origins[name]}")
         self._entries[name], self._origins[name] = entry, origin
         return entry

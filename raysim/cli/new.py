@@ -56,11 +56,11 @@ def outside(words: Mapping[str, str]) -> str:
     """Write a module that registers the method itself, and its test; what to say of them."""
     name, title = words["name"], words["title"]
     registration = {
-        "imports": "from raysim.registry import REGISTRY\n",
-        "decorator": f'@REGISTRY.add("{words["role"]}", "{name}")  # its name in a configuration\n',
+        "importing": "import raysim\n",
+        "decorator": f'@raysim.method("{words["role"]}", "{name}")\n',
     }
     path, test = Path(f"{name}.py"), Path(f"test_{name}.py")
-    importing = {"imports": f"import pytest\nfrom {name} import {title}\n"}
+    importing = {"importing": f"import pytest\nfrom {name} import {title}\n"}
     write({path: filled(words["role"], {**words, **registration}), test: filled("test", {**words, **importing})})
     return f"""{path}   the method, an example to replace
 {test}   its test: pytest {test}
@@ -77,11 +77,11 @@ def in_checkout(words: Mapping[str, str]) -> str:
     name, title = words["name"], words["title"]
     path, test = Path("raysim/methods", f"{name}.py"), Path("tests/methods", f"test_{name}.py")
     catalogue = Path("raysim/methods/__init__.py")
-    importing = {"imports": f"import pytest\n\nfrom raysim.methods.{name} import {title}"}
+    importing = {"importing": f"import pytest\n\nfrom raysim.methods.{name} import {title}"}
     listed = registered(catalogue.read_text(encoding="utf-8"), words)
     write(
         {
-            path: filled(words["role"], {**words, "imports": "", "decorator": ""}),
+            path: filled(words["role"], {**words, "importing": "", "decorator": ""}),
             test: filled("test", {**words, **importing}),
         }
     )
