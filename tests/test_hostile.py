@@ -26,13 +26,13 @@ from typer.testing import CliRunner
 
 import raysim
 from raysim.cli.app import app
-from raysim.cli.lines import among_clients
 from raysim.config import ConfigError, load, to_dict, to_yaml
 from raysim.data import DataError
 from raysim.data.sources import Images, Parquet
 from raysim.federation.checkpoint import CheckpointError, Checkpoints
 from raysim.methods import STEPS
 from raysim.paths import UnsafeName, below
+from raysim.play.lines import among_clients
 from raysim.registry import REGISTRY
 from raysim.report import NoData, ReportError
 from raysim.report.figures import FIGURES, draw
