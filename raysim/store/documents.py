@@ -63,7 +63,7 @@ def checked(path: Path, shape: type[T], content: bytes | str) -> T:
 
 
 @functools.cache
-def _adapter(shape: type[T]) -> TypeAdapter[T]:
+def _adapter(shape: Any) -> TypeAdapter[Any]:
     return TypeAdapter(shape)
 
 

@@ -19,7 +19,7 @@ from safetensors.torch import save_file
 
 from raysim.config import ConfigError, check_unchanged, from_dict, load, to_dict
 from raysim.federation.checkpoint import CheckpointError, Checkpoints
-from raysim.federation.lock import finished_result, machine_changes
+from raysim.federation.lock import finished_result
 from raysim.report import ReportError
 from raysim.report.groups import compare
 from raysim.report.runs import Run
@@ -128,7 +128,6 @@ def report(folder: Path) -> None:
 def resume(folder: Path) -> None:
     config = load(folder / "config.yaml")
     check_unchanged(config, folder)
-    machine_changes(folder)
     finished_result(config, folder)
 
 
