@@ -53,12 +53,12 @@ def configuration(args: argparse.Namespace, sections: dict[str, Any]) -> Config:
 
 
 def contest(args: argparse.Namespace, folder: Path) -> list[dict[str, Any]]:
-    federations, dealt = {}, {}
+    federations, samples = {}, {}
     for name in ["FedAvg", *args.methods]:
         config = configuration(args, CASES[name].sections(name) if name in CASES else {})
         key = repr(config.data)
-        dealt[key] = dealt.get(key) or prepare(config)  # one copy of the samples for all
-        federations[name] = Federation(config, folder / name, partitioned=dealt[key])
+        samples[key] = samples.get(key) or prepare(config)  # one copy of the samples for all
+        federations[name] = Federation(config, folder / name, partitioned=samples[key])
     seconds: dict[str, list[float]] = {name: [] for name in federations}
     for t in range(WARM_UP + args.rounds):
         for name, federation in federations.items():

@@ -36,11 +36,13 @@ import torch
 
 from raysim.config import from_dict
 from raysim.core.client import ClientMethod, LocalRun
+from raysim.core.cohort import AskedCohort
 from raysim.core.local_run import RoundInfo
 from raysim.core.server import Aggregator, Downlink
 from raysim.core.tree import BLOCK
 from raysim.core.workbench import Workbench
 from raysim.engine.collectives import HostedCohort
+from raysim.engine.scheduler import Scheduler
 from raysim.federation import Federation, aggregator, host_spec, local_engine
 from raysim.methods import CLIENTS
 from raysim.methods.fedlaw import LearnedWeights
@@ -108,9 +110,11 @@ class Trained:
         self.federation = Federation(plain, folder, make_engine=partial(self._measuring, make, model, engine))
         self.server = self.federation.server
         round_info = RoundInfo(0, 0, 1, CLIENTS_IN_COHORT, 0.1, 160)
-        self.cohort = self.federation.engine.cohort(round_info, range(CLIENTS_IN_COHORT), Downlink())
-        self.cohort.train()
+        engine = self.federation.engine
+        scheduler = Scheduler(engine, round_info, range(CLIENTS_IN_COHORT), Downlink())
+        self.cohort = HostedCohort(engine, scheduler, scheduler.train())
         assert len(self.cohort.clients) == CLIENTS_IN_COHORT
+        self.asked = AskedCohort(self.cohort.clients, self.cohort.sizes, self.cohort.layers)
 
     def _measuring(self, make: Any, model: str, engine: Any, config: Any, spec: Any, data: Any, *rest: Any) -> Any:
         """An engine whose clients measure what any of the methods asks for."""
@@ -130,9 +134,10 @@ class Trained:
     def aggregate(self, method: Aggregator) -> float:
         """What a round does once its clients are back, and its seconds; the server keeps the model it had."""
         self.server.notes, self.server.batches = [], []
-        foreseen = method.plan_early(self.cohort, self.server)
+        early = method.plan_early(self.asked, self.server)
+        early.adopt(self.server)
         begun = time.perf_counter()
-        mixture = method.plan(self.cohort, self.server, foreseen)
+        mixture = method.plan(self.cohort, self.server, early)
         method.transform(method.reduce(mixture, self.cohort), mixture, self.cohort, self.server)
         return time.perf_counter() - begun
 

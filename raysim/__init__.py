@@ -21,9 +21,15 @@ if TYPE_CHECKING:
     from raysim.core.cohort import Cohort as Cohort
     from raysim.core.layers import LayerMap as LayerMap
     from raysim.core.mixture import Mixture as Mixture
+    from raysim.core.score import Metric as Metric
     from raysim.core.server import Server as Server
     from raysim.core.server import ServerStep as ServerStep
     from raysim.core.server import Weighting as Weighting
+    from raysim.core.task import Classification as Classification
+    from raysim.core.task import MultiLabel as MultiLabel
+    from raysim.core.task import NextToken as NextToken
+    from raysim.core.task import Regression as Regression
+    from raysim.core.task import Task as Task
     from raysim.data import Dataset as Dataset
     from raysim.engine.ray.cluster import cluster as cluster
     from raysim.models import Inputs as Inputs
@@ -37,8 +43,10 @@ if TYPE_CHECKING:
     from raysim.plugins import dataset as dataset
     from raysim.plugins import instrument as instrument
     from raysim.plugins import method as method
+    from raysim.plugins import metric as metric
     from raysim.plugins import model as model
     from raysim.plugins import partition as partition
+    from raysim.plugins import task as task
     from raysim.report.runs import Run as Run
     from raysim.report.runs import load as load
 
@@ -46,10 +54,12 @@ _HOMES = {
     "raysim.play.functions": ("continued", "read_config", "resume", "run", "stream"),
     "raysim.play.simulation": ("PlayedRound", "Simulation"),
     "raysim.report.runs": ("Run", "load"),
-    "raysim.plugins": ("dataset", "instrument", "method", "model", "partition"),
+    "raysim.plugins": ("dataset", "instrument", "method", "metric", "model", "partition", "task"),
     "raysim.config": ("Config", "ConfigError"),
     "raysim.core.client": ("ClientMethod", "LocalRun", "Upload"),
     "raysim.core.server": ("Server", "ServerStep", "Weighting"),
+    "raysim.core.task": ("Classification", "MultiLabel", "NextToken", "Regression", "Task"),
+    "raysim.core.score": ("Metric",),
     "raysim.core.cohort": ("Cohort",),
     "raysim.core.layers": ("LayerMap",),
     "raysim.core.mixture": ("Mixture",),

@@ -1,4 +1,4 @@
-"""Own methods, models, data sets, partitions and instruments under a name that configurations can use.
+"""Own methods, models, data sets, partitions, tasks, metrics and instruments under a name that configurations can use.
 
 A class or function is registered where it is written: in a script, in a notebook's cell, or in an installed package,
 which can name it as an entry point instead (see `raysim.registry`). It travels to Ray's actors with the run.
@@ -46,6 +46,31 @@ def partition(name: str | None = None) -> Callable[[T], T]:
     from raysim.data.own import scheme_of
 
     return _registered("partition", name, scheme_of)
+
+
+def metric(name: str | None = None, higher_is_better: bool = True) -> Callable[[T], T]:
+    """Decorate a function of outputs [n, ...] and labels [n, ...] that returns a score [n] of every sample; the metric is
+    their mean. `evaluate.metrics` of a configuration names it."""
+
+    from raysim.core.score import Metric
+
+    def register(function: T) -> T:
+        word = name or function.__name__  # type: ignore[attr-defined]
+        REGISTRY.register("metric", word, Metric.mean(word, function, higher_is_better))  # type: ignore[arg-type]
+        return function
+
+    return register
+
+
+def task(name: str | None = None) -> Callable[[T], T]:
+    """Decorate a `Task`, for a loss of one's own: a frozen dataclass whose fields have defaults. `data.task` of a
+    configuration names it, or the `task` of a `Dataset`."""
+
+    def register(cls: T) -> T:
+        REGISTRY.register("task", name or cls.__name__.lower(), cls())  # type: ignore
+        return cls
+
+    return register
 
 
 def instrument(name: str | None = None) -> Callable[[T], T]:

@@ -12,13 +12,14 @@ Nothing is imported before a name of its kind is looked up.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator, Mapping, MutableMapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping
 from dataclasses import dataclass
 from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any, Generic, TypeVar
 
 T = TypeVar("T")
+OwnEntry = tuple[str, str, Any]  # kind, name and entry
 
 
 @dataclass(frozen=True)
@@ -38,6 +39,7 @@ KINDS = {
     "model": Kind("raysim.models", "raysim.models"),
     "dataset": Kind("raysim.data", "raysim.datasets"),
     "partition": Kind("raysim.data", "raysim.partitions"),
+    "task": Kind("raysim.core.task", "raysim.tasks"),
     "metric": Kind(None, "raysim.metrics"),
     "instrument": Kind("raysim.analysis", "raysim.instruments"),
     "measure": Kind("raysim.analysis"),
@@ -58,6 +60,7 @@ class Table(MutableMapping[str, T], Generic[T]):
         self._registry = registry
         self._entries: dict[str, T] = {}
         self._origins: dict[str, str] = {}
+        self.own: set[str] = set()  # names that this process's scripts and notebooks have given
 
     def register(self, name: str, entry: T, origin: str | None = None) -> T:
         """Give `entry` a name and return it. Raises `NameTaken`, unless the same class has been defined once more, as
@@ -91,9 +94,11 @@ class Table(MutableMapping[str, T], Generic[T]):
 
     def __setitem__(self, name: str, entry: T) -> None:
         self._entries[name], self._origins[name] = entry, origin_of(entry)
+        self.own.add(name)
 
     def __delitem__(self, name: str) -> None:
         del self._entries[name], self._origins[name]
+        self.own.discard(name)
 
     def __repr__(self) -> str:
         return f"<the registry's {self.kind} table>"
@@ -121,11 +126,22 @@ class Registry:
             raise ValueError(f"there is no kind {kind!r}; there are {', '.join(self._tables)}")
         self._load_home(kind)  # raysim's own names are taken first
         self._tables[kind].register(name, entry)
+        self._tables[kind].own.add(name)
         return entry
 
     def add(self, kind: str, name: str | None = None) -> Callable[[T], T]:
         """A decorator that registers a class or function, under its own name in lower case where none is given."""
         return lambda entry: self.register(kind, name or getattr(entry, "__name__").lower(), entry)  # noqa: B009
+
+    def own(self) -> list[OwnEntry]:
+        """What scripts and notebooks have added: neither raysim's own nor what installed packages name."""
+        return [(kind, name, table[name]) for kind, table in self._tables.items() for name in sorted(table.own)]
+
+    def adopt(self, entries: Iterable[OwnEntry]) -> None:
+        """Take over the `own` entries of another process."""
+        for kind, name, entry in entries:
+            self._load_home(kind)
+            self._tables[kind][name] = entry
 
     def complete(self, kind: str) -> None:
         """Bring in all entries of a kind: raysim's own, then those of installed packages."""

@@ -9,10 +9,8 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from types import SimpleNamespace
 from typing import Any
 
-import pytest
 import torch
 from torch import Tensor, nn
 from toy import ToyCohort, toy_server, vector
@@ -25,25 +23,26 @@ from raysim.core.mixture import Mixture
 from raysim.core.optim import OptimizerSpec
 from raysim.core.samples import ClientData
 from raysim.core.server import Aggregator
+from raysim.core.task import Task
 
 
-def quadratic(logits: Tensor, y: Tensor) -> Tensor:
-    """The mean of ½ Σ_j a_j (logit_j − b_j)² over rows of `y` [n, 2P], in the place of the cross-entropy."""
-    a, b = y.chunk(2, dim=1)
-    return 0.5 * (a * (logits - b) ** 2).sum(1).mean()
+class Quadratic(Task):
+    """½ Σ_j a_j (output_j − b_j)² of each row of `y` [n, 2P]."""
+
+    def losses(self, outputs: Tensor, y: Tensor) -> Tensor:
+        a, b = y.chunk(2, dim=1)
+        return 0.5 * (a * (outputs - b) ** 2).sum(1)
 
 
 @contextmanager
 def quadratics() -> Iterator[None]:
-    """Where the package's loss is the quadratic one, and new tensors are float64; also a decorator."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("raysim.core.local_run.F", SimpleNamespace(cross_entropy=quadratic))
-        before = torch.get_default_dtype()
-        torch.set_default_dtype(torch.float64)
-        try:
-            yield
-        finally:
-            torch.set_default_dtype(before)
+    """Where quadratic clients live: new tensors are float64. Also a decorator."""
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float64)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)
 
 
 class Cohort(ToyCohort):
@@ -87,8 +86,9 @@ class Quadratics:
         round_info = RoundInfo(0, self.t, 10, len(self.rows), self.lr, sum(self.sizes))
         received = self.server.value if received is None else vector(received)
         return LocalRun(
-            k, round_info, self.flat, self.settings, self.stack, data, received, self.server.shared, {}, self.states[k]
-        )
+            k, round_info, self.flat, Quadratic(), self.settings, self.stack, data, received, self.server.shared, {},
+            self.states[k],
+        )  # fmt: skip
 
     @quadratics()
     def visit(self, run: LocalRun) -> Upload:

@@ -15,6 +15,7 @@ from raysim.core.layers import LayerMap
 from raysim.core.local_run import ClientState, LocalSettings, RoundInfo
 from raysim.core.optim import OptimizerSpec
 from raysim.core.samples import ClientData
+from raysim.core.task import Classification
 from raysim.models import Inputs, build
 
 STAGES = 3  # 5 features, hidden layers of 6 and 4, 3 classes
@@ -38,8 +39,8 @@ def local_run(
     settings = LocalSettings(epochs, batch_size, drop_last, OptimizerSpec(**optimizer), clip)
     received = flat.value.clone() if received is None else received
     run = LocalRun(
-        0, RoundInfo(0, t, 10, 1, lr, samples), flat, settings, ClientStack(methods), ClientData(lambda part: data),
-        received, {}, {}, state or ClientState(),
+        0, RoundInfo(0, t, 10, 1, lr, samples), flat, Classification(), settings, ClientStack(methods),
+        ClientData(lambda part: data), received, {}, {}, state or ClientState(),
     )  # fmt: skip
     run.orders = []
     return run

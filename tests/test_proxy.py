@@ -15,6 +15,9 @@ from raysim.config import ConfigError, from_dict, to_dict
 from raysim.core import workbench
 from raysim.core.local_run import RoundInfo
 from raysim.core.server import Downlink, ProxyData
+from raysim.engine.base import Engine
+from raysim.engine.collectives import HostedCohort
+from raysim.engine.scheduler import Scheduler
 from raysim.federation import Federation
 from raysim.play.lines import header
 from raysim.store import tables
@@ -195,6 +198,11 @@ def test_statistics_from_proxy_data_need_some():
 # Engines.
 
 
+def trained(engine: Engine, t: int) -> HostedCohort:
+    scheduler = Scheduler(engine, RoundInfo(3, t, 3, 8, 0.1), (0, 1), Downlink())
+    return HostedCohort(engine, scheduler, scheduler.train())
+
+
 def draw(bench: workbench.Workbench) -> torch.Tensor:
     return torch.rand(4)  # as dropout does
 
@@ -203,7 +211,7 @@ def test_layers_that_draw_have_a_stream_for_each_call(tmp_path):
     engine = Federation(tiny(), tmp_path).engine
 
     def draws(t: int) -> torch.Tensor:
-        cohort = engine.cohort(RoundInfo(3, t, 3, 8, 0.1), (0, 1), Downlink())
+        cohort = trained(engine, t)
         return torch.stack([cohort.compute(draw) for _ in range(2)])
 
     before = torch.get_rng_state()
@@ -216,7 +224,7 @@ def test_layers_that_draw_have_a_stream_for_each_call(tmp_path):
 
 def test_gathering_past_the_limit_is_refused(tmp_path):
     engine = Federation(tiny(engine={"local": {"gather_bytes": 1}}), tmp_path).engine
-    cohort = engine.cohort(RoundInfo(3, 0, 3, 8, 0.1), (0, 1), Downlink())
+    cohort = trained(engine, 0)
     assert not cohort.gathers
     for gather in (cohort.gather, lambda: cohort.compute(draw, models=True)):
         with pytest.raises(MemoryError, match=r"2 models in one process are .* engine\.gather_bytes allows"):

@@ -13,10 +13,9 @@ from uuid import uuid4
 import pytest
 from conftest import play, tiny
 
-import raysim.federation.federation
 from raysim.config import to_yaml
 from raysim.engine.base import StateLost
-from raysim.federation import Federation, Round, local_engine
+from raysim.federation import Federation, Round, RunParts, local_engine, play_round
 from raysim.store import tables
 
 METHODS = {
@@ -65,20 +64,19 @@ def test_stopped_before_anything_but_the_configuration_was_written(tmp_path):
 
 
 @pytest.mark.parametrize("checkpoint_every", [2, 100])
-def test_lost_client_states(checkpoint_every, tmp_path, monkeypatch):
+def test_lost_client_states(checkpoint_every, tmp_path):
     """As with a node that dies: what was played since the last checkpoint, or the start, is played again."""
     changes = {**METHODS["scaffold"], "rounds": {"total": 6, "checkpoint_every": checkpoint_every}}
     undisturbed = play(tiny(**changes), tmp_path / "undisturbed").sha256()
-    played, play_round = [], raysim.federation.federation.run_round
+    played = []
 
-    def lossy(federation: Federation, t: int) -> Round:
+    def lossy(run: RunParts, t: int, **options: Any) -> Round:
         played.append(t)
         if len(played) == 4:
             raise StateLost("gone")
-        return play_round(federation, t)
+        return play_round(run, t, **options)
 
-    monkeypatch.setattr(raysim.federation.federation, "run_round", lossy)
-    federation = play(tiny(**changes), tmp_path / "lossy")
+    federation = play(tiny(**changes), tmp_path / "lossy", play=lossy)
     assert played == ([0, 1, 2, 3, 2, 3, 4, 5] if checkpoint_every == 2 else [0, 1, 2, 3, *range(6)])
     assert federation.sha256() == undisturbed
     assert tables.read(federation.folder, "rounds")["round"].to_pylist() == list(range(6))

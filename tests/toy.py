@@ -73,7 +73,7 @@ class ToyCohort:
         weights = torch.cat([mix.weights, mix.buffers], dim=1)
         if power == 2:
             return (self.layers.per_element(weights) * self.updates.square()).sum(0)
-        own = mix.kept - weights.sum(0)  # of the server's own tensor, where clients enter with models
+        own = mix.server_coefficient - weights.sum(0)  # of the server's own tensor, where clients enter with models
         result = self.layers.per_element(own) * self.server.value
         return result + (self.layers.per_element(weights) * self.models).sum(0)
 

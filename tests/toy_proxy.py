@@ -14,6 +14,7 @@ from raysim.core.flat import FlatModel
 from raysim.core.layers import LayerMap
 from raysim.core.samples import Samples
 from raysim.core.server import ProxyData
+from raysim.core.task import Classification
 from raysim.core.workbench import Workbench
 
 SAMPLES, FEATURES, CLASSES = 12, 5, 3
@@ -44,7 +45,8 @@ class ProxyCohort(ToyCohort):
 
     def bench(self) -> Workbench:
         return Workbench(
-            self.flat, self.server.value, self.updates, lambda rows: Samples(self.x[rows], self.y[rows])
+            self.flat, self.server.value, self.updates, lambda rows: Samples(self.x[rows], self.y[rows]),
+            Classification(),
         )  # fmt: skip
 
     def compute(self, function: Callable[..., Any], *payload: Any, models: bool = False) -> Any:

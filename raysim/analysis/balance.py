@@ -48,9 +48,9 @@ class Balance(Instrument):
 
         gradient, decay = whole(gamma * moved), whole((1 - gamma) * before)
         decay = decay * (decay > 1e-6 * whole(before))
-        spread = cohort.spread(mixture.support())  # [K, L]
+        distances = cohort.distances_to_mixture(mixture.support())  # [K, L]
         yield self.note("gamma", gamma.mean())
-        yield self.note("tau", spread.square().sum(1).sqrt().mean())
+        yield self.note("tau", distances.square().sum(1).sqrt().mean())
         for name, value in {"norm": whole(before), "moved": whole(moved), "gradient": gradient, "decay": decay}.items():
             yield self.note(name, value)
         if decay > 0:

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from raysim.analysis.measure import Measure, MeasureError, Taken
 from raysim.analysis.run_view import RunView
+from raysim.core.task import Task
 
 
 @dataclass(frozen=True)
@@ -75,8 +76,9 @@ class Rescaling(Measure):
                 scaled[: run.layers.P] *= float(factor)
                 rows.append((t, float(factor), *score(scaled)))
         best = min(rows[-self.points :], key=lambda row: row[2])
+        headline = run.task.headline.name if run.task.headline else "score"
         return Taken(
-            _columns(("round", "factor", "loss", "accuracy"), rows),
+            _columns(("round", "factor", "loss", headline), rows),
             f"the loss is lowest at {best[1]:.3g} times the model: {best[2]:.4f}"
             + (", at an end of the range; widen it with low and high" if best[1] in (factors[0], factors[-1]) else ""),
         )
@@ -216,7 +218,7 @@ def eigenpairs(
     x, y = run.samples(rows)
     batch = run.batch_size
     data = list(zip(x.split(batch), y.split(batch), strict=True))
-    values, vectors = top_eigenpairs(run.network, data, count, tolerance)
+    values, vectors = top_eigenpairs(run.network, run.task, data, count, tolerance)
     named = dict(run.network.named_parameters())
     directions = torch.zeros(count, run.layers.S)
     for direction, vector in zip(directions, vectors, strict=True):
@@ -228,9 +230,9 @@ def eigenpairs(
 
 
 def top_eigenpairs(
-    model: torch.nn.Module, data: list[tuple[Tensor, Tensor]], count: int, tolerance: float
+    model: torch.nn.Module, task: Task, data: list[tuple[Tensor, Tensor]], count: int, tolerance: float
 ) -> tuple[np.ndarray, Tensor]:
-    """The largest eigenvalues, descending, of the Hessian of `model`'s mean cross-entropy on batches of `data`, and unit
+    """The largest eigenvalues, descending, of the Hessian of `model`'s mean loss on batches of `data`, and unit
     eigenvectors [count, P] in the order of its parameters."""
     from scipy.sparse.linalg import eigsh
 
@@ -241,10 +243,23 @@ def top_eigenpairs(
         warnings.filterwarnings("ignore", "`torch.jit.script`", FutureWarning)  # which curvlinops and torch still use
         from curvlinops import HessianLinearOperator
 
-        hessian = HessianLinearOperator(model, torch.nn.CrossEntropyLoss(), parameters, data, check_deterministic=False)
+        hessian = HessianLinearOperator(model, MeanLoss(task), parameters, data, check_deterministic=False)
         values, vectors = eigsh(hessian.to_scipy(), k=count, which="LA", tol=tolerance, v0=start)
     order = np.argsort(-values)
     return values[order], torch.from_numpy(np.ascontiguousarray(vectors.T[order])).float()
+
+
+class MeanLoss(torch.nn.Module):
+    """The task's loss in the form that curvlinops asks for."""
+
+    reduction = "mean"
+
+    def __init__(self, task: Task):
+        super().__init__()
+        self.task = task
+
+    def forward(self, outputs: Tensor, y: Tensor) -> Tensor:
+        return self.task.loss(outputs, y)
 
 
 def _columns(names: tuple[str, ...], rows: Sequence[tuple[float, ...]]) -> dict[str, list[float]]:

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from raysim.analysis.instrument import Instrument
@@ -23,7 +22,7 @@ BATCH = 256  # samples of one pass
 
 @dataclass(frozen=True)
 class TrainingLoss(Probe):
-    """Mean loss (nats) on all the client's training samples before and after its local training, in eval mode: [2]."""
+    """Mean loss on all the client's training samples before and after its local training, in eval mode: [2]."""
 
     def begin(self, run: LocalRun) -> None:
         run.scratch["objective"] = self._mean(run)
@@ -37,7 +36,7 @@ class TrainingLoss(Probe):
         total = torch.zeros((), dtype=torch.float64, device=y.device)
         run.flat.model.eval()
         for rows in torch.arange(len(y), device=y.device).split(BATCH):
-            total += F.cross_entropy(run.flat.model(take(x, rows)), y[rows], reduction="sum")
+            total += run.task.total_loss(run.flat.model(take(x, rows)), y[rows])
         run.flat.model.train()
         return total / len(y)
 

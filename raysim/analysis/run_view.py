@@ -11,9 +11,10 @@ from torch import Tensor, nn
 
 from raysim.core.layers import LayerMap
 from raysim.core.samples import Samples
+from raysim.core.task import Task
 
 Part = Literal["test", "train"]
-Score = Callable[[Tensor], tuple[float, float]]  # a model [S] -> its mean loss and its accuracy
+Score = Callable[[Tensor], tuple[float, float]]  # a model [S] -> its mean loss and the headline of the task
 
 
 class RunView(Protocol):
@@ -32,6 +33,11 @@ class RunView(Protocol):
     @property
     def network(self) -> nn.Module:
         """The network into which `load` puts a model."""
+        ...
+
+    @property
+    def task(self) -> Task:
+        """What the models learned."""
         ...
 
     @property

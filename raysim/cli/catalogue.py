@@ -11,6 +11,7 @@ from typing import Annotated, Any
 import typer
 
 from raysim.cli.options import ConfigName, Overrides
+from raysim.paths import below
 from raysim.play.errors import reported
 from raysim.play.lines import aligned
 
@@ -67,9 +68,9 @@ def data_show(
         counts = partition.label_counts(data)  # [N, C]
         for line in partition_table(partition, counts):
             print(line)
-        path = out or Path(f"{settings.name}-partition.png")
+        path = out or below(Path(), f"{settings.name}-partition.png")
         try:
-            bubble_chart(counts, data.classes, f"{data.name}, {partition.clients} clients").save(path)
+            bubble_chart(counts, data.label_names, f"{data.name}, {partition.clients} clients").save(path)
         except ImportError as error:  # the table is worth having without the chart
             print(f"raysim: no chart: {error}", file=sys.stderr)
         else:

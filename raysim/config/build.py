@@ -107,7 +107,7 @@ def _build_entry(catalogue: Catalogue, raw: Any, path: str, faults: Faults) -> A
         return build(catalogue.entries[name], values, f"{path}.{name}", faults)
     home = next((stack for stack in STACKS if name in STACKS[stack].entries), None)
     hint = f" It belongs under '{home}'." if home else nearest(name, catalogue.entries)
-    faults.add(path, f"there is no {catalogue.role} {name!r}.{hint}")
+    faults.add(path, f"there is no {catalogue.role} {show(name)}.{hint}")
     return Unreadable()
 
 
@@ -145,7 +145,7 @@ def read_fields(cls: type, raw: Any, path: str, faults: Faults) -> dict[str, Any
             near = nearest(key, fields, listed=False)
             if ":" in str(key):  # {a:1} is one word to YAML
                 near = " A space is missing after its colon."
-            faults.add(f"{inside}{key}", f"unknown field (set to {show(raw[key])}).{near} {takes}")
+            faults.add(f"{inside}{str(key)[:60]}", f"unknown field (set to {show(raw[key])}).{near} {takes}")
     misspelt = {match(key, fields) for key in raw if key not in fields}
     values: dict[str, Any] = {}
     for key, (f, hint) in fields.items():

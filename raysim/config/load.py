@@ -16,6 +16,8 @@ from raysim.config.messages import ConfigError, Faults, show
 from raysim.config.presets import PRESETS
 from raysim.config.rules import violations
 from raysim.config.schema import Config
+from raysim.paths import LONGEST
+from raysim.store.documents import LEVELS, DamagedFile, parse_yaml, read_yaml
 
 
 def load(path: str | Path, overrides: Sequence[str] = (), beside: Collection[str] = ("table",)) -> Config:
@@ -38,7 +40,7 @@ def read_entry(catalogue: Catalogue, name: str, overrides: Sequence[str] = ()) -
         try:
             fields = _override(fields, text)
         except _OverrideFault as fault:
-            faults.add(f"--set {text}", str(fault))
+            faults.add(f"--set {text[:200]}", str(fault))
     entry = build(Annotated[Any, catalogue], {name: fields}, catalogue.role, faults)
     faults.report()
     return entry
@@ -52,7 +54,7 @@ def from_dict(raw: Mapping[str, Any], source: str = "configuration", overrides: 
         try:
             raw = _override(canonical(Config, raw), text)
         except _OverrideFault as fault:
-            wrong.append(f"--set {text}: {fault}")
+            wrong.append(f"--set {text[:200]}: {fault}")
     faults = Faults(source)
     faults.lines += wrong
     preset = raw.get("preset", "raysim")
@@ -65,34 +67,16 @@ def from_dict(raw: Mapping[str, Any], source: str = "configuration", overrides: 
     return config
 
 
-class _Loader(yaml.SafeLoader):  # type: ignore[misc]  # PyYAML is not typed
-    """Refuses a key that is written twice, of which YAML keeps the last; leaves dates as the text they are."""
-
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        seen = set()
-        for key, _ in node.value:
-            if key.value in seen:
-                raise yaml.MarkedYAMLError(problem=f"'{key.value}' is written twice", problem_mark=key.start_mark)
-            seen.add(key.value)
-        mapping: dict[Any, Any] = super().construct_mapping(node, deep)
-        return mapping
-
-
-_Loader.add_constructor("tag:yaml.org,2002:timestamp", yaml.SafeLoader.construct_yaml_str)
-
-
 def _read(path: Path) -> dict[str, Any]:
     try:
-        raw = yaml.load(path.read_text(encoding="utf-8"), _Loader)
+        raw = read_yaml(path)
     except FileNotFoundError:
         near = difflib.get_close_matches(path.name, [p.name for p in path.parent.glob("*.y*ml")], n=1)
         raise ConfigError(f"{path}: no such file.{f' Did you mean {path.parent / near[0]}?' if near else ''}") from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path}: cannot be read: {getattr(error, 'strerror', None) or error}.") from None
-    except yaml.YAMLError as error:
-        mark, problem = getattr(error, "problem_mark", None), getattr(error, "problem", None)
-        where = f"line {mark.line + 1}, column {mark.column + 1}: " if mark else ""
-        raise ConfigError(f"{path}: {where}not valid YAML: {problem or error}") from None
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read: {error.strerror or error}.") from None
+    except DamagedFile as error:
+        raise ConfigError(str(error)) from None
     if not isinstance(raw, dict):
         raise ConfigError(f"{path}: must hold the sections {', '.join(fields_of(Config))}, but holds {show(raw)}.")
     return raw
@@ -107,12 +91,14 @@ def _override(raw: dict[str, Any], text: str) -> dict[str, Any]:
     path, equals, value = text.partition("=")
     if not equals or not path:
         raise _OverrideFault("write it as path=value, for instance rounds.total=5.")
+    keys, node = path.split("."), copy.deepcopy(raw)
+    if len(keys) > LEVELS or any(len(key) > LONGEST for key in keys):
+        raise _OverrideFault(f"a path has at most {LEVELS} parts of {LONGEST} characters each.")
     try:
-        parsed = yaml.load(value, _Loader)
+        parsed = parse_yaml(value)
     except yaml.YAMLError:
-        raise _OverrideFault(f"{value!r} is not valid YAML.") from None
-    raw = copy.deepcopy(raw)
-    keys, node = path.split("."), raw
+        raise _OverrideFault(f"{value[:60]!r} is not valid YAML.") from None
+    raw = node
     for depth, key in enumerate(keys):
         here, last = ".".join(keys[:depth]), depth == len(keys) - 1
         if isinstance(node, list):

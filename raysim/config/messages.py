@@ -96,7 +96,7 @@ def _options(annotation: Any) -> list[str]:
 def match(word: object, words: Iterable[str]) -> str | None:
     """The most similar of `words`, if one is similar at all."""
     by_lower = {w.lower(): w for w in words}
-    near = difflib.get_close_matches(str(word).lower(), by_lower, n=1)
+    near = difflib.get_close_matches(str(word)[:60].lower(), by_lower, n=1)
     return by_lower[near[0]] if near else None
 
 

@@ -51,6 +51,16 @@ def _check_data(config: Config) -> Found:
         yield "data.name", f"{problem} ({where if data.folder else 'neither data.root nor RAYSIM_DATA is set'})"
 
 
+def _check_task(config: Config) -> Found:
+    tasks, metrics = REGISTRY.table("task"), REGISTRY.table("metric")
+    if config.data.task is not None and config.data.task not in tasks:
+        yield "data.task", f"there is no task {config.data.task!r}.{nearest(config.data.task, tasks)}"
+    for name in config.evaluate.metrics:
+        if name not in metrics:
+            known = nearest(name, metrics) if metrics else " None is registered; `raysim.metric` does it."
+            yield "evaluate.metrics", f"there is no metric {name!r}.{known}"
+
+
 def _check_model(config: Config) -> Found:
     model, models = config.model, REGISTRY.table("model")
     builder = models.get(model.name)
@@ -78,11 +88,25 @@ def _check_model_settings(config: Config) -> Found:
             yield f"model.blocks.{i}", f"{pattern!r} is not a regular expression: {error}."
     if model.init and not Path(model.init).is_file():
         yield "model.init", f"there is no file {model.init}."
+    elif model.init and (problem := _unreadable(Path(model.init))):
+        yield "model.init", problem
     if model.bn_stats in ("proxy", "recalibrate") and not config.data.proxy.samples:
         yield "model.bn_stats", f"{model.bn_stats} needs proxy data, but data.proxy.samples is 0."
     elif model.bn_stats == "proxy" and not any(m.needs_proxy for _, _, m in _methods(config, "weighting", "server")):
         message = "proxy statistics follow a method that learns on proxy data, and there is none."
         yield "model.bn_stats", f"{message} recalibrate goes with any."
+
+
+def _unreadable(path: Path) -> str | None:
+    """Why a safetensors file cannot be read, as far as its first bytes tell, which say what each tensor is."""
+    from safetensors import safe_open
+
+    try:
+        with safe_open(path, "numpy") as file:
+            file.keys()
+    except Exception as error:  # of the file system, or the library's own
+        return f"{path} cannot be read as safetensors: {error}."
+    return None
 
 
 def _check_optimizer(config: Config) -> Found:
@@ -200,6 +224,7 @@ _CHECKS = (
         _check_preset,
         _check_cohort,
         _check_data,
+        _check_task,
         _check_model,
         _check_model_settings,
         _check_optimizer,

@@ -71,6 +71,8 @@ class DataConfig:
     """Share of each client's samples held out to test its personal model."""
     client_val_frac: Fraction = 0.0
     """Share of each client's samples held out of training and testing."""
+    task: str | None = None
+    """What is learned: classification, multilabel, regression, next_token or one of your own; null: the data set's task."""
     allow_empty_clients: bool = False
     """Whether clients may have no training samples; they are left out of the rounds that draw them."""
     proxy: Proxy = field(default_factory=lambda: Proxy(samples=0))
@@ -165,6 +167,8 @@ class EvaluateConfig:
     """With `after_init`: how many clients are tested, drawn afresh each time; null: all."""
     batch_size: PositiveInt = 512
     """Samples."""
+    metrics: tuple[str, ...] = ()
+    """Metrics of your own to score models by, besides those of the task."""
 
 
 @dataclass(frozen=True, kw_only=True)

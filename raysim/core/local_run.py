@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from raysim.core.flat import FlatModel
@@ -17,6 +16,7 @@ from raysim.core.note import Note, method_name
 from raysim.core.optim import SGD, Adam, OptimizerSpec
 from raysim.core.rng import generator, seed_layers, stream_seed
 from raysim.core.samples import ClientData, batch_slices, take
+from raysim.core.task import Task
 
 
 @dataclass(frozen=True)
@@ -94,11 +94,11 @@ class LocalRun:
     """
 
     def __init__(
-        self, client: int, round_info: RoundInfo, flat: FlatModel, settings: LocalSettings, stack: Hooks,
+        self, client: int, round_info: RoundInfo, flat: FlatModel, task: Task, settings: LocalSettings, stack: Hooks,
         data: ClientData, received: Tensor, shared: Mapping[str, Tensor], peers: Mapping[int, Tensor],
         client_state: ClientState,
     ):  # fmt: skip
-        self.client, self.round_info, self.flat, self.settings = client, round_info, flat, settings
+        self.client, self.round_info, self.flat, self.task, self.settings = client, round_info, flat, task, settings
         self.stack, self.data, self.received, self.shared, self.peers = stack, data, received, shared, peers
         self.layers: LayerMap = flat.layers
         self.model, self.value, self.grad = flat.model, flat.value, flat.grad
@@ -206,14 +206,14 @@ class LocalRun:
         self.trained, self.first_stage = slice(None), 0
 
     def gradient(self, x: Tensor, y: Tensor, corrected: bool = True, stage: int | None = None) -> Tensor:
-        """Fill `run.grad` with the gradient of the objective on a batch and return its cross-entropy (0-d, detached).
+        """Fill `run.grad` with the gradient of the objective on a batch and return the task's loss (0-d, detached).
 
-        Not `corrected`, it is the bare cross-entropy's gradient: no penalties, corrections, clipping or statistics.
+        Not `corrected`, it is the gradient of that loss alone: no penalties, corrections, clipping or statistics.
         Stages before `stage` (default: those that are not trained) run without a graph and get no gradient.
         """
         self.grad.zero_()
-        z, logits = self.flat.forward_from(self.first_stage if stage is None else stage, x)
-        loss = F.cross_entropy(logits, y)
+        z, outputs = self.flat.forward_from(self.first_stage if stage is None else stage, x)
+        loss, z = self.task.loss(outputs, y), z.flatten(0, -2)
         if not corrected:
             loss.backward()
             return loss.detach()
@@ -236,5 +236,6 @@ class LocalRun:
         return loss
 
     def features(self, value: Tensor, x: Tensor) -> Tensor:
-        """Latents [B, D] of another model `value` [S], in the present mode; none of its buffers changes."""
-        return self.flat.features_of(value, x)
+        """Latents [B, D] of another model `value` [S], in the present mode; none of its buffers changes. A sequence with
+        outputs at each of T positions has T latents."""
+        return self.flat.features_of(value, x).flatten(0, -2)

@@ -107,8 +107,8 @@ class Mixture:
         return torch.where(self.base[:, : self.layers.T].sum(0) > 0, self.anchor, 1.0)
 
     @cached_property
-    def kept(self) -> Tensor:
-        """Coefficient of the server's tensor [T + Tb] where clients enter with updates: θ⁺ = kept · θ + Σ_k w_k Δ_k."""
+    def server_coefficient(self) -> Tensor:
+        """Coefficient of the server's tensor [T + Tb] where clients enter with updates: θ⁺ = c · θ + Σ_k w_k Δ_k."""
         own = np.zeros(self.base.shape[1])
         own[: self.layers.T] = self.anchor
         own[self.base.numpy().sum(0) <= 0] = 1.0

@@ -1,41 +1,149 @@
-"""How well a model does on samples."""
+"""How well a model does on samples: metrics that add up over batches and clients, and the scores made of them."""
 
 from __future__ import annotations
 
-from typing import NamedTuple
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+Sums = tuple[float, ...]
 
-class Score(NamedTuple):
-    """A model on a client's test samples."""
 
-    correct: int
-    samples: int
-    loss: float  # summed, nats
-    auc: float  # area under the ROC curve, micro average over the classes; NaN without samples
+def ratio(sums: Sequence[float]) -> float:
+    """The first sum over the second; NaN where the second is 0."""
+    return sums[0] / sums[1] if sums[1] else math.nan
+
+
+@dataclass(frozen=True)
+class Metric:
+    """A score of a model's outputs. It is computed from sums, so that those of batches and clients add up."""
+
+    name: str
+    """Name in tables and lines, such as rmse."""
+    sums: Callable[[Tensor, Tensor], Sequence[float]]
+    """(outputs, y) of a batch -> numbers that add up over batches; always equally many."""
+    value: Callable[[Sequence[float]], float] = ratio
+    """The added sums -> the score."""
+    higher_is_better: bool = True
+    """Whether the model with the higher score is the better one."""
 
     @classmethod
-    def of(cls, logits: Tensor, y: Tensor) -> Score:
-        """The score of logits [n, C] for labels [n]."""
-        correct, loss = correct_and_loss(logits, y)
-        return cls(correct, len(y), loss, micro_auc(logits.softmax(1), y))
+    def mean(cls, name: str, per_sample: Callable[[Tensor, Tensor], Tensor], higher_is_better: bool = True) -> Metric:
+        """The mean over all samples of `per_sample`(outputs, y) [n]."""
+        return cls(name, partial(_sum_and_count, per_sample), higher_is_better=higher_is_better)
+
+    def best(self, scores: Sequence[float]) -> float:
+        """The best of some scores."""
+        return max(scores) if self.higher_is_better else min(scores)
 
 
-def correct_and_loss(logits: Tensor, y: Tensor) -> tuple[int, float]:
-    """Correct predictions and summed cross-entropy of logits [n, C] for labels [n]."""
-    return int((logits.argmax(1) == y).sum()), float(F.cross_entropy(logits, y, reduction="sum"))
+def _sum_and_count(per_sample: Callable[[Tensor, Tensor], Tensor], outputs: Tensor, y: Tensor) -> Sums:
+    return float(per_sample(outputs, y).double().sum()), len(y)
 
 
-def micro_auc(scores: Tensor, y: Tensor) -> float:
-    """Probability that a true (sample, class) pair has a higher score [n, C] than a false one; ties count half."""
-    true = F.one_hot(y, scores.shape[1]).flatten().bool()
+@dataclass(frozen=True)
+class Score:
+    """A model on some samples."""
+
+    samples: int
+    """Number of samples."""
+    loss: float
+    """Sum of the samples' losses; cross-entropies are in nats."""
+    sums: Mapping[str, Sums] = field(default_factory=dict)
+    """The sums of every metric, by its name."""
+    auc: float = math.nan
+    """Area under the ROC curve, micro average over classes or labels; NaN where it was not asked for or is undefined."""
+
+    @property
+    def correct(self) -> int | None:
+        """Correct predictions; None where there is no accuracy."""
+        return int(self.sums["accuracy"][0]) if "accuracy" in self.sums else None
+
+    @property
+    def mean_loss(self) -> float | None:
+        """Mean loss of a sample; None without samples."""
+        return self.loss / self.samples if self.samples else None
+
+    @classmethod
+    def total(cls, scores: Sequence[Score]) -> Score:
+        """All samples of `scores` together, added in their order; without an AUC, which does not add up."""
+        names = scores[0].sums if scores else ()
+        sums = {name: tuple(map(sum, zip(*(s.sums[name] for s in scores), strict=True))) for name in names}
+        return cls(sum(s.samples for s in scores), sum(s.loss for s in scores), sums)
+
+
+# Sums of the built-in metrics, each of outputs and y.
+
+
+def correct(outputs: Tensor, y: Tensor) -> Sums:
+    """Correct predictions of classes [..., C], and all predictions."""
+    return int((outputs.argmax(-1) == y).sum()), y.numel()
+
+
+def label_overlap(outputs: Tensor, y: Tensor) -> Sums:
+    """For the micro F1 of labels [n, C]: twice the labels found; labels given plus labels true."""
+    given, true = outputs > 0, y > 0
+    return 2 * int((given & true).sum()), int(given.sum()) + int(true.sum())
+
+
+def correct_labels(outputs: Tensor, y: Tensor) -> Sums:
+    """Labels [n, C] that are rightly given or left out, and all labels."""
+    return int(((outputs > 0) == (y > 0)).sum()), y.numel()
+
+
+def squared_error(outputs: Tensor, y: Tensor) -> Sums:
+    """Summed squared error, and how many numbers were predicted."""
+    return float((outputs - y).double().square().sum()), y.numel()
+
+
+def root_mean(sums: Sequence[float]) -> float:
+    """The square root of a ratio."""
+    return math.sqrt(ratio(sums))
+
+
+def target_moments(outputs: Tensor, y: Tensor) -> Sums:
+    """For every target [n, F] its summed squared error, Σ y and Σ y²; then the number of samples."""
+    y = y.double()
+    parts = torch.stack([(outputs - y).square().sum(0), y.sum(0), y.square().sum(0)], dim=1)
+    return *parts.flatten().tolist(), len(y)
+
+
+def explained_variance(sums: Sequence[float]) -> float:
+    """R², the mean over the targets that vary; NaN where none does."""
+    *moments, n = sums
+    shares = []
+    for error, total, squares in zip(moments[::3], moments[1::3], moments[2::3], strict=True):
+        if n and (spread := squares - total * total / n) > 0:
+            shares.append(1 - error / spread)
+    return sum(shares) / len(shares) if shares else math.nan
+
+
+def position_losses(outputs: Tensor, y: Tensor) -> Sums:
+    """Cross-entropy summed over all positions (nats), and the number of positions."""
+    return float(F.cross_entropy(outputs.flatten(0, -2), y.flatten(), reduction="sum")), y.numel()
+
+
+def exp_mean(sums: Sequence[float]) -> float:
+    """The exponential of a ratio; infinite where it overflows."""
+    mean = ratio(sums)
+    return math.inf if mean > 700 else math.exp(mean)
+
+
+def micro_auc(scores: Tensor, true: Tensor) -> float:
+    """Probability that a true (sample, class) pair has a higher score than a false one; ties count half.
+
+    Scores and bool truths are [n, C]. NaN where all pairs are true, or all are false.
+    """
+    true = true.flatten()
     _, place, count = torch.unique(scores.flatten(), return_inverse=True, return_counts=True)
     rank = count.cumsum(0).double() - (count.double() - 1) / 2  # mean rank, from 1, of each distinct score
     positives, negatives = int(true.sum()), int((~true).sum())
     if not positives or not negatives:
-        return float("nan")
+        return math.nan
     wins = rank[place][true].sum() - positives * (positives + 1) / 2
     return float(wins) / (positives * negatives)

@@ -112,7 +112,8 @@ class Server:
         proxy = part or self.proxy
         stream = self.generator(f"{type(method).__name__.lower()} batches")
         orders = [proxy.order(batch_size, stream) for _ in range(epochs)]
-        self.batches += [proxy.rows[batch.numpy()] for order in orders for batch in order.split(batch_size)]
+        parts = [torch.split(order, batch_size) for order in orders]
+        self.batches += [proxy.rows[batch.numpy()] for batches in parts for batch in batches]
         return torch.stack(orders) if orders else torch.empty(0, len(proxy.rows), dtype=torch.long)
 
     def fork(self) -> Server:
@@ -143,6 +144,8 @@ class Weighting:
     """Its place within the stage; lower ones plan first."""
     base_weights: ClassVar[str | None] = None
     """"uniform" where the paper averages without sizes."""
+    needs_classes: ClassVar[bool] = False
+    """Whether this works only where every sample has one class."""
     needs_proxy: ClassVar[bool] = False
     """Whether it learns on the server's proxy samples."""
     reported: ClassVar[bool] = True
@@ -183,6 +186,8 @@ class ServerStep:
     """Whether it shrinks or trains the model that the steps before it have made."""
     remembers: ClassVar[bool] = False
     """Whether it remembers updates, which must be those of a model that no step has refined."""
+    needs_classes: ClassVar[bool] = False
+    """Whether this works only where every sample has one class."""
     needs_proxy: ClassVar[bool] = False
     """Whether it learns on the server's proxy samples."""
     reads_models: ClassVar[bool] = True
@@ -224,13 +229,13 @@ class ServerStep:
 class Downlink:
     """What the cohort is sent: the global model, unless `mix` or `peers` say otherwise.
 
-    A client without a model in the bank counts with the global one. Only parameters are mixed, because signed weights
+    A client that has not sent a model yet counts with the global one. Only parameters are mixed, because signed weights
     can make a BatchNorm variance negative; buffers are the client's own. A client whose row of `peers` is empty is
     sent the global model.
     """
 
-    bank: tuple[int, ...] = ()  # M clients whose last models `mix` refers to
-    mix: Tensor | None = None  # [K, M]: client k is sent w_k + Σ_m mix[k, m] · (bank_m − w_k), w_k its own last model
+    models: tuple[int, ...] = ()  # M clients whose last models `mix` refers to
+    mix: Tensor | None = None  # [K, M]: client k is sent w_k + Σ_m mix[k, m] · (model_m − w_k), w_k its own last model
     peers: tuple[tuple[int, ...], ...] = ()  # per client of the cohort: whose last models it is sent
 
 
@@ -250,7 +255,7 @@ class ModelStore(Protocol):
 class DownlinkRule:
     """The default: everybody is sent the global model."""
 
-    def downlink(self, clients: Sequence[int], bank: ModelStore, server: Server) -> Downlink:
+    def downlink(self, clients: Sequence[int], models: ModelStore, server: Server) -> Downlink:
         """What `clients` (sorted) are sent in this round. It is also asked for evaluations, so it remembers nothing."""
         return Downlink()
 

@@ -15,6 +15,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from raysim.core.flat import FlatModel
 from raysim.core.layers import LayerMap
 from raysim.core.samples import Samples, take
+from raysim.core.task import Task
 
 SWEEP_BATCH = 128  # samples of one batch of `Workbench.recalibrated`
 
@@ -24,7 +25,7 @@ class Objective:
     """A mean loss over fixed samples."""
 
     x: Tensor  # [n, ...] model inputs
-    loss: Callable[[Tensor, Tensor], Tensor]  # logits [b, C] of the samples at positions [b] -> their mean loss
+    loss: Callable[[Tensor, Tensor], Tensor]  # outputs [b, ...] of the samples at positions [b] -> their mean loss
 
 
 @dataclass(frozen=True)
@@ -35,6 +36,7 @@ class Workbench:
     value: Tensor  # [S] the global model the round began with
     updates: Tensor | None  # [K, S] client minus server, where asked for
     samples: Callable[[np.ndarray], Samples]  # rows of the data set -> inputs and labels
+    task: Task
 
     @property
     def layers(self) -> LayerMap:
@@ -45,10 +47,10 @@ class Workbench:
         self.flat.value.copy_(value)
         self.flat.model.train()
 
-    def cross_entropy(self, rows: np.ndarray) -> Objective:
-        """The mean cross-entropy on `rows` [n] of the data set, with their own labels."""
+    def objective(self, rows: np.ndarray) -> Objective:
+        """The task's mean loss on `rows` [n] of the data set, with their own labels."""
         x, y = self.samples(rows)
-        return Objective(x, lambda logits, batch: F.cross_entropy(logits, y[batch]))
+        return Objective(x, lambda outputs, batch: self.task.loss(outputs, y[batch]))
 
     def distillation(self, rows: np.ndarray, taught: Tensor, temperature: float) -> Objective:
         """KL(taught ‖ softmax(logits / temperature)) on `rows` [n], for probabilities `taught` [n, C]."""
@@ -76,16 +78,21 @@ class Workbench:
 
     @torch.no_grad()
     def logits(self, rows: np.ndarray, batch_size: int = 512) -> Tensor:
-        """Logits [n, C] of the loaded model on `rows` [n], in eval mode."""
+        """Outputs [n, ...] of the loaded model on `rows` [n], in eval mode."""
         self.flat.model.eval()
         x = self.samples(rows).x
         logits = torch.cat([self.flat.model(part) for part in x.split(batch_size)])
         self.flat.model.train()
         return logits
 
-    def accuracy(self, rows: np.ndarray) -> float:
-        """The share of `rows` [n] of the data set that the loaded model predicts right, in eval mode."""
-        return float((self.logits(rows).argmax(1) == self.samples(rows).y).double().mean())
+    def quality(self, rows: np.ndarray) -> float:
+        """How good the loaded model is on `rows` [n] of the data set, in eval mode: the task's headline, or without one
+        the loss, with the sign that makes a better model greater."""
+        score, metric = self.task.score(self.logits(rows), self.samples(rows).y), self.task.headline
+        if metric is None:
+            return -score.loss
+        value = metric.value(score.sums[metric.name])
+        return value if metric.higher_is_better else -value
 
     @torch.no_grad()
     def recalibrated(self, value: Tensor, rows: np.ndarray) -> Tensor:

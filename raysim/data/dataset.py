@@ -11,6 +11,8 @@ from raysim.data.errors import DataError
 if TYPE_CHECKING:
     import torch
 
+    from raysim.core.task import Task
+
 
 @dataclass(frozen=True, eq=False)
 class Dataset:
@@ -21,11 +23,12 @@ class Dataset:
     x: np.ndarray
     """Samples: [n, C, H, W] uint8 images, [n, T] int32 tokens or [n, F] float32 features; training rows come first."""
     y: np.ndarray
-    """[n] int64 classes."""
+    """Labels, as the task has them: [n] int64 classes, [n, C] float32 of 0 and 1, [n, F] float32 targets or [n, T] int64
+    tokens."""
     train_rows: int
     """Rows [0, train_rows) are the training split, the others the test split."""
     classes: tuple[str, ...]
-    """Names of the classes."""
+    """Names of a model's outputs: of the classes, the labels, the targets or the tokens."""
     client: np.ndarray | None = None
     """[n] int64 natural client of each row, -1 where a row has none."""
     scale: float = 1.0
@@ -36,23 +39,28 @@ class Dataset:
     """See `scale`."""
     vocab: int | None = None
     """Number of token ids, for text."""
+    task: "str | Task" = "classification"
+    """What is learned: the name of a task, or one."""
 
     def __post_init__(self) -> None:
         n = len(self.x)
         if not self.x.flags.c_contiguous:
             raise DataError(f"{self.name}: x is not C-contiguous; pass it through numpy.ascontiguousarray")
-        if self.y.shape != (n,) or (self.client is not None and self.client.shape != (n,)):
+        if len(self.y) != n or (self.client is not None and self.client.shape != (n,)):
             raise DataError(f"{self.name}: {n} samples need {n} labels, and as many clients where there are any")
         if not 0 < self.train_rows <= n:
             raise DataError(
                 f"{self.name}: {self.train_rows} training rows of {n}; at least one row must be for training"
             )
-        wrong = np.flatnonzero((self.y < 0) | (self.y >= self.num_classes))
+        if self.y.dtype.kind == "f":
+            wrong = np.argwhere(~np.isfinite(self.y))
+            valid = "finite numbers; repair the row"
+        else:
+            wrong = np.argwhere((self.y < 0) | (self.y >= self.outputs))
+            valid = f"0..{self.outputs - 1}; number the classes from 0"
         if wrong.size:
-            raise DataError(
-                f"{self.name}: row {wrong[0]} has label {self.y[wrong[0]]}, outside 0..{self.num_classes - 1}; "
-                "number the classes from 0"
-            )
+            at = tuple(wrong[0])
+            raise DataError(f"{self.name}: row {at[0]} has label {self.y[at]}, outside {valid}")
 
     def sha256(self) -> str:
         """Hash of all samples and labels."""
@@ -67,11 +75,33 @@ class Dataset:
         return self.x.shape[1:]
 
     @property
-    def num_classes(self) -> int:
+    def outputs(self) -> int:
+        """How many outputs a model of these data has."""
         return len(self.classes)
 
     @property
+    def has_classes(self) -> bool:
+        """Whether every sample has one class, by which samples can be partitioned and counted."""
+        return self.y.ndim == 1 and self.y.dtype.kind in "iu"
+
+    @property
+    def labels(self) -> np.ndarray:
+        """[n] int64 class of every sample; all 0, a single class, where samples do not have one class each."""
+        return self.y if self.has_classes else np.zeros(len(self.y), np.int64)
+
+    @property
+    def label_names(self) -> tuple[str, ...]:
+        """[C] names of the classes in `labels`."""
+        return self.classes if self.has_classes else ("all",)
+
+    @property
+    def num_classes(self) -> int:
+        """How many classes `labels` has."""
+        return len(self.label_names)
+
+    @property
     def is_text(self) -> bool:
+        """Whether samples are tokens."""
         return self.vocab is not None
 
     def transform(self, x: "torch.Tensor") -> "torch.Tensor":

@@ -1,5 +1,6 @@
 """Encoded images to one uint8 array."""
 
+import math
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from io import BytesIO
@@ -12,6 +13,8 @@ import numpy as np
 from raysim.data.errors import DataError
 
 Mode = Literal["L", "RGB"]  # Pillow's names: grey, colour
+MOST_PIXELS = 1 << 24  # of one image, 4096×4096
+FORMATS = ("PNG", "JPEG", "BMP", "PPM", "WEBP", "GIF", "TIFF")  # Pillow runs another program for some of the others
 
 
 def decode_images(
@@ -30,7 +33,7 @@ def decode_images(
             places, sources = [place for place, _ in batch], [source for _, source in batch]
             for place, image in zip(places, pool.map(_decode, places, sources, repeat(mode)), strict=False):
                 if pixels is None:
-                    pixels, first = np.empty((count, *image.shape), np.uint8), place
+                    pixels, first = _room((count, *image.shape), place), place
                 if image.shape != pixels.shape[1:]:
                     raise DataError(
                         f"{place}: the image is {_size(image.shape)}, but {first} is {_size(pixels.shape[1:])}; "
@@ -42,11 +45,21 @@ def decode_images(
     return pixels
 
 
+def _room(shape: tuple[int, ...], place: str) -> np.ndarray:
+    try:
+        return np.empty(shape, np.uint8)
+    except MemoryError:
+        raise DataError(f"{place}: {shape[0]} images of this size need {math.prod(shape):,} bytes of memory") from None
+
+
 def _decode(place: str, source: bytes | Path, mode: Mode | None) -> np.ndarray:
     from PIL import Image
 
     try:
-        with Image.open(source if isinstance(source, Path) else BytesIO(source)) as encoded:
+        with Image.open(source if isinstance(source, Path) else BytesIO(source), formats=FORMATS) as encoded:
+            width, height = encoded.size
+            if width * height > MOST_PIXELS:  # a file of a few bytes may say that it holds gigabytes
+                raise ValueError(f"it has {width}×{height} pixels, more than {MOST_PIXELS:,}")
             image = encoded.convert(mode) if mode else encoded
             pixels = np.asarray(image)
     except Exception as error:  # the decoders raise OSError, SyntaxError, ValueError, struct.error, ... on broken bytes

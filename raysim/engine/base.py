@@ -23,6 +23,7 @@ from raysim.host.messages import Arrays, HostSpec
 Handle = Any  # a value, or a reference to one
 Result = TypeVar("Result")
 GATHER_BYTES = 2 << 30  # default of `Engine.gather_bytes`
+LOSSES = 10  # of hosts in one action, until it is taken to be the cause
 
 
 class HostLost(Exception):
@@ -134,14 +135,21 @@ class Engine(ABC):
     def retry_after_loss(
         self, action: Callable[[], Result], restore: Callable[[set[int]], None] | None = None
     ) -> Result:
-        """`action`, again after every loss of hosts, which are replaced, and what they held is put back by `restore`."""
-        while True:
+        """`action`, again after a loss of hosts, which are replaced, and what they held is put back by `restore`.
+
+        Raises `RuntimeError` where it loses hosts `LOSSES` times: then it is the action that brings them down.
+        """
+        for _ in range(LOSSES):
             try:
                 return action()
             except HostLost as lost:
+                nodes = ", ".join(sorted({self.nodes[i] for i in lost.hosts}))
                 self.replace_lost(lost.hosts)
                 if restore:
                     restore(lost.hosts)
+        raise RuntimeError(
+            f"client actors died {LOSSES} times at the same work, the last on node {nodes}; has it enough memory?"
+        )
 
     def replace_lost(self, hosts: set[int]) -> None:
         """`replace`, and remember that it was necessary."""

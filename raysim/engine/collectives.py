@@ -160,9 +160,9 @@ class HostedCohort:
         if not torch.equal(mix.weights, centre.weights):
             requests.append(sum_request(self.clients, self.layers, centre.weights))
 
-        def ask() -> tuple[np.ndarray, np.ndarray]:
+        def ask() -> Any:
             ((host, held),) = scheduler.held.items()
-            return self._engine.ask([Call(host, "spread", (held, *requests))])[0]
+            return self._engine.ask([Call(host, "sum_and_distances", (held, *requests))])[0]
 
         total, per_run = map(tensor_of, scheduler.retry(ask))
         self._distances_to = centre, self.layers.segments.per_layer(per_run).sqrt()

@@ -16,21 +16,21 @@ from raysim.engine.requests import Requests
 from raysim.engine.scheduler import shares
 
 
-def evaluate(engine: Engine, rows: np.ndarray) -> tuple[float, float]:
-    """Accuracy and mean loss (nats) of the published model on `rows` of the data set; hosts share the batches."""
+def evaluate(engine: Engine, rows: np.ndarray) -> Score:
+    """The published model on `rows` of the data set; hosts share the batches."""
     batch, hosts = engine.spec.eval_batch, len(engine.hosts)
     bounds = [round(i * -(-len(rows) // batch) / hosts) * batch for i in range(hosts + 1)]
     parts = [(i, rows[a:b]) for i, (a, b) in enumerate(itertools.pairwise(bounds)) if a < b and a < len(rows)]
 
-    def score() -> list[tuple[int, float]]:
+    def score() -> list[Score]:
         calls = [Call(i, "evaluate", (engine.published, part)) for i, part in parts]
-        return [pair for result in engine.ask(calls) for pair in result]
+        return [one for result in engine.ask(calls) for one in result]
 
     started = time.time()
     scores = engine.retry_after_loss(score)
     engine.spans += [Span(i, "evaluate", started, time.time()) for i, _ in parts]
     # Batches are the same ones however they are shared, and are added in their order.
-    return sum(correct for correct, _ in scores) / len(rows), sum(loss for _, loss in scores) / len(rows)
+    return Score.total(scores)
 
 
 def evaluate_clients(

@@ -9,7 +9,7 @@ from typing import Any
 from raysim.engine.base import Call, Engine, Handle
 from raysim.engine.state_store import StateStore
 from raysim.host.host import ClientHost
-from raysim.host.messages import Arrays
+from raysim.host.messages import Arrays, TrainReply
 
 
 @dataclass
@@ -34,7 +34,8 @@ class LocalEngine(Engine):
         return getattr(self._host, call.method)(*call.args)
 
     def train(self, call: Call) -> list[Handle]:
-        return self.call(call).detach(call.args[0])
+        reply: TrainReply = self.call(call)
+        return reply.detach(call.args[0])
 
     def fetch(self, calls: Sequence[tuple[int, Handle]]) -> list[Any]:
         return [handle for _, handle in calls]

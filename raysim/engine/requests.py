@@ -1,4 +1,4 @@
-"""What hosts are told of a round: which clients, what these are sent, and references to the states and models they need."""
+"""What hosts need to know of a round: which clients, what these are sent, and references to the states and models they need."""
 
 from __future__ import annotations
 
@@ -40,8 +40,8 @@ class Requests:
         needed: set[int] = set()  # clients whose last models go along
         if down.mix is not None:
             rows = {c: down.mix[self._position[c]].tolist() for c in clients}
-            mix = {c: tuple(zip(down.bank, row, strict=True)) for c, row in rows.items()}
-            needed |= {*down.bank}
+            mix = {c: tuple(zip(down.models, row, strict=True)) for c, row in rows.items()}
+            needed |= {*down.models}
         peers = {c: down.peers[self._position[c]] for c in clients} if down.peers else {}
         needed |= {peer for row in peers.values() for peer in row}
         if engine.spec.stack.peer_models:

@@ -37,7 +37,7 @@ class EarlySum:
 
 @dataclass(frozen=True)
 class TrainedCohort:
-    """What training told: who came back, with what numbers, and the sum that was made on the way.
+    """The result of training: who came back, with what numbers, and the sum that was made on the way.
 
     The arrays that clients made (models, states, traces) are not here. The round's `Scheduler` knows where they rest.
     """
@@ -67,7 +67,8 @@ class Scheduler:
     ):  # fmt: skip
         """`asked` (sorted) will train from the published model; `test` each on its test samples, and `trace` each."""
         self.engine = engine
-        engine.spans = self.spans = []
+        self.spans: list[Span] = []  # of this round
+        engine.spans = self.spans
         self.held: dict[int, Visit] = {}  # host -> the clients whose models, or whose part of the early sum, it has
         self.states: dict[int, Handle] = {}
         self.models: dict[int, Handle] = {}
@@ -105,11 +106,11 @@ class Scheduler:
 
     @property
     def sums_only(self) -> bool:
-        """Whether hosts have kept the early sum and no models."""
+        """Whether the hosts have the early sum and no models."""
         return self._early_plan is not None
 
     def need_models(self) -> None:
-        """Models that were only summed are asked for after all: train them again."""
+        """Train again the clients whose models were only summed: somebody asks for the models after all."""
         if self.sums_only:
             self._early_plan = None
             self._train_again([*self.held])
@@ -138,7 +139,7 @@ class Scheduler:
         return [share[i : i + most] for i in range(0, len(share), most)]
 
     def _train_again(self, hosts: Sequence[int]) -> None:
-        """The clients of hosts that have lost what they held, or never kept it."""
+        """Train the clients of `hosts` again, which do not have the models, or sums, that are needed of them."""
         self.early_total = None
         clients = [c for i in hosts for c in self.held[i]]
         self._run({i: self._visits(self.held.pop(i)) for i in hosts})
@@ -156,12 +157,12 @@ class Scheduler:
             # Indices that share a host, after losses without room, take turns: no visit dies of another's client.
             turns = {self.engine.hosts[i]: i for i in queue}
             wave = [(i, queue[i].pop(0)) for i in turns.values()]
-            begun = self._begin(wave, sums_to if sums_to and len(turns) == len(queue) else {})
+            replies = self._begin(wave, sums_to if sums_to and len(turns) == len(queue) else {})
             sums_to = None
             while_training()
             while_training = nothing
             lost: set[int] = set()
-            for (i, visit), (reply, _, *arrays) in zip(wave, begun, strict=True):
+            for (i, visit), (reply, _, *arrays) in zip(wave, replies, strict=True):
                 try:
                     [answer] = self.engine.fetch([(i, reply)])
                 except HostLost as error:

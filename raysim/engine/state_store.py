@@ -30,7 +30,7 @@ class StateStore:
         self._folder: Path | None = None
 
     def put(self, arrays: Arrays) -> StoredArrays:
-        """Take `arrays` over. They are forgotten with the handle that this returns."""
+        """Own `arrays` from now on. They are freed with the handle that this returns."""
         number = next(self._numbers)
         self._memory[number] = arrays
         self.bytes += size(arrays)
@@ -43,7 +43,8 @@ class StateStore:
             self._memory.move_to_end(number)
             return self._memory[number][name]
         with safe_open(self._path(number), "numpy") as file:
-            return file.get_tensor(name)
+            array: np.ndarray = file.get_tensor(name)
+            return array
 
     def forget(self, number: int) -> None:
         if number in self._memory:
@@ -69,13 +70,13 @@ class StoredArrays(Mapping[str, np.ndarray]):
     """Arrays on a state_store, by name."""
 
     def __init__(self, state_store: StateStore, number: int, names: tuple[str, ...]):
-        self._shelf, self._number, self._names = state_store, number, names
+        self._store, self._number, self._names = state_store, number, names
         weakref.finalize(self, state_store.forget, number).atexit = False
 
     def __getitem__(self, name: str) -> np.ndarray:
         if name not in self._names:
             raise KeyError(name)
-        return self._shelf.read(self._number, name)
+        return self._store.read(self._number, name)
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._names)

@@ -35,9 +35,9 @@ def sum_request(
 
 
 def aggregation(mix: Mixture, clients: Sequence[int]) -> SumRequest:
-    """The new value that `mix` describes. The leaves of the tree are updates, because that way the small differences of
-    the clients are kept."""
-    server = mix.kept.numpy()
+    """The new value that `mix` describes. The leaves of the tree are updates, not models: small differences between clients
+    would drown in the rounding of large sums."""
+    server = mix.server_coefficient.numpy()
     server = np.where(np.abs(server - 1) <= 1e-9, 1.0, server)
     return sum_request(clients, mix.layers, mix.coefficients, server)
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from raysim.config import STACKS, Config, ConfigError, LocalEngineConfig, name_in
 from raysim.core.layers import GroupingError, LayerMap
@@ -15,11 +15,13 @@ from raysim.core.local_run import LocalSettings
 from raysim.core.optim import OptimizerSpec
 from raysim.core.rng import SERVER, stream_seed
 from raysim.core.server import Aggregator, DownlinkRule, Population, ProxyData, Server
+from raysim.core.task import Task, task_of
 from raysim.data import Dataset, Partition, make_partition
 from raysim.engine.base import Engine
 from raysim.engine.local import LocalEngine
 from raysim.host.messages import HostSpec
-from raysim.models import Inputs
+from raysim.models import Inputs, builder
+from raysim.registry import REGISTRY
 
 MakeEngine = Callable[[Config, HostSpec, Dataset, Partition, int], Engine]  # the last one: clients in a cohort
 
@@ -48,7 +50,7 @@ def build(config: Config, make_engine: MakeEngine, data: Dataset, partition: Par
     server = Server(
         torch.empty(0), spec.network()[1], config.seed, config.rounds.total,
         Population(*map(torch.from_numpy, (partition.sizes, partition.label_counts(data)))),
-        proxy=ProxyData(partition.proxy, data.y[partition.proxy], config.data.proxy.balanced_sampling),
+        proxy=ProxyData(partition.proxy, data.labels[partition.proxy], config.data.proxy.balanced_sampling),
     )  # fmt: skip
     steps = aggregator(config, spec)
     start(server, config, spec, steps)
@@ -110,13 +112,31 @@ def _check_network(config: Config, data: Dataset) -> None:
         model, layers = host_spec(config, data).network()
     except GroupingError as error:
         raise ConfigError(str(error)) from None
-    faults = []
-    for stack in ("weighting", "server"):
+    learned = task(config, data)
+    faults = [f"data.task: {learned.name} {problem}" for problem in [learned.check(data.y, data.outputs)] if problem]
+    for stack in STACKS:
         for i, method in enumerate(getattr(config, stack)):
-            if problem := method.fits(model, layers, data.num_classes):
+            if method.needs_classes and not data.has_classes:
+                name = name_in(STACKS[stack].entries, method)
+                faults.append(f"{stack}.{i}.{name}: needs one class for each sample, which {data.name} does not have.")
+            if stack != "client" and (problem := method.fits(model, layers, data.num_classes)):
                 faults.append(f"{stack}.{i}.{name_in(STACKS[stack].entries, method)}: {problem}")
+    if not faults and (data.is_text or not data.has_classes):
+        faults += _misfits(model, learned, data)
     if faults:
         raise ConfigError(faults)
+
+
+def _misfits(model: nn.Module, task: Task, data: Dataset) -> list[str]:
+    """What is wrong with the form of the model's outputs, such as one for a sequence that needs one at each position."""
+    with torch.no_grad():
+        outputs = model.eval()(data.transform(torch.from_numpy(data.x[:1])))
+    try:
+        task.losses(outputs, torch.from_numpy(data.y[:1]))
+    except (RuntimeError, ValueError, IndexError) as error:
+        shapes = f"outputs {list(outputs.shape)} do not fit labels {list(data.y[:1].shape)}"
+        return [f"model.name: its {shapes}, of which {task.name} makes its loss ({error})"]
+    return []
 
 
 def host_spec(config: Config, data: Dataset) -> HostSpec:
@@ -132,11 +152,18 @@ def host_spec(config: Config, data: Dataset) -> HostSpec:
     companions = [step for method in config.client for step in method.server_steps()]
     watchers = (*config.weighting, *config.client, *config.server, *companions, *config.record.instruments)
     probes = [probe for watcher in watchers for probe in watcher.probes]
+    inputs = Inputs(data.sample_shape, data.outputs, data.vocab)
     return HostSpec(
-        config.model.name, Inputs(data.sample_shape, data.num_classes, data.vocab), config.model.options,
+        config.model.name, builder(config.model.name), inputs, task(config, data), config.model.options,
         config.model.layer_by, config.model.blocks, channels_last, settings, tuple(config.client),
         tuple(dict.fromkeys(probes)), config.evaluate.batch_size, config.engine.threads,
     )  # fmt: skip
+
+
+def task(config: Config, data: Dataset) -> Task:
+    """What is learned: the task of the data set or of the configuration, with the metrics that the latter adds."""
+    metrics = [REGISTRY.table("metric")[name] for name in config.evaluate.metrics]
+    return task_of(config.data.task or data.task).with_metrics(metrics)
 
 
 def aggregator(config: Config, spec: HostSpec) -> Aggregator:

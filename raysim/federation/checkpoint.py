@@ -14,19 +14,59 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, NotRequired
 
 import numpy as np
+from pydantic import Field
 from safetensors.torch import load
 from torch import Tensor
+from typing_extensions import TypedDict
 
+from raysim.paths import UnsafeName, below
 from raysim.store.atomic import write_json, write_tensors
+from raysim.store.documents import OPEN_SHAPE, DamagedFile, read_json
 
 logger = logging.getLogger(__name__)
 
 
 class CheckpointError(ValueError):
     """A checkpoint is missing or not as it was written."""
+
+
+class Entry(TypedDict):
+    """A file of a checkpoint, below its folder."""
+
+    file: str
+    sha256: str
+
+
+class Info(TypedDict):
+    """What the caller of `Checkpoints.save` adds, and of it what a resumed run computes with."""
+
+    __pydantic_config__ = OPEN_SHAPE  # type: ignore[misc]
+    wall: NotRequired[Annotated[int, Field(ge=0)] | Annotated[float, Field(ge=0, allow_inf_nan=False)]]
+
+
+class CheckpointManifest(TypedDict):
+    """The JSON file that makes a checkpoint."""
+
+    __pydantic_config__ = OPEN_SHAPE  # type: ignore[misc]
+    round: int
+    server: Entry
+    clients: dict[Annotated[str, Field(pattern=r"^[0-9]{1,15}$")], Entry]
+    info: Info
+    sha256: NotRequired[str]  # of all the rest; absent in checkpoints of an older raysim
+
+
+class _Info(dict[str, Any]):
+    """Says where it is from when something is missing in it."""
+
+    def __init__(self, info: Mapping[str, Any], path: Path):
+        super().__init__(info)
+        self._path = path
+
+    def __missing__(self, key: str) -> Any:
+        raise CheckpointError(f"{self._path} is damaged: info.{key} is missing")
 
 
 @dataclass(frozen=True)
@@ -62,8 +102,8 @@ class Checkpoints:
     ) -> None:
         """Save round `t`. `clients` yields (id, state) of those that changed since the last save or load, one by one.
 
-        `info` must be JSON, and comes back as JSON does: tuples as lists, keys as strings. Checkpoints that are not on
-        the way to this one (a damaged one, rounds that are played again) are removed. Raises ValueError where it would
+        `info` must be JSON, and comes back as JSON does: tuples as lists, keys as strings. Checkpoints that do not
+        lead to this one (a damaged one, rounds that are played again) are removed. Raises ValueError where it would
         be a guess which states carry over: the folder holds a checkpoint and none was loaded, or `t` lies before it.
         """
         json.dumps(info)  # before anything is written
@@ -75,7 +115,10 @@ class Checkpoints:
         written = self._write(f"round-{t:06d}/server.safetensors", server)
         for client, state in clients:
             states[str(client)] = self._write(f"states/client-{client:05d}-round-{t:06d}.safetensors", state)
-        write_json(self._path(t), {"round": t, "server": written, "clients": states, "info": info})
+        manifest = json.loads(
+            json.dumps({"round": t, "server": written, "clients": states, "info": info})
+        )  # as it is read
+        write_json(self._path(t), manifest | {"sha256": _digest(manifest)})
         history = [] if self._base is None else [r for r in self._rounds() if r <= self._base and r != t]
         self._base, self._states = t, states
         self._remove_all_but([*history, t][-self.keep :])
@@ -88,10 +131,12 @@ class Checkpoints:
             except CheckpointError as error:
                 if t not in self._warned:
                     earlier = any(r < t for r in self._rounds())
-                    way_on = (
-                        "taking the checkpoint before it" if earlier else "there is none before it, so all begins anew"
+                    consequence = (
+                        "taking the checkpoint before it"
+                        if earlier
+                        else "there is none before it, so the run starts anew"
                     )
-                    logger.warning("%s; %s", error, way_on)
+                    logger.warning("%s; %s", error, consequence)
                 self._warned.add(t)
             else:
                 return t
@@ -101,14 +146,18 @@ class Checkpoints:
         """Load round `t`; later saves continue from it. Raises CheckpointError, naming the file, if one is damaged."""
         manifest = self._verified(t)
         self._base, self._states = t, manifest["clients"]
-        server = load((self.folder / manifest["server"]["file"]).read_bytes())
-        clients = {int(client): self.folder / entry["file"] for client, entry in manifest["clients"].items()}
-        return Saved(server, manifest["info"], clients)
+        server = self.load_client(below(self.folder, manifest["server"]["file"]))
+        clients = {int(client): below(self.folder, entry["file"]) for client, entry in manifest["clients"].items()}
+        return Saved(server, _Info(manifest["info"], self._path(t)), clients)
 
     @staticmethod
     def load_client(path: Path) -> dict[str, Tensor]:
         # Read, not mapped: the tensors outlive the file, which a later save removes.
-        return load(path.read_bytes())
+        content = path.read_bytes()
+        try:
+            return load(content)
+        except Exception as error:  # safetensors has an error of its own, torch several
+            raise CheckpointError(f"{path} is damaged: it does not hold tensors ({error})") from error
 
     def _path(self, t: int) -> Path:
         return self.folder / f"round-{t:06d}.json"
@@ -121,36 +170,37 @@ class Checkpoints:
         return {"file": file, "sha256": write_tensors(self.folder / file, tensors)}
 
     def _manifest(self, t: int) -> dict[str, Any]:
+        path = self._path(t)
         try:
-            manifest = json.loads(self._path(t).read_text(encoding="utf-8"))
-            entries = [manifest["server"], *manifest["clients"].values()]
-            if not all(isinstance(entry[key], str) for entry in entries for key in ("file", "sha256")):
-                raise TypeError("a file is not described by two strings")
-            manifest["info"]
+            manifest: dict[str, Any] = dict(read_json(path, CheckpointManifest))
+            for entry in (manifest["server"], *manifest["clients"].values()):
+                below(self.folder, entry["file"])
         except FileNotFoundError as error:
             raise CheckpointError(f"there is no checkpoint of round {t}") from error
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise CheckpointError(f"checkpoint of round {t} is damaged: {self._path(t)} is unreadable") from error
+        except (OSError, DamagedFile, UnsafeName) as error:
+            raise CheckpointError(f"checkpoint of round {t} is damaged: {path} is unreadable ({error})") from error
+        if manifest["round"] != t or manifest.pop("sha256", None) not in (None, _digest(manifest)):
+            raise CheckpointError(f"checkpoint of round {t} is damaged: {path} is not as it was written")
         return manifest
 
     def _verified(self, t: int) -> dict[str, Any]:
         manifest = self._manifest(t)
         for entry in (manifest["server"], *manifest["clients"].values()):
-            try:
-                with open(self.folder / entry["file"], "rb") as file:
-                    found = hashlib.file_digest(file, "sha256").hexdigest()
-            except FileNotFoundError as error:
-                raise CheckpointError(f"checkpoint of round {t} is damaged: {entry['file']} is missing") from error
+            path = below(self.folder, entry["file"])
+            if not path.is_file():
+                raise CheckpointError(f"checkpoint of round {t} is damaged: {entry['file']} is missing")
+            with open(path, "rb") as file:
+                found = hashlib.file_digest(file, "sha256").hexdigest()
             if found != entry["sha256"]:
                 raise CheckpointError(f"checkpoint of round {t} is damaged: {entry['file']} is not as it was written")
         return manifest
 
-    def _remove_all_but(self, kept: list[int]) -> None:
+    def _remove_all_but(self, rounds: list[int]) -> None:
         """Manifests first: a file may go only when no manifest mentions it."""
-        for t in set(self._rounds()) - set(kept):
+        for t in set(self._rounds()) - set(rounds):
             self._path(t).unlink()
         mentioned: set[str] = set()
-        for t in kept:
+        for t in rounds:
             try:
                 manifest = self._manifest(t)
             except CheckpointError:  # an old one, damaged since: nothing can be loaded through it
@@ -162,3 +212,7 @@ class Checkpoints:
         for folder in self.folder.glob("round-*/"):
             if not any(folder.iterdir()):
                 folder.rmdir()
+
+
+def _digest(manifest: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(manifest, sort_keys=True).encode()).hexdigest()

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 from raysim.config import STACKS, Config, ConfigError, check_unchanged, fingerprint, load, name_in, to_yaml
 from raysim.store.atomic import replacing, write_json
+from raysim.store.documents import read_result
 from raysim.store.manifest import read_manifest
 
 
@@ -35,7 +35,7 @@ def rewrite(config: Config, folder: Path) -> None:
         with replacing(folder / "config.yaml") as path:
             path.write_text(to_yaml(config), encoding="utf-8")
         write_json(folder / "manifest.json", described | {"config_hash": fingerprint(config)})
-    result = folder / "result.json"
-    if result.exists() and json.loads(result.read_text(encoding="utf-8")).get("rounds") != config.rounds.total:
-        result.unlink()
+    result = read_result(folder)
+    if result is not None and result["rounds"] != config.rounds.total:
+        (folder / "result.json").unlink()
         (folder / "model.safetensors").unlink(missing_ok=True)

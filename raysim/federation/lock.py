@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import fcntl
-import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from raysim.config import Config, ConfigError
+from raysim.store.documents import read_result
 from raysim.store.manifest import manifest, read_manifest
 
 
@@ -42,8 +42,7 @@ def machine_changes(folder: Path) -> list[str]:
 
 def finished_result(config: Config, folder: Path) -> dict[str, Any] | None:
     """What a run that has played all its rounds ended with, and its folder; None where rounds are left."""
-    path = folder / "result.json"
-    result = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+    result = read_result(folder) or {}
     return result | {"folder": folder} if result.get("rounds") == config.rounds.total else None
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 
 from raysim.config import Config
 from raysim.data import Dataset, Partition
@@ -94,6 +95,12 @@ class Federation:
         """Hash of the model's tensors under their names, of the clients' states, and of their last models."""
         return sha256(self.run)
 
+    def model(self) -> nn.Module:
+        """A copy of the global model as the last round left it, on the CPU and in eval mode."""
+        model, layers = self.spec.network()
+        model.load_state_dict(layers.state_dict(self.server.value))
+        return model.eval()
+
     def close(self) -> None:
         """Stop the engine; what was recorded is written."""
         self.write_down()
@@ -107,7 +114,7 @@ class Federation:
         if traced:
             self.tracer.begin(t)
         done = self.play(self.run, t, trace=traced, while_training=self.write_down)
-        shown = round_summary(done, self.server.rounds, self.engine.nodes)
+        shown = round_summary(done, self.server.rounds, self.engine.nodes, self.spec.task)
         statuses = [result.status for result in done.cohort.trained.results.values()]
         if statuses and all("Traceback" in status for status in statuses):
             raise RoundFailed(f"every client of round {t + 1} failed:\n{shown['failures'][0]}")

@@ -24,6 +24,7 @@ from raysim.engine.evaluation import evaluate, evaluate_clients
 from raysim.engine.model_store import HostedModels
 from raysim.engine.scheduler import Scheduler, initialize, nothing
 from raysim.federation.builder import RunParts
+from raysim.store.tables import PHASES
 
 
 class RoundFailed(RuntimeError):
@@ -46,8 +47,7 @@ class Round:
     notes: list[Note]
     seconds: dict[str, float]  # by phase
     changed: frozenset[int] = frozenset()  # clients that have another state or model than before
-    accuracy: float | None = None
-    loss: float | None = None
+    score: Score | None = None  # of the new global model, where it was tested
     personal: dict[int, Score] = field(default_factory=dict)  # by client
 
 
@@ -126,15 +126,15 @@ def play_round(
 
 def _evaluated(done: Round, run: RunParts, clock: Clock) -> Round:
     """The round with the scores of the models that it has made."""
-    accuracy = loss = None
+    score = None
     personal = {c: result.test for c, result in done.cohort.trained.results.items() if result.test}
     if run.evaluates(done.t):
         if run.config.evaluate.global_ and len(run.partition.server_test):
-            accuracy, loss = evaluate(run.engine, run.partition.server_test)
+            score = evaluate(run.engine, run.partition.server_test)
         if run.config.evaluate.personal == "after_init":
             personal = evaluate_personal(run, done.t + 1)
         clock.lap("evaluate")
-    return replace(done, accuracy=accuracy, loss=loss, personal=personal)
+    return replace(done, score=score, personal=personal)
 
 
 def sample(seed: int, t: int, clients: int, cohort: int) -> tuple[int, ...]:
@@ -178,7 +178,7 @@ def find_nonfinite_step(run: RunParts, target: Tensor, mixture: Mixture, cohort:
 
 
 class Clock:
-    """Seconds by phase."""
+    """Seconds by phase; the phases are `raysim.store.tables.PHASES`, each with a column of its own."""
 
     def __init__(self) -> None:
         self.seconds: dict[str, float] = {}
@@ -186,6 +186,8 @@ class Clock:
 
     def lap(self, phase: str) -> None:
         """The time since the last lap was spent in `phase`."""
+        if phase not in PHASES:
+            raise ValueError(f"{phase} is no phase of a round; raysim.store.tables.PHASES has {', '.join(PHASES)}")
         now = time.perf_counter()
         self.seconds[phase] = now - self._last
         self._last = now

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,7 +16,8 @@ from raysim.analysis.run_view import Part, Score
 from raysim.config import load
 from raysim.core.rng import SERVER, generator
 from raysim.core.samples import Samples
-from raysim.core.score import correct_and_loss
+from raysim.core.score import Score as TaskScore
+from raysim.core.task import Task
 from raysim.federation import host_spec, partitioned
 from raysim.host.host import ClientHost
 from raysim.store.manifest import read_manifest
@@ -41,6 +43,11 @@ class SavedRun:
     def network(self) -> nn.Module:
         """The network into which `load` puts a model."""
         return self.flat.model
+
+    @property
+    def task(self) -> Task:
+        """What the models learned."""
+        return self._host.task
 
     @property
     def batch_size(self) -> int:
@@ -145,10 +152,9 @@ class SavedRun:
         @torch.no_grad()
         def score(value: Tensor) -> tuple[float, float]:
             self.load(value)
-            parts = [
-                correct_and_loss(self.flat.model(x[i : i + size]), y[i : i + size]) for i in range(0, len(x), size)
-            ]
-            return sum(loss for _, loss in parts) / len(x), sum(correct for correct, _ in parts) / len(x)
+            parts = [self.task.score(self.flat.model(x[i : i + size]), y[i : i + size]) for i in range(0, len(x), size)]
+            whole, metric = TaskScore.total(parts), self.task.headline
+            return whole.loss / len(x), metric.value(whole.sums[metric.name]) if metric else math.nan
 
         return score
 

@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
 from raysim.core.score import Score
+from raysim.core.task import Task
 from raysim.federation.round import Round
+from raysim.store.tables import OPEN
 
-Accuracy = dict[str, float | None]
+Scores = dict[str, float | None]
 
 
-def round_summary(done: Round, rounds: int, nodes: Sequence[str]) -> dict[str, Any]:
+def round_summary(done: Round, rounds: int, nodes: Sequence[str], task: Task) -> dict[str, Any]:
     """What is shown of a round of `rounds`; `nodes` are the machines of the hosts."""
+    values = task.values(done.score) if done.score else {}
     trained, cohort = done.cohort.trained, done.cohort
     losses = [trained.results[c].last_loss for c in cohort.clients]
     sizes = cohort.sizes.tolist()
@@ -28,45 +32,71 @@ def round_summary(done: Round, rounds: int, nodes: Sequence[str]) -> dict[str, A
     return {
         "round": done.t,
         "rounds": rounds,
-        "accuracy": done.accuracy,
-        "loss": done.loss,
+        "headline": task.headline.name if task.headline else None,
+        "accuracy": values.pop("accuracy", None),
+        "loss": done.score.mean_loss if done.score else None,
         "train_loss": train_loss,
         "clients_ok": len(cohort.clients),
         "clients_failed": len(done.drawn) - len(cohort.clients),
         "failures": failures,
-    } | personal_scores(done.personal)
+        **{metric_column(name): value for name, value in values.items()},
+        **personal_scores(done.personal, task),
+    }
 
 
-def personal_scores(personal: Mapping[int, Score]) -> dict[str, float]:
-    """Micro and macro accuracy, its standard deviation over clients, the mean of the worst tenth, and the AUC.
+def metric_column(name: str) -> str:
+    """The column of `rounds` that has a metric."""
+    return name if name == "accuracy" else f"{OPEN['rounds'].prefix}{name}"
+
+
+def personal_scores(personal: Mapping[int, Score], task: Task) -> dict[str, float]:
+    """The clients' own models: micro and macro accuracy, its standard deviation over clients, the mean of the worst
+    tenth, the AUC; and other metrics of the task on all their samples together.
 
     Empty where no client has test samples.
     """
     tested = [score for score in personal.values() if score.samples]
     if not tested:
         return {}
-    shares, total = np.sort([score.correct / score.samples for score in tested]), sum(s.samples for s in tested)
-    return {
-        "personal_accuracy_micro": sum(s.correct for s in tested) / total,
-        "personal_accuracy_macro": float(shares.mean()),
-        "personal_accuracy_std": float(shares.std()),
-        "personal_accuracy_worst10": float(shares[: max(1, len(shares) // 10)].mean()),
-        "personal_auc": sum(s.auc * s.samples for s in tested) / total,
-    }
+    whole = Score.total(tested)
+    values, auc = task.values(whole), sum(s.auc * s.samples for s in tested) / whole.samples
+    found = {}
+    if "accuracy" in values:
+        shares = np.sort([task.values(score)["accuracy"] for score in tested])
+        found = {
+            "personal_accuracy_micro": values.pop("accuracy"),
+            "personal_accuracy_macro": float(shares.mean()),
+            "personal_accuracy_std": float(shares.std()),
+            "personal_accuracy_worst10": float(shares[: max(1, len(shares) // 10)].mean()),
+        }
+    if found or not math.isnan(auc):
+        found["personal_auc"] = auc
+    return found | {metric_column(f"personal_{name}"): value for name, value in values.items()}
 
 
-def accuracy_summary(accuracies: Sequence[float | None]) -> Accuracy:
+def run_summary(rounds: pa.Table, task: Task) -> dict[str, Any]:
+    """The headline of the task and, of its values in the table `rounds`, the last, the best, and the mean of the last
+    ten."""
+    metric = task.headline
+    if metric is None:
+        return {"headline": None, **score_summary([], max)}
+    column = metric_column(metric.name)
+    values = rounds[column].to_pylist() if column in rounds.column_names else []
+    return {"headline": metric.name, **score_summary(values, metric.best)}
+
+
+def score_summary(values: Sequence[float | None], best: Callable[[Sequence[float]], float]) -> Scores:
     """The last, the best, and the mean of the last ten of those that were measured."""
-    known = [a for a in accuracies if a is not None]
+    known = [value for value in values if value is not None]
     last10 = sum(known[-10:]) / len(known[-10:]) if known else None
-    return {"final": known[-1] if known else None, "best": max(known, default=None), "last10": last10}
+    return {"final": known[-1] if known else None, "best": best(known) if known else None, "last10": last10}
 
 
-def personal_summary(rounds: pa.Table) -> Accuracy | None:
-    """`accuracy_summary` of the clients' own accuracy (micro), and what else was measured last; None if nothing was."""
+def personal_summary(rounds: pa.Table) -> Scores | None:
+    """`score_summary` of the clients' own accuracy (micro), and what else was measured last; None if nothing was."""
     last = next((row for row in reversed(rounds.to_pylist()) if row["personal_accuracy_micro"] is not None), None)
     if last is None:
         return None
     columns = ("personal_accuracy_macro", "personal_accuracy_std", "personal_accuracy_worst10", "personal_auc")
     ends = {name.removeprefix("personal_").removeprefix("accuracy_"): last[name] for name in columns}
-    return accuracy_summary(rounds["personal_accuracy_micro"].to_pylist()) | ends
+    return score_summary(rounds["personal_accuracy_micro"].to_pylist(), max) | ends

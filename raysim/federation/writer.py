@@ -22,7 +22,7 @@ from raysim.engine.base import Span
 from raysim.engine.traffic import ledger
 from raysim.federation.builder import RunParts
 from raysim.federation.round import Round
-from raysim.federation.scores import accuracy_summary, personal_summary
+from raysim.federation.scores import personal_summary, run_summary
 from raysim.host.messages import ClientResult
 from raysim.store.atomic import replacing, write_json
 from raysim.store.manifest import manifest
@@ -109,7 +109,7 @@ class Writer:
         with replacing(self.folder / "model.safetensors") as path:
             save_file(server.layers.state_dict(server.value), path)
         rounds = read(self.folder, "rounds")
-        result = accuracy_summary(rounds["accuracy"].to_pylist()) | {
+        result = run_summary(rounds, self.run.spec.task) | {
             "personal": personal_summary(rounds),
             "bytes_up": sum(rounds["bytes_up"].to_pylist()),
             "bytes_down": sum(rounds["bytes_down"].to_pylist()),
@@ -131,7 +131,7 @@ class Writer:
             return sum(int(column.sum()) for name, column in traffic.items() if name.startswith(direction))
 
         shown = finished.shown
-        row = {name: value for name, value in shown.items() if name not in ("round", "rounds", "failures")}
+        row = {name: value for name, value in shown.items() if name not in ("round", "rounds", "headline", "failures")}
         row |= {"bytes_up": total("up_"), "bytes_down": total("down_"), "wall": finished.wall}
         return row | {f"seconds_{phase}": value for phase, value in finished.done.seconds.items()}
 
@@ -158,7 +158,7 @@ def client_rows(done: Round, run: RunParts) -> Rows:
         "node": [nodes[host_of[c]] if c in host_of else None for c in done.drawn],
         "test_correct": [test and test.correct for test in tests],
         "test_samples": [test and test.samples for test in tests],
-        "test_loss": [test.loss / test.samples if test and test.samples else None for test in tests],
+        "test_loss": [test and test.mean_loss for test in tests],
     }  # fmt: skip
 
 
@@ -186,9 +186,11 @@ def note_rows(note: Note, clients: tuple[int, ...], layers: LayerMap) -> Rows:
 def personal_rows(personal: Mapping[int, Score]) -> Rows:
     """One row for each client that was tested."""
     ids = sorted(personal)
-    correct, samples, losses, auc = zip(*(personal[c] for c in ids), strict=True)
-    mean = [loss / n if n else None for loss, n in zip(losses, samples, strict=True)]
-    return {"client": ids, "correct": correct, "samples": samples, "loss": mean, "auc": auc}
+    scores = [personal[c] for c in ids]
+    return {
+        "client": ids, "correct": [s.correct for s in scores], "samples": [s.samples for s in scores],
+        "loss": [s.mean_loss for s in scores], "auc": [s.auc for s in scores],
+    }  # fmt: skip
 
 
 def transport(done: Round, spans: Sequence[Span]) -> list[int | None]:

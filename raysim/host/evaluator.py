@@ -2,40 +2,44 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import torch
 from torch import Tensor
 
 from raysim.core.flat import FlatModel
-from raysim.core.score import Score, correct_and_loss
+from raysim.core.score import Score
+from raysim.core.task import Task
 from raysim.host.samples import SampleSource
 
 
 class Evaluator:
     """Tests what is loaded into the model of `flat`, in batches of `batch` samples."""
 
-    def __init__(self, flat: FlatModel, samples: SampleSource, batch: int):
-        self.flat, self.samples, self.batch = flat, samples, batch
+    def __init__(self, flat: FlatModel, samples: SampleSource, task: Task, batch: int):
+        self.flat, self.samples, self.task, self.batch = flat, samples, task, batch
 
-    def score(self, rows: np.ndarray) -> list[tuple[int, float]]:
-        """Correct predictions and summed loss of the loaded model for each batch of `rows` [n] of the data set."""
+    def score(self, rows: np.ndarray) -> list[Score]:
+        """The loaded model on each batch of `rows` [n] of the data set."""
         batches = (self.samples.rows(part) for part in self._parts(rows))
-        return [correct_and_loss(self.logits(x), y) for x, y in batches]
+        return [self.task.score(self.logits(x), y) for x, y in batches]
 
     def personal(self, client: int) -> Score:
-        """The loaded model on the client's test samples."""
+        """The loaded model on the client's test samples, with its AUC."""
         rows = self.samples.partition.test[client]
         if not len(rows):
-            return Score(0, 0, 0.0, float("nan"))
+            return Score(0, 0.0)
         batches = [self.samples.rows(part, client) for part in self._parts(rows)]
-        return Score.of(torch.cat([self.logits(x) for x, _ in batches]), torch.cat([y for _, y in batches]))
+        outputs, y = torch.cat([self.logits(x) for x, _ in batches]), torch.cat([y for _, y in batches])
+        return replace(self.task.score(outputs, y), auc=self.task.auc(outputs, y))
 
     def _parts(self, rows: np.ndarray) -> list[np.ndarray]:
         return [rows[i : i + self.batch] for i in range(0, len(rows), self.batch)]
 
     @torch.no_grad()
     def logits(self, x: Tensor) -> Tensor:
-        """[n, C] of the loaded model in eval mode, on model inputs [n, ...]."""
+        """Outputs [n, ...] of the loaded model in eval mode, on model inputs [n, ...]."""
         self.flat.model.eval()
         parts = [self.flat.model(part) for part in x.split(self.batch)]
         self.flat.model.train()

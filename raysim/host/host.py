@@ -52,7 +52,8 @@ class ClientHost:
         model, self.layers = spec.network()
         self.flat = FlatModel(model, self.layers, self.device)
         self.samples = SampleSource(data, partition, self.device, spec.channels_last)
-        self.evaluator = Evaluator(self.flat, self.samples, spec.eval_batch)
+        self.task = spec.task
+        self.evaluator = Evaluator(self.flat, self.samples, spec.task, spec.eval_batch)
         self.trainer = Trainer(spec, self.flat, self.samples, self.evaluator)
         self.trained = TrainedModels(self.layers.S, self.device)
         self.sums = PartialSums(self.trained, self.layers)
@@ -106,8 +107,8 @@ class ClientHost:
         with self._global_stream():
             return {client: self.trainer.personal(download, client) for client in request.clients}
 
-    def evaluate(self, value: np.ndarray, rows: np.ndarray) -> list[tuple[int, float]]:
-        """Correct predictions and summed loss of `value` [S] for each batch of `rows` of the data set."""
+    def evaluate(self, value: np.ndarray, rows: np.ndarray) -> list[Score]:
+        """The model `value` [S] on each batch of `rows` of the data set."""
         self.flat.value.copy_(on_device(value, self.device))
         return self.evaluator.score(rows)
 
@@ -162,7 +163,7 @@ class ClientHost:
         """Merge the partial sums that wait here with those of `others`, of pieces of these `sizes`."""
         return self.sums.merge(clients, sizes, to, others)
 
-    def spread(
+    def sum_and_distances(
         self, clients: Sequence[int], mix: SumRequest, centre: SumRequest | None = None
     ) -> tuple[np.ndarray, np.ndarray]:
         """See `PartialSums.with_distances`."""
@@ -179,7 +180,7 @@ class ClientHost:
     ) -> Tensor | tuple[Tensor, ...]:
         """The server's work on data: `function(workbench, *payload)`; `models` are rows of updates from all hosts."""
         updates = torch.cat([on_device(m, self.device) for m in models]) if models else None
-        bench = Workbench(self.flat, on_device(value, self.device), updates, self.samples.rows)
+        bench = Workbench(self.flat, on_device(value, self.device), updates, self.samples.rows, self.task)
         with self._global_stream():
             seed_layers(seed, self.device)
             result = function(bench, *(p.to(self.device) if isinstance(p, Tensor) else p for p in payload))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import compress
@@ -19,7 +19,8 @@ from raysim.core.local_run import LocalSettings, RoundInfo
 from raysim.core.note import Note
 from raysim.core.probe import Probe
 from raysim.core.score import Score
-from raysim.models import Inputs, build
+from raysim.core.task import Task
+from raysim.models import Inputs, Model, assemble
 
 Arrays = Mapping[str, np.ndarray]
 Sums = dict[tree.Node, tuple[np.ndarray, tuple[bool, ...]]]  # `tree.Partials` as arrays
@@ -29,8 +30,10 @@ Sums = dict[tree.Node, tuple[np.ndarray, tuple[bool, ...]]]  # `tree.Partials` a
 class HostSpec:
     """What every host of a run is made from."""
 
-    model: str
+    model: str  # its name, for messages
+    build_model: Callable[..., Model]  # a host's process need not know the name
     inputs: Inputs
+    task: Task
     options: dict[str, Any]
     layer_by: str
     blocks: tuple[str, ...]
@@ -44,7 +47,7 @@ class HostSpec:
     keep_freed_memory: bool = True
 
     def network(self) -> tuple[torch.nn.Module, LayerMap]:
-        model = build(self.model, self.inputs, **self.options)
+        model = assemble(self.model, self.build_model, self.inputs, self.options)
         return model, LayerMap.of(model, self.layer_by, self.blocks, self.channels_last)
 
     @cached_property

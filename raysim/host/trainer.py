@@ -95,7 +95,7 @@ class Trainer:
         if self._stack.peer_models and client in download.request.model_index:
             state.previous = peers.model(client)
         run = LocalRun(
-            client, round_info, self.flat, self.spec.settings, self._stack, self.samples.client(client),
+            client, round_info, self.flat, self.spec.task, self.spec.settings, self._stack, self.samples.client(client),
             received, download.shared, peers, state,
         )  # fmt: skip
         run.orders = [] if download.request.trace else None

@@ -74,7 +74,7 @@ class APPLE(ClientMethod, DownlinkRule):
     def downlink_rule(self) -> DownlinkRule:
         return self
 
-    def downlink(self, clients: Sequence[int], bank: ModelStore, server: Server) -> Downlink:
+    def downlink(self, clients: Sequence[int], models: ModelStore, server: Server) -> Downlink:
         others = server.population.sizes.nonzero()[:, 0]
         relations = server.memory["apple"].abs()
 

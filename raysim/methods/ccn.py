@@ -64,14 +64,15 @@ class LatentMean(Probe):
         if self.activation == "pre":
             stages = without_last_relu(stages)
         run.model.eval()
-        total = torch.zeros((), dtype=torch.float64, device=x.device)
+        total, count = torch.zeros((), dtype=torch.float64, device=x.device), 0
         for part in batch_slices(len(x), SWEEP, drop_last=False):
             z = x[part]
             for stage in stages:
                 z = stage(z)
-            total = total + z.double().sum(0)
+            z = z.flatten(0, -2)  # sequences may have a latent at each position
+            total, count = total + z.double().sum(0), count + len(z)
         run.model.train()
-        return total / len(x)
+        return total / count
 
 
 def without_last_relu(stages: list[nn.Module]) -> list[nn.Module]:

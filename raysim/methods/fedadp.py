@@ -133,6 +133,6 @@ class MeanOfSent(ServerStep):
         server.note(FedADP(), "kept", masks.mean(1), "client")
         masks = torch.cat([masks, torch.ones(len(masks), 1).double()], dim=1)
         share = (mixture.base[:, neurons.tensor] * masks[:, neurons.neuron]).sum(0).repeat_interleave(neurons.size)
-        kept = layers.per_element(mixture.kept) * server.value  # what of the target is not the clients' updates
-        mean = (kept + (target - kept) / share).to(target.dtype)
+        own = layers.per_element(mixture.server_coefficient) * server.value  # the target without the clients' updates
+        mean = (own + (target - own) / share).to(target.dtype)
         return torch.where(share > 0, mean, server.value)

@@ -51,14 +51,14 @@ class FedAMP(ClientMethod, DownlinkRule):
     def downlink_rule(self) -> DownlinkRule:
         return self
 
-    def downlink(self, clients: Sequence[int], bank: ModelStore, server: Server) -> Downlink:
-        if not bank.clients:
+    def downlink(self, clients: Sequence[int], models: ModelStore, server: Server) -> Downlink:
+        if not models.clients:
             return Downlink()
-        place = {c: i for i, c in enumerate(bank.clients)}
-        weights = attraction(bank.distances(bank.clients), self.alpha, self.sigma, self.clip)
+        place = {c: i for i, c in enumerate(models.clients)}
+        weights = attraction(models.distances(models.clients), self.alpha, self.sigma, self.clip)
         mix = torch.stack([weights[place[c]] if c in place else torch.zeros_like(weights[0]) for c in clients])
         server.note(self, "weights", mix, "client", "peer", clients=clients)
-        return Downlink(bank.clients, mix)
+        return Downlink(models.clients, mix)
 
     def begin(self, run: LocalRun) -> None:
         if self.init == "own" and run.previous is not None:

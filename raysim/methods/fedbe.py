@@ -43,6 +43,7 @@ class FedBE(ServerFT):
     swa: bool = False
     """Take the mean of the student over its epochs."""
 
+    needs_classes: ClassVar[bool] = True
     reads_models: ClassVar[bool] = True
 
     def check(self, facts: RunFacts) -> str | None:

@@ -37,6 +37,7 @@ class FedDF(ServerFT):
     validation: float = 0.2
     """With `patience`: share of the proxy samples that are held out for validation."""
 
+    needs_classes: ClassVar[bool] = True
     reads_models: ClassVar[bool] = True
 
     def check(self, facts: RunFacts) -> str | None:

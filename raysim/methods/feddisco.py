@@ -35,6 +35,7 @@ class FedDisco(Weighting):
     """Divide the KL values by their sum over the cohort."""
     target: tuple[float, ...] | None = None
     """The known test distribution, a share for every class; null: uniform."""
+    needs_classes: ClassVar[bool] = True
     plans_early: ClassVar[bool] = True
 
     def check(self, facts: RunFacts) -> str | None:

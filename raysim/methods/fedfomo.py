@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from raysim.core.client import ClientMethod, LocalRun, Upload
@@ -60,8 +59,8 @@ class FedFomo(ClientMethod, DownlinkRule):
     def downlink_rule(self) -> DownlinkRule:
         return self
 
-    def downlink(self, clients: Sequence[int], bank: ModelStore, server: Server) -> Downlink:
-        available = torch.tensor(bank.clients, dtype=torch.long)
+    def downlink(self, clients: Sequence[int], models: ModelStore, server: Server) -> Downlink:
+        available = torch.tensor(models.clients, dtype=torch.long)
         count = min(self.models or len(available), len(available))
         stream = server.generator("fedfomo")
 
@@ -74,7 +73,7 @@ class FedFomo(ClientMethod, DownlinkRule):
             best[explored] = others[: len(explored)]
             return tuple(sorted(best.tolist()))
 
-        return Downlink(peers=tuple(chosen(c) if c in bank.clients else () for c in clients))
+        return Downlink(peers=tuple(chosen(c) if c in models.clients else () for c in clients))
 
     def start(self, run: LocalRun) -> None:
         state, scores = run.state(self), torch.zeros(run.round_info.clients, dtype=torch.float64)
@@ -99,11 +98,11 @@ class FedFomo(ClientMethod, DownlinkRule):
 
 @torch.no_grad()
 def validation_loss(run: LocalRun, value: Tensor) -> float:
-    """Mean cross-entropy of a model `value` [S] on the client's validation samples, in eval mode; 0 if it has none."""
+    """Mean loss of a model `value` [S] on the client's validation samples, in eval mode; 0 if it has none."""
     x, y = run.data.val
     run.model.eval()
     batches = zip(x.split(512), y.split(512), strict=True)
-    losses = [F.cross_entropy(run.flat.functional(value, x), y, reduction="sum") for x, y in batches]
+    losses = [run.task.total_loss(run.flat.functional(value, x), y) for x, y in batches]
     run.model.train()
     return float(sum(losses)) / max(1, len(y))
 

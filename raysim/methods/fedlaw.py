@@ -292,7 +292,7 @@ class Stacked:
         P = bench.layers.P
         self.bench, self.batch_size = bench, batch_size
         self.server, self.updates = bench.value[:P], updates[:, :P]  # w_g [P], Δ [K, P]
-        self.objective = bench.cross_entropy(rows)
+        self.objective = bench.objective(rows)
         bench.load(bench.value)
 
     def mix(self, lam: Tensor, gamma: Tensor) -> None:
@@ -355,10 +355,10 @@ def fit_stacked(bench: Workbench, law: LearnedWeights, p: Tensor, orders: Tensor
 def gradient_of(bench: Workbench, value: Tensor, rows: np.ndarray) -> tuple[Tensor, Tensor]:
     """Gradient [P] of the loss of `value` [S] on `rows`, and the running statistics [B] after them."""
     bench.load(value)
-    objective = bench.cross_entropy(rows)
+    objective = bench.objective(rows)
     return bench.gradient(objective, torch.arange(len(rows), device=value.device)), bench.flat.buffers
 
 
 def mean_loss_of(bench: Workbench, value: Tensor, rows: np.ndarray, batch_size: int) -> Tensor:
     bench.load(value)
-    return bench.mean_loss(bench.cross_entropy(rows), batch_size)
+    return bench.mean_loss(bench.objective(rows), batch_size)

@@ -29,7 +29,7 @@ class Recipe:
     temperature: float = 1.0  # of the student's softmax, where probabilities are taught
     swa: bool = False  # the result is the mean of the models after every epoch
     cosine: bool = False  # the learning rate falls to zero over all batches
-    validation: np.ndarray | None = None  # rows on which the model of the epoch with the best accuracy is chosen ...
+    validation: np.ndarray | None = None  # rows on which the model of the best epoch is chosen ...
     patience: int = 0  # ... once so many batches have not raised it
 
 
@@ -92,7 +92,7 @@ def train_on_proxy(
 ) -> Any:  # fmt: skip
     """The trained value [S], the optimiser's momentum [P] and the objective before and after [2]."""
     bench.load(value)
-    objective = bench.cross_entropy(rows) if taught is None else bench.distillation(rows, taught, recipe.temperature)
+    objective = bench.objective(rows) if taught is None else bench.distillation(rows, taught, recipe.temperature)
     before = bench.mean_loss(objective, how.batch_size)
     spec, lr = (OFFICIAL, OFFICIAL_LR) if how.server_ft_official else (OptimizerSpec("adam", betas=how.betas), how.lr)
     optimizer = spec.build(bench.flat.params, bench.flat.grad, lr)
@@ -101,7 +101,7 @@ def train_on_proxy(
     mean, total = torch.zeros_like(value), sum(len(order.split(how.batch_size)) for order in orders)
     done = since = 0  # batches: all, and those since the last gain
     held = recipe.validation
-    best, best_value = 0.0 if held is None else bench.accuracy(held), value
+    best, best_value = 0.0 if held is None else bench.quality(held), value
     for epoch, order in enumerate(orders):
         for batch in order.split(how.batch_size):
             if recipe.cosine:
@@ -112,9 +112,9 @@ def train_on_proxy(
         if recipe.swa:
             mean += (bench.flat.value - mean) / (epoch + 1)
         if held is not None:
-            accuracy = bench.accuracy(held)
-            if accuracy > best:
-                best, best_value, since = accuracy, bench.flat.value.clone(), 0
+            quality = bench.quality(held)
+            if quality > best:
+                best, best_value, since = quality, bench.flat.value.clone(), 0
             elif since >= recipe.patience:
                 break
     if recipe.swa:

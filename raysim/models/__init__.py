@@ -1,6 +1,6 @@
 """The models of the papers, and torchvision's, each as ordered stages: features, then a linear head."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from difflib import get_close_matches
 from functools import partial
 from inspect import signature
@@ -10,13 +10,13 @@ from raysim.models.cnn import alexnet, amazon_mlp, bn_cnn, fedavg_cnn, lenet, ml
 from raysim.models.densenet import densenet121
 from raysim.models.resnet import resnet8, resnet18, resnet20, resnet56, resnet110, wrn56_4
 from raysim.models.staged import Inputs, Model, ModelError
-from raysim.models.text import fasttext, text_cnn
+from raysim.models.text import char_gru, fasttext, text_cnn
 from raysim.models.torchvision import resnet18_imagenet
 from raysim.models.vgg import vgg9, vgg16
 from raysim.models.vit import vit
 from raysim.registry import REGISTRY, Table
 
-__all__ = ["MODELS", "Inputs", "Model", "ModelError", "build"]
+__all__ = ["MODELS", "Inputs", "Model", "ModelError", "assemble", "build", "builder"]
 
 MODELS: Table[Callable[..., Model]] = REGISTRY.table("model").fill(
     {
@@ -24,7 +24,7 @@ MODELS: Table[Callable[..., Model]] = REGISTRY.table("model").fill(
         for builder in (
             *(simple_cnn, bn_cnn, mlp, lenet, alexnet, fedavg_cnn, small_cnn, tiny_bn_cnn, amazon_mlp),
             *(resnet8, resnet20, resnet56, resnet110, wrn56_4, resnet18, resnet18_imagenet),
-            *(densenet121, vit, vgg9, vgg16, fasttext, text_cnn),
+            *(densenet121, vit, vgg9, vgg16, fasttext, text_cnn, char_gru),
         )
     }
 )
@@ -36,7 +36,21 @@ def build(name: str, inputs: Inputs, **options: object) -> Model:
     Weights come from torch's global generator, in registration order. ModelError says which name, option or input
     shape does not fit.
     """
-    builder = _builder(name)
+    return assemble(name, builder(name), inputs, options)
+
+
+def builder(name: str) -> Callable[..., Model]:
+    """What builds the model of that name: a function of inputs and options. Raises ModelError for an unknown name."""
+    if name in MODELS:
+        return MODELS[name]
+    architectures = torchvision.architectures()
+    if name.removeprefix("torchvision.") in architectures:
+        return partial(torchvision.classifier, name.removeprefix("torchvision."))
+    raise ModelError(f"unknown model '{name}'.{_nearest(name, [*MODELS, *architectures])}")
+
+
+def assemble(name: str, builder: Callable[..., Model], inputs: Inputs, options: Mapping[str, object]) -> Model:
+    """What `builder` makes; errors name the model. A process that got the builder need not know the name."""
     _, *known = signature(builder).parameters
     for option in options:
         if option not in known:
@@ -46,15 +60,6 @@ def build(name: str, inputs: Inputs, **options: object) -> Model:
         return builder(inputs, **options)
     except ModelError as error:
         raise ModelError(f"{name}: {error}") from error
-
-
-def _builder(name: str) -> Callable[..., Model]:
-    if name in MODELS:
-        return MODELS[name]
-    architectures = torchvision.architectures()
-    if name.removeprefix("torchvision.") in architectures:
-        return partial(torchvision.classifier, name.removeprefix("torchvision."))
-    raise ModelError(f"unknown model '{name}'.{_nearest(name, [*MODELS, *architectures])}")
 
 
 def _nearest(word: str, words: list[str]) -> str:

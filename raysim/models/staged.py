@@ -14,7 +14,8 @@ class ModelError(ValueError):
 
 @dataclass(frozen=True)
 class Inputs:
-    """What a model is built for: `shape` of one sample, (C, H, W), (T,) tokens or (F,) features, and the classes."""
+    """What a model is built for: `shape` of one sample, (C, H, W), (T,) tokens or (F,) features, and the number of
+    outputs: classes, labels, targets or tokens."""
 
     shape: tuple[int, ...]
     classes: int
@@ -59,7 +60,7 @@ def stage(**modules: nn.Module) -> nn.Sequential:
 
 
 def width(inputs: Inputs, stages: Mapping[str, nn.Module]) -> int:
-    """D of the [B, D] that newly built stages make of a batch; ModelError, naming the stage, where it does not fit.
+    """D of the [B, D], or [B, T, D], that newly built stages make of a batch; ModelError, naming the stage, where it does not fit.
 
     Found by passing one sample of zeros, in evaluation mode, which draws no random number and moves no buffer. (The
     meta device would compute nothing at all, but its first use imports a compiler: seconds and memory in every actor.)
@@ -72,7 +73,7 @@ def width(inputs: Inputs, stages: Mapping[str, nn.Module]) -> int:
         except (RuntimeError, AssertionError, ValueError) as error:  # torchvision asserts on its image sizes
             raise ModelError(f"samples of shape {inputs.shape} do not fit its stage '{name}': {error}") from error
         module.train()
-    return x.shape[1]
+    return x.shape[-1]
 
 
 def classifier(inputs: Inputs, stages: Mapping[str, nn.Module]) -> Model:

@@ -11,6 +11,8 @@ import typer
 
 def faults_of(error: Exception) -> Sequence[str] | None:
     """An error of our own, or of files and networks, as sentences; None for any other, which is a bug."""
+    if isinstance(error, MemoryError):
+        return (f"raysim: there is not enough memory: {error}" if str(error) else "raysim: there is not enough memory",)
     if not (isinstance(error, OSError) or type(error).__module__.startswith("raysim.")):
         return None
     from raysim.config import ConfigError

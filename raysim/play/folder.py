@@ -6,6 +6,7 @@ import time
 from pathlib import Path
 
 from raysim.config import ConfigError
+from raysim.paths import below
 
 
 def new_folder(out: Path | None, parent: Path, name: str) -> Path:
@@ -24,7 +25,7 @@ def new_folder(out: Path | None, parent: Path, name: str) -> Path:
         return out
     stem, number = f"{name}-{time.strftime('%Y%m%d-%H%M%S')}", 1
     while True:
-        folder = parent / (stem if number == 1 else f"{stem}-{number}")
+        folder = below(parent, stem if number == 1 else f"{stem}-{number}")
         try:
             folder.mkdir(parents=True)
             return folder

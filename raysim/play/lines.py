@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -32,10 +33,10 @@ def header(config: Config) -> str:
 
 def ending(result: Mapping[str, Any]) -> str:
     """The lines after the last round: `result` is what `result.json` holds, and the folder."""
-    personal = result.get("personal")
+    personal, name = result.get("personal"), result.get("headline") or "accuracy"
     rows = [
-        *([("accuracy", accuracies(result))] if result["final"] is not None or personal is None else []),
-        *([("personal", accuracies(personal)), ("clients", among_clients(personal))] if personal else []),
+        *([(name, summed_up(name, result))] if result["final"] is not None or personal is None else []),
+        *([("personal", summed_up("accuracy", personal)), ("clients", among_clients(personal))] if personal else []),
         ("traffic", f"up {bytes_(result['bytes_up'])}   down {bytes_(result['bytes_down'])}"),
         ("time", f"{result['rounds']} round{'s' * (result['rounds'] != 1)} in {result['seconds']:.1f} s"),
         ("sha256", result["sha256"]),
@@ -44,15 +45,23 @@ def ending(result: Mapping[str, Any]) -> str:
     return "\n" + "\n".join(aligned(rows))
 
 
-def accuracies(scores: Mapping[str, Any]) -> str:
-    """The last, the best, and the mean of the last ten accuracies."""
-    return "   ".join(f"{words} {percent(scores[key])}" for words, key in SCORES)
+def summed_up(metric: str, scores: Mapping[str, Any]) -> str:
+    """The last, the best, and the mean of the last ten scores."""
+    return "   ".join(f"{words} {scored(metric, scores[key])}" for words, key in SCORES)
+
+
+def scored(metric: str, value: float | None) -> str:
+    """An accuracy in percent, any other metric as a number; nothing measured as `-`."""
+    return percent(value) if metric == "accuracy" or value is None else f"{value:.4f}"
 
 
 def among_clients(personal: Mapping[str, Any]) -> str:
     """How the clients' own accuracies were distributed at the end."""
     mean, std = percent(personal["macro"]), percent(personal["std"])
-    return f"mean {mean} ± {std}   worst tenth {percent(personal['worst10'])}   AUC {personal['auc']:.4f}"
+    auc = personal["auc"]
+    known = auc is not None and not math.isnan(auc)
+    area = f"{auc:.4f}" if known else "- (it compares the scores of right and wrong classes, and there is one class)"
+    return f"mean {mean} ± {std}   worst tenth {percent(personal['worst10'])}   AUC {area}"
 
 
 def percent(share: float | None) -> str:

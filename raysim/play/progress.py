@@ -7,7 +7,7 @@ import os
 import sys
 from typing import TYPE_CHECKING, Any
 
-from raysim.play.lines import percent
+from raysim.play.lines import percent, scored
 
 if TYPE_CHECKING:
     from raysim.play.simulation import PlayedRound
@@ -75,12 +75,12 @@ def position(round: PlayedRound) -> str:
 
 
 def scores(round: PlayedRound) -> list[str]:
-    """Accuracy of the global model and of the clients' own, whichever were tested, and the loss."""
-    accuracy, tested = round.accuracy, round.loss is not None
+    """The headline of the global model and the accuracy of the clients' own, whichever were tested, and the loss."""
+    name, score, tested = round.headline, round.score, round.loss is not None
     personal = round.metrics.get("personal_accuracy_micro")
     loss = round.loss if tested else round.train_loss
     return [
-        *([f"accuracy {percent(accuracy):>7}"] if personal is None or accuracy is not None else []),
+        *([f"{name} {scored(name, score):>7}"] if name and (personal is None or score is not None) else []),
         *([f"personal {percent(personal):>7}"] if personal is not None else []),
         f"{'test' if tested else 'train'} loss {'-' if loss is None else format(loss, '.4f'):>7}".rjust(18),
     ]

@@ -18,6 +18,7 @@ from raysim.federation.extend import check_extension, rewrite
 from raysim.federation.lock import finished_result, how_to_continue, machine_changes, run_lock
 from raysim.play.interrupts import Interrupts
 from raysim.play.launch import launcher
+from raysim.store.tables import OPEN
 
 
 class Stopped(KeyboardInterrupt):
@@ -26,17 +27,19 @@ class Stopped(KeyboardInterrupt):
 
 @dataclass(frozen=True)
 class PlayedRound:
-    """What a round came to. Scores are fractions and losses nats; None where the round was not evaluated."""
+    """What a round came to. Scores are fractions and losses nats where the task is classification; None where the round
+    was not evaluated."""
 
     number: int  # from 1
     rounds: int  # of the whole run
+    headline: str | None  # the metric by which the run is judged, such as accuracy
     accuracy: float | None  # of the global model on the test set
     loss: float | None  # of the global model on the test set
     train_loss: float | None  # mean over the round's training samples
     clients_ok: int  # clients whose model was aggregated
     clients_failed: int
     seconds: float
-    metrics: Mapping[str, float]  # every other score, such as `personal_accuracy_micro`
+    metrics: Mapping[str, float]  # every other score, such as `rmse` or `personal_accuracy_micro`
     messages: tuple[str, ...]  # what failed, and what was done about it
 
     @classmethod
@@ -44,9 +47,15 @@ class PlayedRound:
         """From what `Federation.step` returns."""
         rest = dict(summary)
         number, messages = rest.pop("round") + 1, tuple(rest.pop("failures"))
-        names = ("rounds", "accuracy", "loss", "train_loss", "clients_ok", "clients_failed", "seconds")
+        names = ("rounds", "headline", "accuracy", "loss", "train_loss", "clients_ok", "clients_failed", "seconds")
         known = {name: rest.pop(name) for name in names}
-        return cls(number=number, messages=messages, metrics=rest, **known)
+        metrics = {name.removeprefix(OPEN["rounds"].prefix): value for name, value in rest.items()}
+        return cls(number=number, messages=messages, metrics=metrics, **known)
+
+    @property
+    def score(self) -> float | None:
+        """The headline of the global model on the test set."""
+        return self.accuracy if self.headline == "accuracy" else self.metrics.get(self.headline or "")
 
 
 class Simulation(Iterator[PlayedRound]):

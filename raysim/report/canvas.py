@@ -32,6 +32,7 @@ SEQUENTIAL, DIVERGING, BLANK = "viridis", "PuOr", "#ebebeb"
 
 STYLE: Any = {
     "font.family": "DejaVu Sans",
+    "text.parse_math": False,  # names may hold a $, and no label here is a formula
     "font.size": 8,
     "axes.titlesize": 8,
     "axes.labelsize": 8,

@@ -8,17 +8,63 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal, NotRequired
 
 import numpy as np
 import pyarrow as pa
-import yaml
+import pyarrow.compute as pc
+from pydantic import Field
+from typing_extensions import TypedDict
 
+from raysim.paths import UnsafeName
 from raysim.report import NoData, ReportError
 from raysim.store import tables
+from raysim.store.documents import OPEN_SHAPE, checked, read_result, read_yaml
+from raysim.store.manifest import read_manifest
+from raysim.store.parts import DamagedTable
 
 STACKS = ("client", "weighting", "server")
 ENTRIES = ("data.name", "data.partition", "engine")  # settings that are one entry of a catalogue
+MOST_ROUNDS = 10**7  # that a table may have: figures have a place for each
+
+Entry = Annotated[dict[str, dict[str, Any]], Field(min_length=1, max_length=1)]  # of a catalogue: {name: fields}
+
+
+class Data(TypedDict):
+    """Of a run's configuration, what reports rely on."""
+
+    __pydantic_config__ = OPEN_SHAPE  # type: ignore[misc]
+    name: Entry
+    partition: Entry
+
+
+class Rounds(TypedDict):
+    """See `Data`."""
+
+    __pydantic_config__ = OPEN_SHAPE  # type: ignore[misc]
+    total: int
+
+
+class Settings(TypedDict):
+    """See `Data`."""
+
+    __pydantic_config__ = OPEN_SHAPE  # type: ignore[misc]
+    seed: int
+    data: Data
+    rounds: Rounds
+    client: list[Entry]
+    weighting: list[Entry]
+    server: list[Entry]
+    engine: Entry
+
+
+class Header(TypedDict):
+    """The metadata of the table `partition`."""
+
+    __pydantic_config__ = OPEN_SHAPE  # type: ignore[misc]
+    clients: Annotated[int, Field(ge=0, le=10**7)]
+    classes: NotRequired[list[str]]
+    data: NotRequired[str]
 
 
 class RunFolder:
@@ -29,8 +75,10 @@ class RunFolder:
 
     def __init__(self, folder: str | Path):
         self.folder = Path(folder)
+        path = self.folder / "config.yaml"
         try:
-            self.config: dict[str, Any] = yaml.safe_load((self.folder / "config.yaml").read_text(encoding="utf-8"))
+            # As JSON it has texts for keys, and neither objects nor anything that holds itself.
+            self.config: dict[str, Any] = dict(checked(path, Settings, json.dumps(read_yaml(path))))
         except (FileNotFoundError, NotADirectoryError):
             raise ReportError(f"{self.folder}: holds no config.yaml, so it is not the folder of a run.") from None
         self._tables: dict[str, pa.Table] = {}
@@ -43,10 +91,24 @@ class RunFolder:
         """An Arrow table; `.to_pandas()` makes a data frame of it. Raises KeyError for a name that is not in `tables`."""
         if table not in self._tables:
             try:
-                self._tables[table] = tables.read(self.folder, table)
-            except FileNotFoundError:
+                self._tables[table] = self._complete(table, tables.read(self.folder, table))
+            except (FileNotFoundError, UnsafeName):
                 raise KeyError(f"the run has no table {table!r}; there are {', '.join(self.tables)}") from None
         return self._tables[table]
+
+    def _complete(self, table: str, rows: pa.Table) -> pa.Table:
+        """Only the rows of rounds that are in `rounds`, which is written last: of a round in progress, and of one at
+        whose end the run was killed, other tables may hold a part."""
+        if table == "rounds":
+            numbers = pc.min_max(rows["round"]).as_py()
+            if rows.num_rows and not 0 <= numbers["min"] <= numbers["max"] < MOST_ROUNDS:
+                raise DamagedTable(f"{self.folder / table} is damaged: it has a round {numbers['max']}.")
+        elif table in tables.TABLES:
+            last = pc.max(self["rounds"]["round"]).as_py()
+            rows = rows.filter(
+                pc.and_(pc.less_equal(rows["round"], -1 if last is None else last), pc.greater_equal(rows["round"], 0))
+            )
+        return rows
 
     @property
     def tables(self) -> tuple[str, ...]:
@@ -65,19 +127,12 @@ class RunFolder:
     @cached_property
     def manifest(self) -> dict[str, Any]:
         """Versions, hardware and hashes."""
-        return self._json("manifest.json") or {}
+        return read_manifest(self.folder)
 
     @property
     def result(self) -> dict[str, Any] | None:
         """Scores, bytes and the hash of the model; None while the run is not finished."""
-        return self._json("result.json")
-
-    def _json(self, name: str) -> dict[str, Any] | None:
-        path = self.folder / name
-        if not path.is_file():
-            return None
-        found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-        return found
+        return read_result(self.folder)
 
     @property
     def state(self) -> Literal["running", "finished", "stopped"]:
@@ -157,9 +212,17 @@ class Shares:
 
     @classmethod
     def of(cls, table: pa.Table) -> Shares:
-        header = json.loads(table.schema.metadata[b"raysim.partition"])
+        where = Path("the table partition")
+        header = checked(where, Header, (table.schema.metadata or {}).get(b"raysim.partition", b""))
         clients, classes = header["clients"], tuple(header.get("classes", ()))
+        needed = ("client", "split", *(["label"] if classes else []))
+        if any(table.column_names.count(name) != 1 for name in needed):
+            raise DamagedTable(f"{where} is damaged: it needs one column each of {', '.join(needed)}.")
         client, split = table["client"].to_numpy(), table["split"].to_numpy()
+        label = table["label"].to_numpy() if classes else np.zeros(len(client), np.int64)
+        for name, values, count in (("client", client, clients), ("label", label, max(1, len(classes)))):
+            if values.dtype.kind not in "iu" or not ((values >= -1) & (values < count)).all():
+                raise DamagedTable(f"{where} is damaged: a {name} is not one of {count}.")
         sizes = {
             name: np.bincount(client[(split == name) & (client >= 0)], minlength=clients)
             for name in ("train", "test", "val")
@@ -167,6 +230,6 @@ class Shares:
         counts = None
         if classes:
             train = split == "train"
-            cells = client[train] * len(classes) + table["label"].to_numpy()[train]
+            cells = client[train] * len(classes) + label[train]
             counts = np.bincount(cells, minlength=clients * len(classes)).reshape(clients, len(classes))
         return cls(header.get("data", ""), classes, counts, sizes)

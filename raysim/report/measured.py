@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from typing import Any
 
@@ -14,14 +13,15 @@ from raysim.report.canvas import COLUMN, PAGE, Canvas, colour, dash, every_nth, 
 from raysim.report.clouds import Cloud, pearson, scatter, spearman
 from raysim.report.folder import RunFolder
 from raysim.report.groups import Group
+from raysim.store.documents import checked
 
 
 def measured(run: RunFolder, name: str) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
     """Columns of a measure's table, and its options and facts. Raises `NoData` where it was not taken."""
-    try:
-        about = json.loads(run[f"measures/{name}"].schema.metadata[b"raysim.measure"])
-    except KeyError:
-        raise NoData(f"`raysim measure {name} {run.folder}` has not been run.") from None
+    table = f"measures/{name}"
+    if table not in run.tables:
+        raise NoData(f"`raysim measure {name} {run.folder}` has not been run.")
+    about = checked(run.folder / table, dict[str, Any], (run[table].schema.metadata or {}).get(b"raysim.measure", b""))
     return run.columns(f"measures/{name}"), about
 
 

@@ -170,7 +170,7 @@ def _failures(groups: Sequence[Group]) -> Iterable[tuple[str, ...]]:
         for run in group.runs:
             statuses = Counter(status for status in run.columns("clients")["status"].tolist() if status != "ok")
             for status, times in statuses.most_common(5):
-                yield group.label, str(run.seed), str(times), status.strip().splitlines()[-1]
+                yield group.label, str(run.seed), str(times), (status.strip() or "-").splitlines()[-1]
 
 
 def _hashes(run: RunFolder) -> tuple[str, ...]:

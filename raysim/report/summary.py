@@ -152,7 +152,23 @@ def summarise(groups: Sequence[Group], target: float | None = None) -> Summary:
             )
     for cost in ("MB up", "MB", "s"):
         spent[cost] = partial(_cost, total, cost)
-    return Summary(target, _sentence(groups, by, target), _table(groups, scored), _table(groups, spent))
+    sentence = " ".join(filter(None, (_sentence(groups, by, target), _unfinished(runs))))
+    return Summary(target, sentence, _table(groups, scored), _table(groups, spent))
+
+
+def _unfinished(runs: Sequence[RunFolder]) -> str:
+    """Why the numbers are not the final ones, where they are not."""
+    states = [run.state for run in runs]
+    parts = [
+        f"{states.count(state)} {words}"
+        for state, words in (("running", "still going"), ("stopped", "stopped before the end"))
+        if state in states
+    ]
+    alone = {"running": "The run is still going", "stopped": "The run was stopped before its end"}
+    if not parts:
+        return ""
+    first = alone[states[0]] if len(runs) == 1 else f"Of {len(runs)} runs, {' and '.join(parts)}"
+    return f"{first}: these are not the final numbers."
 
 
 def _table(groups: Sequence[Group], columns: dict[str, Callable[[Group], str]]) -> Table:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.metadata
-import json
 import os
 import platform
 import shutil
@@ -12,23 +11,36 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from typing_extensions import TypedDict
+
+from raysim.store.documents import OPEN_SHAPE, DamagedFile, read_json
+
 _PACKAGES = ("raysim", "torch", "torchvision", "ray", "numpy", "pyarrow", "safetensors", "scikit-learn")
 
 
-class DamagedManifest(ValueError):
+class DamagedManifest(DamagedFile):
     """A run's manifest cannot be read."""
+
+
+class Manifest(TypedDict, total=False):
+    """What others read of `manifest.json`; it may be absent in a run of an older raysim."""
+
+    __pydantic_config__ = OPEN_SHAPE  # type: ignore[misc]
+    config_hash: str
+    seed: int
+    versions: dict[str, str]
+    hardware: dict[str, Any]
+    partition_sha256: str
+    settings: dict[str, Any]
 
 
 def read_manifest(folder: Path) -> dict[str, Any]:
     """The manifest of the run in `folder`, empty where none has been written yet. Raises `DamagedManifest`."""
     path = folder / "manifest.json"
     try:
-        written = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
-    except ValueError:
-        written = None
-    if not isinstance(written, dict):
-        raise DamagedManifest(f"{path} is damaged: it says what the run began with. Put it back, or start another run.")
-    return written
+        return dict(read_json(path, Manifest)) if path.exists() else {}
+    except DamagedFile as error:
+        raise DamagedManifest(f"{error} It says what the run began with: put it back, or start another run.") from None
 
 
 def manifest(config_hash: str, seed: int, extra: Mapping[str, Any]) -> dict[str, Any]:

@@ -20,6 +20,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from raysim.store.atomic import replacing
+from raysim.store.documents import DamagedFile
 
 MERGE = 16
 """So many neighbouring parts of one width become one. Measured with a run that flushes each of 1,500 rounds: without
@@ -27,7 +28,7 @@ merging it leaves 9,000 files of 47 MB in all, and a table takes 1.2 to 2.3 s to
 with merging these are 180 files, 1 MB, and 0.02 to 0.04 s."""
 
 
-class DamagedTable(ValueError):
+class DamagedTable(DamagedFile):
     """A file of a table is not as it was written."""
 
 
@@ -74,20 +75,31 @@ def parts_of(folder: Path) -> list[Part]:
 
 @contextmanager
 def _opened(part: Part) -> Iterator[pq.ParquetFile]:
+    if part.path.exists() and not part.path.is_file():
+        raise DamagedTable(f"{part.path} is not a regular file.")
     try:
         with pq.ParquetFile(part.path) as file:  # not read_table, which takes a folder named a=1 for a column
             yield file
-    except pa.ArrowInvalid as error:
+    except FileNotFoundError:
+        raise
+    except (pa.ArrowException, OSError) as error:
         raise DamagedTable(f"{part.path} is damaged: {error}. Remove it to go on without its rows.") from None
 
 
 def load(parts: Iterable[Part], schema: pa.Schema | None) -> pa.Table:
     """The rows of all parts. They have the columns of `schema` and those that any part has besides."""
     tables = [] if schema is None else [schema.empty_table()]
+    required = [field.name for field in schema or () if not field.nullable]
     for part in parts:
         with _opened(part) as file:
-            tables.append(file.read())
-    return pa.concat_tables(tables, promote_options="default")
+            rows = file.read()
+            try:
+                tables = [pa.concat_tables([*tables, rows], promote_options="default")]
+            except pa.ArrowException as error:
+                raise DamagedTable(f"{part.path} is damaged: {error}.") from None
+            if empty := [name for name in required if tables[0][name].null_count]:
+                raise DamagedTable(f"{part.path} is damaged: its column {empty[0]} has gaps.")
+    return tables[0]
 
 
 def load_all(folder: Path, schema: pa.Schema | None) -> pa.Table | None:

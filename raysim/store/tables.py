@@ -18,6 +18,7 @@ from typing import Any, NamedTuple, Self
 
 import pyarrow as pa
 
+from raysim.paths import below
 from raysim.store import parts
 
 FLUSH_SECONDS = 5.0  # how far readers may lag behind
@@ -52,7 +53,7 @@ _CLIENT = ("client", "int", "id", "client id")
 TABLES: dict[str, pa.Schema] = {
     "rounds": schema(
         _ROUND,
-        ("accuracy", "float?", "fraction", "top-1 test accuracy of the global model; null if not evaluated this round"),
+        ("accuracy", "float?", "fraction", "top-1 test accuracy of the global model; null if the round or task has none"),
         ("loss", "float?", "nats", "mean test loss of the global model"),
         ("train_loss", "float?", "nats", "mean training loss of the cohort"),
         ("personal_accuracy_micro", "float?", "fraction", "personal models: correct samples over all samples"),
@@ -124,7 +125,7 @@ TABLES: dict[str, pa.Schema] = {
     "personal": schema(
         _ROUND,
         _CLIENT,
-        ("correct", "int", "samples", "correct test samples of the client's shard, by its personal model"),
+        ("correct", "int?", "samples", "correct test samples of the client's shard, by its personal model"),
         ("samples", "int", "samples", "test samples of the client's shard"),
         ("loss", "float?", "nats", "mean test loss on the client's shard"),
         ("auc", "float?", "fraction", "area under the ROC curve, micro average over the classes"),
@@ -150,7 +151,7 @@ quantity that a method reports by layer, such as fedlws.gamma."""
 
 def write_table(folder: Path, table: str, rows: pa.Table) -> None:
     """Write a table that is known as a whole, such as the partition; `read` finds it. Replaces an earlier one."""
-    parts.write(parts.Part.at(folder / table, 0, 0, 0, 0), rows)
+    parts.write(parts.Part.at(below(folder, table), 0, 0, 0, 0), rows)
 
 
 def read(folder: Path, table: str) -> pa.Table:
@@ -159,7 +160,7 @@ def read(folder: Path, table: str) -> pa.Table:
     Safe while the run writes. A table that has no rows yet is empty, with its schema. Raises FileNotFoundError for one
     that is neither in TABLES nor in the folder.
     """
-    rows = parts.load_all(folder / table, TABLES.get(table))
+    rows = parts.load_all(below(folder, table), TABLES.get(table))
     if rows is None:
         raise FileNotFoundError(f"the run has no table {table!r}")
     return rows.sort_by("round") if "round" in rows.column_names else rows

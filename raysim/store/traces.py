@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
+from raysim.paths import below
 from raysim.store.atomic import write_tensors
+from raysim.store.documents import read_tensors
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -32,7 +34,7 @@ class Trace:
         return self._rounds is None or t in self._rounds
 
     def path(self, t: int, name: str) -> Path:
-        return self.folder / f"round-{t:04d}" / f"{name}.safetensors"
+        return below(self.folder, f"round-{t:04d}/{name}.safetensors")
 
     def write(self, t: int, name: str, tensors: Mapping[str, Tensor]) -> None:
         """Write tensors under their `state_dict` names."""
@@ -52,7 +54,5 @@ class Trace:
 
 def read_arrays(path: Path) -> list[np.ndarray]:
     """The int64 arrays that `Trace.write_arrays` wrote."""
-    from safetensors.numpy import load_file
-
-    tensors = load_file(path)
+    tensors = {name: tensor.numpy() for name, tensor in read_tensors(path).items()}
     return np.split(tensors["values"], tensors["offsets"][1:-1]) if len(tensors["offsets"]) > 1 else []

@@ -21,9 +21,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from raysim.config import Config, ConfigError, load, to_dict
+from raysim.paths import UnsafeName, below
+from raysim.store.documents import DamagedFile, read_yaml
 
 Choice = tuple[str, list[str]]  # how it is called in the folder's name, if it is, and its overrides
 
@@ -65,11 +65,15 @@ def runs(base: Path, cells: Iterable[Sequence[Choice]], out: Path) -> list[Point
         name = "+".join(part for part, _ in chosen if part) or base.stem
         overrides = [text for _, texts in chosen for text in texts]
         try:
+            folder = below(out, name)
             config = load(base, [*overrides, f"name={json.dumps(name)}"], beside=("methods", "table"))
+        except UnsafeName as error:
+            faults.append(f"{base}: the name of a run becomes that of its folder: {error}.")
+            continue
         except ConfigError as error:
             faults += error.faults
             continue
-        point = Point(name, config, out / name)
+        point = Point(name, config, folder)
         faults += _other(point)
         points.append(point)
     names = [point.name for point in points]
@@ -91,8 +95,8 @@ def seeded(seed: int) -> Choice:
 
 def _methods(base: Path) -> list[Choice]:
     try:
-        raw = yaml.safe_load(base.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, yaml.YAMLError):
+        raw = read_yaml(base)
+    except (OSError, DamagedFile):
         return []  # `load` says what is wrong
     methods = raw.get("methods") if isinstance(raw, dict) else None
     if methods is None:

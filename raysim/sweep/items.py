@@ -11,9 +11,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from raysim.config import ConfigError, load, shipped
+from raysim.store.documents import parse_yaml, read_yaml
 from raysim.sweep.grid import Choice, Point, choice, runs, seeded
 from raysim.sweep.table import Axis, Label, Table, labels, read_table
 
@@ -138,9 +137,9 @@ def _data(item: Item, planned: Collection[Sequence[Choice]]) -> str:
     )
     for change in wanted:
         if change:
-            raw = yaml.safe_load(change.partition("=")[2])
+            raw = parse_yaml(change.partition("=")[2])
         else:
-            raw = yaml.safe_load(item.path.read_text(encoding="utf-8"))["data"]["name"]
+            raw = read_yaml(item.path)["data"]["name"]
         missing = ""
         try:
             load(item.path, [change] if change else [])

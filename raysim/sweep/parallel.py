@@ -17,8 +17,9 @@ from typing import IO, Any
 
 from raysim.config import Config, LocalEngineConfig, to_dict
 from raysim.engine.ray.placement import HOST_BYTES, Resources
-from raysim.play.lines import percent
+from raysim.play.lines import scored
 from raysim.play.machine import free_memory
+from raysim.store.documents import read_result
 from raysim.sweep.grid import Point
 
 LOG = "log.txt"
@@ -95,9 +96,10 @@ def _share(at_once: int) -> Resources:
 
 def _outcome(point: Point, code: int) -> str:
     if not code:
-        result = json.loads((point.folder / "result.json").read_text(encoding="utf-8"))
-        return f"accuracy {percent(result['final'])}"
-    lines = (point.folder / LOG).read_text(encoding="utf-8").strip().splitlines()
+        result = read_result(point.folder) or {}
+        metric = result.get("headline") or "accuracy"
+        return f"{metric} {scored(metric, result.get('final'))}"
+    lines = (point.folder / LOG).read_text(encoding="utf-8", errors="replace").strip().splitlines()
     reason = f"killed by signal {-code}" if code < 0 or not lines else lines[-1]
     return f"failed: {reason} (see {point.folder / LOG})"
 

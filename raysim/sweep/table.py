@@ -25,10 +25,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import yaml
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from raysim.config import ConfigError
+from raysim.store.documents import DamagedFile, read_yaml
 from raysim.sweep.scores import SCORES, Measure, Score, wrong_scores
 
 Settings = dict[str, Any]  # path -> value
@@ -131,10 +131,10 @@ def shown(label: Label) -> str:
 def read_table(path: Path) -> Table:
     """What the configuration at `path` says under `table`. Raises `ConfigError` where that is nothing, or wrong."""
     try:
-        raw = yaml.safe_load(path.read_text(encoding="utf-8"))["table"]
+        raw = read_yaml(path)["table"]
         table = TypeAdapter(Table).validate_json(json.dumps(raw))
-    except yaml.YAMLError as error:
-        raise ConfigError(f"{path}: not valid YAML: {error}") from None
+    except DamagedFile as error:
+        raise ConfigError(str(error)) from None
     except (KeyError, TypeError):
         raise ConfigError(f"{path}: has no key `table`, which says what to reproduce.") from None
     except ValidationError as error:

@@ -24,6 +24,7 @@ from typing import Any
 from raysim.config import load
 from raysim.config.shipped import find
 from raysim.federation import Federation
+from raysim.store.tables import OPEN
 
 REPORTED = ("accuracy", "loss", "train_loss", "personal_accuracy_micro", "personal_accuracy_macro")
 
@@ -32,10 +33,10 @@ def trainable(base: str | Path, overrides: Sequence[str] = ()) -> Callable[[Mapp
     """What `ray.tune.Tuner` takes: it plays `base`, a file or a configuration that comes with raysim, with `overrides`
     (`path=value`) and a trial's settings, a mapping of paths to values.
 
-    After each round that is evaluated it reports `round` (from 1) and what there is of `REPORTED`, fractions and nats. A
-    trial trains its clients one after another in its own process, on a GPU where Tune has reserved one for it
-    (`tune.with_resources`), and its run lies in `run` in the trial's folder, from which a trial that died goes on. Raises
-    `ConfigError` for what is wrong before any trial, and `ImportError` without Ray Tune.
+    After each round that is evaluated it reports `round` (from 1), what there is of `REPORTED` (fractions and nats), and
+    the task's further metrics as `metric.NAME`. A trial trains its clients one after another in its own process, on a GPU
+    where Tune has reserved one for it (`tune.with_resources`). Its run lies in `run` in the trial's folder, from which a
+    trial that died goes on. Raises `ConfigError` for what is wrong before any trial, and `ImportError` without Ray Tune.
     """
     try:
         from ray.tune import get_context, report
@@ -54,7 +55,8 @@ def trainable(base: str | Path, overrides: Sequence[str] = ()) -> Callable[[Mapp
         try:
             while (shown := federation.step()) is not None:
                 if federation.evaluates(shown["round"]):
-                    known = {name: shown[name] for name in REPORTED if shown.get(name) is not None}
+                    names = [*REPORTED, *(name for name in shown if name.startswith(OPEN["rounds"].prefix))]
+                    known = {name: shown[name] for name in names if shown.get(name) is not None}
                     report({"round": shown["round"] + 1, **known})
             federation.finish()
         finally:

@@ -26,7 +26,7 @@ def test_everybody_sends_everything():
     assert mixture.weights.dtype == torch.float64
     assert mixture.sent.all()
     assert not mixture.own.any()
-    assert mixture.kept.tolist() == pytest.approx([1] * TENSORS)  # θ + Σ w Δ
+    assert mixture.server_coefficient.tolist() == pytest.approx([1] * TENSORS)  # θ + Σ w Δ
     assert mixture.per_client().tolist() == pytest.approx([0.1, 0.3, 0.6])
 
 
@@ -35,7 +35,7 @@ def test_selection_renormalises_over_the_uploaders():
     mixture = Mixture.of(torch.tensor([1.0, 3.0, 4.0]), LAYERS).select(torch.tensor([FIRST, FIRST, [False] * TENSORS]))
     assert mixture.base.equal(weights([0.25] * 4 + [0] + [0.25] * 3, [0.75] * 4 + [0] + [0.75] * 3, [0] * TENSORS))
     assert mixture.own.tolist() == [0, 0, 0, 0, 1]
-    assert mixture.kept.tolist() == [1] * TENSORS
+    assert mixture.server_coefficient.tolist() == [1] * TENSORS
     assert not mixture.sent[2].any()
     again = mixture.select(torch.tensor([True, False, True]))  # what is not sent stays unsent
     assert again.sent.tolist() == [FIRST, [False] * TENSORS, [False] * TENSORS]
@@ -58,11 +58,11 @@ def test_factors_scale_parameters_and_leave_statistics_convex():
     mixture = Mixture.of(torch.tensor([1.0, 1.0]), LAYERS).scaled(torch.tensor([[2.0], [-1.0]]))
     assert mixture.weights.equal(weights([1.0] * T, [-0.5] * T))
     assert mixture.buffers.equal(weights([0.5] * 3, [0.5] * 3))
-    assert mixture.kept.tolist() == [0.5] * T + [1] * 3
+    assert mixture.server_coefficient.tolist() == [0.5] * T + [1] * 3
     twice = mixture.scaled(torch.tensor(3.0), anchor=torch.full((T,), 0.25).double())
     assert twice.weights.equal(mixture.weights * 3)
     assert twice.own.tolist() == [0.25] * T
-    assert twice.kept.tolist() == [1.75] * T + [1] * 3
+    assert twice.server_coefficient.tolist() == [1.75] * T + [1] * 3
     every = mixture.scaled(torch.full((2, TENSORS), 0.5))
     assert every.buffers.equal(weights([0.25] * 3, [0.25] * 3))
 
@@ -82,7 +82,7 @@ def test_buffers_of_one_client_or_of_none():
     local = mixture.with_buffers_of(None)
     assert not local.buffers.any()
     assert not local.sent[:, T:].any()
-    assert local.kept.tolist() == [1] * TENSORS
+    assert local.server_coefficient.tolist() == [1] * TENSORS
 
 
 def test_best_by_layer():
@@ -110,4 +110,4 @@ def test_columns_are_convex(data: st.DataObject):
             expected[uploaders] = lam[uploaders] / lam[uploaders].sum()
         torch.testing.assert_close(column, expected)
     assert mixture.own.equal((~sent[:, :T].any(0)).double())
-    torch.testing.assert_close(mixture.kept, torch.ones(TENSORS).double())
+    torch.testing.assert_close(mixture.server_coefficient, torch.ones(TENSORS).double())

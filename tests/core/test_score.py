@@ -10,7 +10,10 @@ from sklearn.metrics import roc_auc_score
 from sklearn.preprocessing import label_binarize
 
 from raysim.core.score import Score, micro_auc
-from raysim.federation import Federation, personal_scores
+from raysim.engine.evaluation import evaluate
+from raysim.federation import Federation
+from raysim.federation.round import evaluate_personal
+from raysim.federation.scores import personal_scores
 from raysim.store import tables
 
 
@@ -83,8 +86,8 @@ def test_evaluations_are_shared_by_the_hosts(tmp_path, warm_ray):
 
     federation.engine.call = call
     federation.step()
-    federation.evaluate_personal(1)
-    federation.engine.evaluate(federation.partition.server_test)
+    evaluate_personal(federation.run, 1)
+    evaluate(federation.engine, federation.partition.server_test)
     federation.close()
     for method in ("personal", "evaluate"):
         assert sorted(host for name, host in asked if name == method) == [0, 1, 2]

@@ -95,7 +95,8 @@ def test_importing_loads_no_reader():
 
 def test_every_source_can_be_listed():
     assert set(SOURCES) == {
-        *("mnist", "fashion_mnist", "cifar10", "cifar100", "emnist", "parquet", "images", "npz", "digits", "synthetic")
+        *("diabetes", "multilabel", "characters"),
+        *("mnist", "fashion_mnist", "cifar10", "cifar100", "emnist", "parquet", "images", "npz", "digits", "synthetic"),
     }
     assert all(cls.__doc__ and "\n" not in cls.__doc__ for cls in SOURCES.values())
 
@@ -352,7 +353,14 @@ def test_npz_layouts(tmp_path):
         ({"x": np.zeros((3, 2)), "y": np.zeros(3)}, "y_train is float64"),
         ({"x": np.zeros((3, 2)), "y": np.array([0, -1, 0])}, r"toy\.npz y_train: row 1 has label -1"),
         ({"x": np.zeros((3, 2)), "y": np.array([0, 9, 0])}, r"toy\.npz y_train: row 1 has label 9, but there are 1 cl"),
-        ({"x": np.array([[0.0], [np.nan]]), "y": np.zeros(2, int)}, "x_train row 1 holds NaN or infinity"),
+        (
+            {"x": np.array([[0.0], [np.nan]]), "y": np.zeros(2, int)},
+            "x_train row 1 holds NaN, infinity or a number beyond",
+        ),
+        (
+            {"x": np.array([[0.0], [1e300]]), "y": np.zeros(2, int)},
+            "row 1 holds NaN, infinity or a number beyond float32",
+        ),
         ({"x": np.zeros((3, 2), int), "y": np.zeros(3, int)}, "x_train is int64 .* it must be uint8 images"),
         ({"x": np.zeros((0, 2)), "y": np.zeros(0, int)}, "x_train is empty"),
         ({"x": np.zeros((3, 2)), "y": np.zeros(3, int), "x_test": np.zeros((3, 2))}, "holds no y_test"),

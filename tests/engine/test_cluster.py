@@ -15,10 +15,11 @@ from ray._private.node import Node
 from ray.cluster_utils import Cluster
 from sabotage import Stalls, ending
 
-from raysim.engine.base import Engine
+from raysim.engine import scheduler
 from raysim.engine.ray.engine import ray_engine
 from raysim.engine.ray.pool import Pool
-from raysim.federation import Federation, MakeEngine
+from raysim.federation import MakeEngine
+from raysim.federation.resume import RunCheckpoints
 from raysim.methods import CLIENTS
 from raysim.store import tables
 
@@ -66,17 +67,17 @@ def test_node_lost_during_a_round(tmp_path, cluster, nodes, make_engine, expecte
     """Round 3. The states that the node held are lost: rounds are played again from the last checkpoint on."""
     cloudpickle.register_pickle_by_value(sabotage)
     # Always the same client on the same host: else a copy of its state might be elsewhere, and nothing be lost.
-    monkeypatch.setattr(Engine, "deal", lambda engine, clients: [tuple(clients[i : i + 2]) for i in (0, 2, 4, 6)])
+    monkeypatch.setattr(scheduler, "shares", lambda engine, clients: [tuple(clients[i : i + 2]) for i in (0, 2, 4, 6)])
     monkeypatch.setitem(CLIENTS, "stalls", Stalls)
-    restored, restore = [], Federation._restore
-    monkeypatch.setattr(Federation, "_restore", lambda fed: (restore(fed), restored.append(fed.t)))
+    restored, restore = [], RunCheckpoints.restore
+    monkeypatch.setattr(RunCheckpoints, "restore", lambda run: restored.append(restore(run)) or restored[-1])
     stalls = {"folder": str(tmp_path), "t": 3, "spared_node": ray.get_runtime_context().get_node_id()}
     rounds = {**SETTING["rounds"], "checkpoint_every": 2}
     changes = {**SETTING, "client": ["scaffold", {"stalls": stalls}], "rounds": rounds}
     with ending(tmp_path, lambda pid, node: cluster.remove_node(nodes[node], allow_graceful=False)):
         federation = play(tiny(**changes, engine=FOUR), tmp_path / "lost", make_engine=make_engine)
     assert federation.sha256() == expected
-    assert restored == [2]
+    assert [t for t, _ in restored] == [2]
     assert tables.read(federation.folder, "rounds")["round"].to_pylist() == [0, 1, 2, 3]
     assert set(tables.read(federation.folder, "clients")["status"].to_pylist()) == {"ok"}
 

@@ -14,17 +14,20 @@ from ray import cloudpickle
 from sabotage import Fails, Stalls, Tells, ending, kill
 from typer.testing import CliRunner
 
-import raysim.engine.engine
-import raysim.engine.ray.ray_engine
+import raysim.engine.ray.engine
 from raysim.cli.app import app
 from raysim.config import to_yaml
 from raysim.core.cohort import Cohort
 from raysim.core.mixture import Mixture
 from raysim.core.server import Server, Weighting
+from raysim.engine import scheduler
+from raysim.engine.base import HostLost
+from raysim.engine.evaluation import evaluate
+from raysim.engine.ray.actors import HostActor
+from raysim.engine.ray.driver import RemoteFederation
+from raysim.engine.ray.engine import RayEngine
 from raysim.engine.ray.placement import PlacementError
-from raysim.engine.ray.ray_engine import HostActor, RayEngine, RemoteFederation
-from raysim.federation import Federation, RoundFailed, local_engine
-from raysim.federation import sample
+from raysim.federation import Federation, RoundFailed, local_engine, prepare, sample
 from raysim.methods import CLIENTS, WEIGHTINGS
 from raysim.store import tables
 
@@ -174,7 +177,8 @@ def test_driver_killed(tmp_path, cluster):
     changes = METHODS["scaffold"] | {"rounds": {"total": 4, "checkpoint_every": 2}}
     expected = undisturbed(changes, tmp_path / "undisturbed")
     engine = {"ray": {"clients_per_actor": 3}}
-    federation = RemoteFederation(tiny(**changes, engine=engine), tmp_path / "killed", False)
+    config = tiny(**changes, engine=engine)
+    federation = RemoteFederation(Federation, config, tmp_path / "killed", False, prepare(config))
     rounds = [federation.step()["round"] for _ in range(3)]
     kill(pid_of(federation._driver))
     while (shown := federation.step()) is not None:
@@ -197,13 +201,13 @@ def test_hosts_take_over_where_there_is_no_room(tmp_path, warm_ray, no_room):
     federation.finish()
     assert federation.sha256() == expected
     with pytest.raises(PlacementError, match="no room for new ones"):
-        federation.engine.evaluate(federation.partition.server_test)
+        evaluate(federation.engine, federation.partition.server_test)
     federation.close()
 
 
 def test_client_that_kills_every_process_it_gets(tmp_path, warm_ray, no_room, monkeypatch):
     """It takes two of three hosts with it; the others' clients are trained again on the last one."""
-    monkeypatch.setattr(raysim.engine.engine, "ATTEMPTS", 2)
+    monkeypatch.setattr(scheduler, "ATTEMPTS", 2)
     changes = {"rounds": {"total": 1}}
     expected = undisturbed(with_client(changes, "fails", how="raises", client=cohort()[1]), tmp_path / "raises")
     config = tiny(**with_client(changes, "fails", how="dies", client=cohort()[1]), engine=EACH)
@@ -223,7 +227,7 @@ def no_room(monkeypatch) -> Callable[[], None]:
         return actor, actor.become.remote(engine.spec, None, None)
 
     def start() -> None:
-        monkeypatch.setattr(raysim.engine.ray.ray_engine, "START_SECONDS", 0.2)
+        monkeypatch.setattr(raysim.engine.ray.engine, "START_SECONDS", 0.2)
         monkeypatch.setattr(RayEngine, "_new_host", greedy)
 
     return start
@@ -231,3 +235,18 @@ def no_room(monkeypatch) -> Callable[[], None]:
 
 def pid_of(actor: Any) -> int:
     return ray.get(actor.__ray_call__.remote(lambda _: os.getpid()))
+
+
+def test_work_that_brings_down_every_host_ends(tmp_path):
+    """With the number of attempts and the machine, after each loss was made good."""
+    federation = Federation(tiny(), tmp_path)
+    engine, restored = federation.engine, []
+    engine.replace = lambda hosts: None  # type: ignore[method-assign]
+
+    def fatal() -> None:
+        raise HostLost({0})
+
+    with pytest.raises(RuntimeError, match="died 10 times at the same work, the last on node local"):
+        engine.retry_after_loss(fatal, restored.append)
+    assert restored == [{0}] * 10
+    federation.close()

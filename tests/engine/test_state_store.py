@@ -18,7 +18,7 @@ from raysim.engine.state_store import StateStore
 from raysim.host.client_state import StateFormat
 
 ALL = {"participation": 1.0}
-STATEFUL = {  # a kept vector; several; a bank; both, and what the server remembers
+STATEFUL = {  # a vector; several; models; both, and what the server remembers
     "scaffold": {"client": ["scaffold"], "local": {"momentum": 0.0, "weight_decay": 0.0}},
     "fedala": {"client": ["fedala", "ditto"], "local": {"state": "persist"}},
     "fedamp": {"client": ["fedamp"], "rounds": ALL},
@@ -34,12 +34,12 @@ def arrays(seed: int, size: int) -> dict[str, np.ndarray]:
     }  # fmt: skip
 
 
-def same(parked, expected: dict[str, np.ndarray]) -> None:
-    assert dict(parked).keys() == expected.keys()
+def same(stored, expected: dict[str, np.ndarray]) -> None:
+    assert dict(stored).keys() == expected.keys()
     for name, array in expected.items():
-        assert parked[name].dtype == array.dtype
-        assert parked[name].shape == array.shape
-        assert parked[name].tobytes() == array.tobytes()
+        assert stored[name].dtype == array.dtype
+        assert stored[name].shape == array.shape
+        assert stored[name].tobytes() == array.tobytes()
 
 
 @settings(deadline=None, max_examples=30)
@@ -51,8 +51,8 @@ def test_keeps_what_was_put_within_its_limit(limit, sizes, data):
         assert state_store.bytes <= limit
         if data.draw(st.booleans()):
             same(held[i // 2], arrays(i // 2, sizes[i // 2]))
-    for i, parked in held.items():
-        same(parked, arrays(i, sizes[i]))
+    for i, stored in held.items():
+        same(stored, arrays(i, sizes[i]))
     assert (state_store.spilled > 0) == (
         sum(a.nbytes for i, n in enumerate(sizes) for a in arrays(i, n).values()) > limit
     )
@@ -63,10 +63,10 @@ def test_what_was_used_longest_ago_goes_first():
     a, b = (state_store.put({"x": np.zeros(100, np.float32)}) for _ in range(2))
     assert a["x"].shape == (100,)  # used: now b is the oldest
     c = state_store.put({"x": np.ones(100, np.float32)})
-    assert [parked._number in state_store._memory for parked in (a, b, c)] == [True, False, True]
+    assert [stored._number in state_store._memory for stored in (a, b, c)] == [True, False, True]
 
 
-def test_files_go_with_their_handles_and_the_folder_with_the_shelf():
+def test_files_go_with_their_handles_and_the_folder_with_the_store():
     state_store = StateStore(0)
     handles = [state_store.put(arrays(i, 5)) for i in range(3)]
     folder = state_store._folder
@@ -102,7 +102,7 @@ def test_a_run_that_spills_is_the_same_run(name, tmp_path):
         assert engine.state_store.spilled > 0
 
 
-def test_states_are_parked_as_they_are_made(tmp_path, monkeypatch):
+def test_states_are_stored_as_they_are_made(tmp_path, monkeypatch):
     """Not at the end of a visit: a cohort's new states together may be more than fits."""
     made, waiting = StateFormat.pack, [0]
 
@@ -120,7 +120,7 @@ def test_states_are_parked_as_they_are_made(tmp_path, monkeypatch):
     assert max(waiting) == 1
 
 
-# Twenty models of 4.3 MB, in the bank and in the clients' states, and as many again while a round replaces them.
+# Twenty models of 4.3 MB, as last models and in the clients' states, and as many again while a round replaces them.
 LARGE: dict[str, Any] = {
     "client": [{"fedfomo": {"models": 2}}], "model": {"name": "mlp", "options": {"hidden": [1000, 1000]}},
     "data": {"partition": {"dirichlet_counts": {"alpha": 5.0, "clients": 20, "min_size": 2}}, "client_val_frac": 0.2},

@@ -9,11 +9,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-import raysim.engine.engine
+import raysim.engine.sums
 from raysim.core import tree
 from raysim.core.layers import LayerMap
-from raysim.engine.engine import chunks, cut, equal_columns
 from raysim.engine.merging import schedule
+from raysim.engine.scheduler import cut
+from raysim.engine.sums import chunks, equal_columns
 from raysim.host.messages import SumRequest
 from raysim.models import Inputs, build
 
@@ -197,7 +198,7 @@ def test_cut_has_the_cheapest_dearest_run(costs, runs):
 @pytest.mark.parametrize("chunk", [7, 100, 10**6])
 def test_pieces_and_chunks(chunk, monkeypatch):
     """Pieces tile the value, have one weight a client, and are no longer than a message, which holds several."""
-    monkeypatch.setattr(raysim.engine.engine, "CHUNK", chunk)
+    monkeypatch.setattr(raysim.engine.sums, "CHUNK", chunk)
     layers = LayerMap.of(build("tiny_bn_cnn", Inputs((1, 8, 8), 4)))
     weights = torch.rand(3, layers.L, generator=torch.Generator().manual_seed(0))
     pieces = equal_columns(layers.expand(weights).T.numpy(), layers)

@@ -48,7 +48,7 @@ def test_a_method_may_be_called_like_what_the_simulator_keeps(name, tmp_path, mo
     rounds = Counter(table(tmp_path / "counted", "clients")["client"].tolist())
     assert max(rounds.values()) > 1
     for client, taken in rounds.items():
-        mine, theirs = (engine.value_of(engine.kept[client]) for engine in (federation.engine, plain.engine))
+        mine, theirs = (engine.value_of(engine.client_states[client]) for engine in (federation.engine, plain.engine))
         assert set(theirs) == {"previous", "personal", "buffers", "optimizer.momentum"}
         for entry, array in theirs.items():
             assert np.array_equal(mine[entry], array), entry

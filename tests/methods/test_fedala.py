@@ -11,6 +11,7 @@ from toy import vector
 from raysim.config import ConfigError, from_dict
 from raysim.core.layers import LayerMap
 from raysim.core.local_run import ClientState
+from raysim.federation.round import evaluate_personal
 from raysim.methods.fedala import FedALA, has_settled
 from raysim.methods.fedrep import FedRep
 from raysim.models import MODELS, Inputs, build
@@ -331,11 +332,11 @@ def test_what_a_client_would_start_from_is_what_is_tested(tmp_path):
     """Evaluation mixes for everybody, draws what the round will draw, and leaves no trace."""
     federation = play(tiny(client=["fedala"], **HERE), tmp_path / "tested")
     assert federation.sha256() == play(tiny(client=["fedala"], data=HERE["data"]), tmp_path / "untested").sha256()
-    scores = federation.evaluate_personal(3)
-    assert scores == federation.evaluate_personal(3)
+    scores = evaluate_personal(federation.run, 3)
+    assert scores == evaluate_personal(federation.run, 3)
     zero = play(tiny(client=[{"fedala": {"eta": 0.0}}], **HERE), tmp_path / "zero")
     assert len(scores) == 8
-    assert scores != zero.evaluate_personal(3)
+    assert scores != evaluate_personal(zero.run, 3)
 
 
 @pytest.mark.parametrize(

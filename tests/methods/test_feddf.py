@@ -122,7 +122,7 @@ def test_validation_is_accuracy_in_eval_mode():
     bench = cohort.bench()
     bench.load(cohort.server.value)
     expected = cohort.flat.model.eval()(cohort.x[:5]).argmax(1) == cohort.y[:5]
-    assert bench.accuracy(cohort.server.proxy.rows[:5]) == expected.double().mean()
+    assert bench.quality(cohort.server.proxy.rows[:5]) == expected.double().mean()
 
 
 def test_patience_needs_validation_samples():

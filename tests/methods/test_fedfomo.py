@@ -1,13 +1,12 @@
 """FedFomo."""
 
-from contextlib import contextmanager
 from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
 import torch
 from conftest import play, table, tiny
-from quadratics import Quadratics, quadratic, quadratics
+from quadratics import Quadratics, quadratics
 from toy import ToyCohort, noted, toy_server, vector
 
 from raysim.config import ConfigError
@@ -18,17 +17,9 @@ from raysim.methods.fedfomo import AddPreferences, FedFomo, Origin
 VAL = {"client_val_frac": 0.2}
 
 
-@contextmanager
-def validated():
-    """The quadratic is the validation loss too, ½ (w − 1)²; models that are not trained are only looked at."""
-    with quadratics(), pytest.MonkeyPatch.context() as patch:
-        loss = lambda logits, y, reduction: quadratic(logits, y) * len(y)  # noqa: E731
-        patch.setattr("raysim.methods.fedfomo.F", SimpleNamespace(cross_entropy=loss))
-        yield
-
-
 def client(peers: dict[int, float], old: float = 4.0, own: float = 3.0):
-    """Client 0 of four, which started at `old` last time, came to `own`, and is sent `peers`."""
+    """Client 0 of four, whose loss is ½ (w − 1)² on validation samples too. It started at `old` last time, came to `own`,
+    and is sent `peers`."""
     federation = Quadratics([FedFomo()], [[1.0]] * 4, [[1.0]] * 4)
     federation.states[0] = ClientState({"fedfomo": Origin(vector([old]))}, vector([own]))
     run = federation.run(0, [-50.0])  # the global model, which nobody is sent
@@ -39,7 +30,7 @@ def client(peers: dict[int, float], old: float = 4.0, own: float = 3.0):
 def test_weights_by_what_models_gain_per_distance():
     """L(4) = 4.5: its own model 3 gains 2.5 over 1, a peer at 2 gains 4 over 2, one at 6 loses 8 over 2."""
     federation, run = client({0: 3.0, 1: 2.0, 3: 6.0})
-    with validated():
+    with quadratics():
         federation.stack.start(run)
     a = [2.5 / 1.00001, 4.0 / 2.00001, 0.0, -8.0 / 2.00001]
     b = [a[0] / (a[0] + a[1]), a[1] / (a[0] + a[1])]
@@ -53,7 +44,7 @@ def test_weights_by_what_models_gain_per_distance():
 @pytest.mark.parametrize("peers", [{}, {1: 6.0, 2: -10.0}, {0: 3.0}])
 def test_goes_on_from_its_own_model_where_no_other_helps(peers):
     federation, run = client(peers)
-    with validated():
+    with quadratics():
         federation.stack.start(run)
     assert run.params.item() == 3.0
 

@@ -84,11 +84,11 @@ def test_what_actors_hand_over_is_what_clients_send(tmp_path, warm_ray, monkeypa
     handed, real = [], federation.engine.call
 
     def call(asked):
-        results = real(asked)
+        result = real(asked)
         if asked.method == "partial":
             [client] = asked.args[0]
-            handed.append((federation.t, client, results[0]))
-        return results
+            handed.append((federation.t, client, result))
+        return result
 
     monkeypatch.setattr(federation.engine, "call", call)
     rounds = []

@@ -204,12 +204,22 @@ def test_refusals():
 def test_it_costs_one_reduction_and_a_visit_that_returns_scalars(tau_stat, visits, monkeypatch, tmp_path):
     """Or, as a root mean square, no visit. In the simulated method clients send nothing more: the server has their models."""
     asked = []
-    for collective in ("reduce", "spread", "distances", "dots", "each", "gram", "gather", "predict", "compute"):
+    for collective in (
+        "reduce",
+        "distances_to_mixture",
+        "distances",
+        "dots",
+        "each",
+        "gram",
+        "gather",
+        "predict",
+        "compute",
+    ):
         real = getattr(HostedCohort, collective)
         counted = lambda *args, real=real, name=collective, **kwargs: (asked.append(name), real(*args, **kwargs))[1]  # noqa: E731
         monkeypatch.setattr(HostedCohort, collective, counted)
     play(tiny(server=[{"fedlws": {"tau_stat": tau_stat}}], rounds={"total": 1}), tmp_path / "fedlws")
-    assert asked == (["reduce", "spread"] if visits else ["reduce"] * 2)
+    assert asked == (["reduce", "distances_to_mixture"] if visits else ["reduce"] * 2)
     play(tiny(rounds={"total": 1}), tmp_path / "fedavg")
     bytes_with, bytes_without = (table(tmp_path / f, "traffic")["bytes"] for f in ("fedlws", "fedavg"))
     assert (bytes_with == bytes_without).all()

@@ -58,7 +58,7 @@ def test_official_optimizer_is_the_clients_and_keeps_its_momentum():
     for _ in range(2):  # four steps in a row, from where the last ended: only the momentum ties the rounds
         for _ in range(2):
             bench.load(value)
-            grad.copy_(bench.gradient(bench.cross_entropy(cohort.server.proxy.rows), torch.arange(SAMPLES)))
+            grad.copy_(bench.gradient(bench.objective(cohort.server.proxy.rows), torch.arange(SAMPLES)))
             sgd.step()
         actual = step.apply(actual, cohort.by_size(), cohort, cohort.server)
         assert torch.allclose(actual, value, rtol=0, atol=1e-12)

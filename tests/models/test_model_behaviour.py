@@ -9,6 +9,7 @@ from torch.func import functional_call
 from torch.nn import functional as F
 
 from raysim.models import MODELS, Inputs, Model, build
+from raysim.models.text import Recurrent
 
 # Small samples keep this quick: most of the models are fully convolutional.
 IMAGE, DIGIT = Inputs((3, 32, 32), 10), Inputs((1, 8, 8), 10)
@@ -26,6 +27,7 @@ INPUTS = dict.fromkeys(MODELS, IMAGE) | {
     "amazon_mlp": Inputs((50,), 2),
     "fasttext": Inputs((12,), 4, vocab=30),
     "text_cnn": Inputs((12,), 4, vocab=30),
+    "char_gru": Inputs((12,), 30, vocab=30),
 }
 
 
@@ -58,7 +60,8 @@ def test_features_then_head_is_the_model(fresh: tuple[Model, Tensor]) -> None:
     model = copy.deepcopy(model).eval()
     with torch.no_grad():
         z = model.features(x)
-        assert z.shape == (2, model.head.in_features)
+        positions = (12,) if isinstance(model[-2], Recurrent) else ()  # with an output at each
+        assert z.shape == (2, *positions, model.head.in_features)
         assert torch.equal(model.head(z), model(x))
 
 
@@ -67,7 +70,8 @@ def test_trains(fresh: tuple[Model, Tensor]) -> None:
     model, x = fresh
     model = copy.deepcopy(model)
     z = model.features(x)
-    loss = F.cross_entropy(model.head(z), torch.tensor([0, 1])) + z.square().mean()
+    outputs = model.head(z)
+    loss = F.cross_entropy(outputs.flatten(0, -2), torch.arange(outputs[..., 0].numel()) % 2) + z.square().mean()
     loss.backward()
     assert loss.isfinite()
     for name, p in model.named_parameters():

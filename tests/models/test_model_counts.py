@@ -67,6 +67,7 @@ def unit_sizes(model: Model) -> list[int]:
         ("fedavg_cnn", TINY_IMAGENET, 5_694_600),
         ("fasttext", AG_NEWS_001, 3_157_508),
         ("text_cnn", AG_NEWS_000, 1_063_904),
+        ("char_gru", Inputs((40,), 51, vocab=51), 51 * 32 + 3 * 128 * (32 + 128 + 2) + 129 * 51),
         ("amazon_mlp", Inputs((5000,), 2), 5_551_802),
         ("small_cnn", Inputs((1, 8, 8), 10), 13_706),
         ("tiny_bn_cnn", Inputs((1, 8, 8), 10), 1_946),

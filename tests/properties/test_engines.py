@@ -7,7 +7,7 @@ import pytest
 from case import cases
 from conftest import play, tiny
 
-import raysim.engine.engine
+import raysim.engine.sums
 from raysim.federation import MakeEngine, local_engine
 from raysim.store import tables
 
@@ -62,7 +62,7 @@ def test_reduction_in_pieces(tmp_path, warm_ray, monkeypatch):
     """A model that travels in many messages is the same model."""
     changes = {**NINE, **MATRIX["fedldf"], "engine": {"ray": {"clients_per_actor": 2, "fan_in": 2}}}
     whole = outcome({**changes, "engine": "local"}, tmp_path / "whole")
-    monkeypatch.setattr(raysim.engine.engine, "CHUNK", 100)
+    monkeypatch.setattr(raysim.engine.sums, "CHUNK", 100)
     assert outcome(changes, tmp_path / "pieces", warm_ray) == whole
 
 

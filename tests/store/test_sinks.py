@@ -43,7 +43,7 @@ def test_tensorboard_has_every_round_once_after_a_crash(tmp_path: Path) -> None:
     for _ in range(3):
         crashed.step()
     crashed.write_down()  # round 2, which is after the last checkpoint
-    crashed.sinks._open["TensorBoard"]._writer.flush()  # type: ignore[attr-defined]
+    crashed.writer.sinks._open["TensorBoard"]._writer.flush()  # type: ignore[attr-defined]
     crashed.engine.close()
     play(config, tmp_path / "run", resume=True)
     events = EventAccumulator(str(tmp_path / "run" / "tensorboard"))
@@ -112,7 +112,7 @@ def test_a_sink_changes_no_bit_and_its_failure_ends_no_run(tmp_path: Path) -> No
             return Full()
 
     federation = Federation(tiny(rounds=ROUNDS, server=["fedlws"]), tmp_path / "run")
-    federation.sinks = Sinks((Broken(),), tmp_path, "run", {}, 0)
+    federation.writer.sinks = Sinks((Broken(),), tmp_path, "run", {}, 0)
     failures = []
     while (shown := federation.step()) is not None:
         failures += shown["failures"]

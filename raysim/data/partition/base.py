@@ -1,6 +1,7 @@
 """What every scheme is, and what several of them share."""
 
 from collections.abc import Callable, Sequence
+from typing import ClassVar
 
 import numpy as np
 
@@ -16,6 +17,9 @@ Draw = tuple[Sequence[np.ndarray], np.ndarray]
 class Scheme:
     """A way to partition rows over clients. Subclasses are frozen dataclasses; by default they partition the training
     split."""
+
+    needs_classes: ClassVar[bool] = False
+    """Whether the scheme works only where every sample has one class."""
 
     seed: int | None
     """Seed of the draws; null takes the seed of the run."""

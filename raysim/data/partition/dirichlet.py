@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 
@@ -36,6 +37,8 @@ class DirichletCounts(Scheme):
     seed: int | None = None
     """Seed of the draws; null takes the seed of the run."""
 
+    needs_classes: ClassVar[bool] = True
+
     def __post_init__(self) -> None:
         require(self.alpha > 0, f"dirichlet_counts: alpha is {self.alpha}; it must be positive")
         require(self.clients >= 1, f"dirichlet_counts: clients is {self.clients}; it must be at least 1")
@@ -66,6 +69,8 @@ class DirichletHybrid(Scheme):
     clients); how rows are filled in is ours."""
     seed: int | None = None
     """Seed of the draws; null takes the seed of the run."""
+
+    needs_classes: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         require(
@@ -119,6 +124,8 @@ class DirichletLongtail(Scheme):
     seed: int | None = None
     """Seed of the draws; null takes the seed of the run."""
 
+    needs_classes: ClassVar[bool] = True
+
     def __post_init__(self) -> None:
         require(self.rho >= 1, f"dirichlet_longtail: rho is {self.rho}; it must be at least 1")
         DirichletCounts(self.alpha, self.clients)
@@ -171,6 +178,8 @@ class DirichletCapped(MergingScheme):
     seed: int | None = None
     """Seed of the draws; null takes the seed of the run."""
 
+    needs_classes: ClassVar[bool] = True
+
     def __post_init__(self) -> None:
         require(self.alpha > 0, f"dirichlet_capped: alpha is {self.alpha}; it must be positive")
         check_merged("dirichlet_capped", self.clients, self.test_frac)
@@ -209,6 +218,8 @@ class ExtendedDirichlet(MergingScheme):
     """Share of each client's rows that is held out for its test."""
     seed: int | None = None
     """Seed of the draws; null takes the seed of the run."""
+
+    needs_classes: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         require(

@@ -1,6 +1,7 @@
 """Random samples for every client: P7, P9 and skewed sizes."""
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 
@@ -37,6 +38,8 @@ class LabelSwap(Scheme):
     """Number of clients."""
     seed: int | None = None
     """Seed of the draws; null takes the seed of the run."""
+
+    needs_classes: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         require(0 <= self.fraction <= 1, f"label_swap: fraction is {self.fraction}; it must lie in 0..1")

@@ -5,6 +5,7 @@ import math
 import numpy as np
 
 from raysim.data.dataset import Dataset
+from raysim.data.errors import DataError
 from raysim.data.partition.base import NOTHING, Scheme, require
 from raysim.data.partition.proxy import Proxy
 from raysim.data.partition.table import Partition
@@ -42,6 +43,12 @@ def make_partition(
             "its test_frac instead",
         )
         client_test_frac = scheme.test_frac
+
+    if scheme.needs_classes and not data.has_classes:
+        raise DataError(
+            f"{data.name} has no single class for every sample, and this partition needs one; choose iid_equal, "
+            "quantity_skew or natural"
+        )
 
     proxy_rows = NOTHING if proxy is None else proxy.draw(data, seed)
     rng = np.random.RandomState(seed)

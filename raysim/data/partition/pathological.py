@@ -1,7 +1,7 @@
 """Label skew by choice of classes: P5 and P8."""
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 import numpy as np
 
@@ -44,6 +44,8 @@ class Pathological(MergingScheme):
     """Share of each client's rows that is held out for its test."""
     seed: int | None = None
     """Seed of the draws; null takes the seed of the run."""
+
+    needs_classes: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         require(
@@ -96,6 +98,8 @@ class ClassGroups(Scheme):
     """Number of clients, a multiple of 3."""
     seed: int | None = None
     """Seed of the draws; null takes the seed of the run."""
+
+    needs_classes: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         require(

@@ -40,9 +40,13 @@ class Proxy:
         )
 
     def draw(self, data: Dataset, seed: int) -> np.ndarray:
-        """Rows in shuffled order. Raises DataError if a class of the split has too few."""
+        """Rows in shuffled order. Where samples have no classes the set is random.
+
+        Raises DataError if the split has too few rows, of a class or altogether.
+        """
         split = slice(data.train_rows, None) if self.from_ == "test" else slice(data.train_rows)
         rows = np.random.default_rng([seed, PROXY_STREAM]).permutation(np.arange(len(data.y))[split])
+        labels = data.labels
         share, extra = divmod(self.samples, data.num_classes)
         if self.long_tail is None:
             quota = share + (np.arange(data.num_classes) < extra)
@@ -50,10 +54,10 @@ class Proxy:
             quota = long_tail(np.full(data.num_classes, self.samples / data.num_classes), self.long_tail)
         kept = np.zeros(len(rows), bool)
         for c, wanted in enumerate(quota):
-            at = np.flatnonzero(data.y[rows] == c)
+            at = np.flatnonzero(labels[rows] == c)
             if len(at) < wanted:
                 raise DataError(
-                    f"proxy: the {self.from_} split of {data.name} has {len(at)} rows of class {data.classes[c]}, but "
+                    f"proxy: the {self.from_} split of {data.name} has {len(at)} rows of class {data.label_names[c]}, but "
                     f"{wanted} are needed; lower proxy.samples or draw from the other split"
                 )
             kept[at[:wanted]] = True

@@ -44,10 +44,11 @@ class Partition:
         return np.array([len(rows) for rows in self.train], np.int64)
 
     def label_counts(self, data: Dataset) -> np.ndarray:
-        """[N, C] int64 training samples by client and by the label the client sees."""
+        """[N, C] int64 training samples by client and by the class that the client sees; see `Dataset.labels`."""
         counts = np.zeros((self.clients, data.num_classes), np.int64)
+        all_labels = data.labels
         for client, rows in enumerate(self.train):
-            labels = data.y[rows] if self.label_map is None else self.label_map[client, data.y[rows]]
+            labels = all_labels[rows] if self.label_map is None else self.label_map[client, all_labels[rows]]
             counts[client] = np.bincount(labels, minlength=data.num_classes)
         return counts
 
@@ -81,10 +82,10 @@ class Partition:
             "split": pyarrow.array(np.repeat([split for _, split, _ in uses], lengths)).dictionary_encode(),
         }
         if data is not None:
-            truth = data.y[columns["sample"]]
+            truth = data.labels[columns["sample"]]
             seen = truth if self.label_map is None else self.label_map[columns["client"], truth]
             columns["label"] = np.where(columns["client"] < 0, truth, seen)
-            header |= {"data": data.name, "classes": data.classes}
+            header |= {"data": data.name, "classes": data.label_names}
         return pyarrow.table(columns).replace_schema_metadata({"raysim.partition": json.dumps(header)})
 
     @classmethod

@@ -1,17 +1,19 @@
 """Where data sets come from, by the name that a configuration gives: one file a kind of source."""
 
 from raysim.data.sources.base import Source
+from raysim.data.sources.characters import Characters
+from raysim.data.sources.diabetes import Diabetes
 from raysim.data.sources.digits import Digits
 from raysim.data.sources.images import Images
 from raysim.data.sources.npz import Npz
 from raysim.data.sources.parquet import Parquet
-from raysim.data.sources.synthetic import Synthetic
+from raysim.data.sources.synthetic import Multilabel, Synthetic
 from raysim.data.sources.torchvision import CIFAR10, CIFAR100, EMNIST, MNIST, FashionMNIST
 from raysim.registry import REGISTRY, Table
 
 __all__ = [
-    "CIFAR10", "CIFAR100", "EMNIST", "MNIST", "SOURCES", "Digits", "FashionMNIST", "Images", "Npz", "Parquet", "Source",
-    "Synthetic",
+    "CIFAR10", "CIFAR100", "EMNIST", "MNIST", "SOURCES", "Characters", "Diabetes", "Digits", "FashionMNIST", "Images",
+    "Multilabel", "Npz", "Parquet", "Source", "Synthetic",
 ]  # fmt: skip
 
 SOURCES: Table[type[Source]] = REGISTRY.table("dataset").fill(
@@ -26,5 +28,8 @@ SOURCES: Table[type[Source]] = REGISTRY.table("dataset").fill(
         "npz": Npz,
         "digits": Digits,
         "synthetic": Synthetic,
+        "diabetes": Diabetes,
+        "multilabel": Multilabel,
+        "characters": Characters,
     }
 )

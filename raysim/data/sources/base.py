@@ -19,6 +19,9 @@ PREPROCESSING: dict[Normalise, dict[str, Any]] = {
 }
 
 
+MOST_CLASSES = 1_000_000
+
+
 class Source(ABC):
     """Where a data set comes from. Subclasses are frozen dataclasses of settings.
 
@@ -52,6 +55,8 @@ def class_names(
     Without names and without a count, the training split decides. It must then hold every class, because a single
     stray label would otherwise pass for thousands of classes. Raises DataError with file and row of a wrong label.
     """
+    if count is not None and not 0 < count <= MOST_CLASSES:
+        raise DataError(f"classes is {count}; set it to their number, from 1 to {MOST_CLASSES:,}")
     for file, labels in (*train, *test):
         if (labels < 0).any():
             row = int(np.argmax(labels < 0))

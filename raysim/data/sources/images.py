@@ -1,5 +1,7 @@
 """Folders of image files."""
 
+import os
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -9,6 +11,7 @@ from raysim.data.dataset import Dataset
 from raysim.data.decode import Mode, decode_images
 from raysim.data.errors import DataError
 from raysim.data.sources.base import PREPROCESSING, Normalise, Source, located
+from raysim.paths import UnsafeName, below
 
 _IMAGE_SUFFIXES = {".png", ".jpg", ".jpeg", ".bmp", ".ppm", ".webp"}
 
@@ -23,6 +26,8 @@ class Images(Source):
     """Range of the pixels as the model sees them: half is [-1, 1], unit is [0, 1]."""
     mode: Mode = "RGB"
     """Pillow mode that every image is converted to, as the papers' codes do: Tiny-ImageNet mixes grey and colour."""
+    follow_links: bool = False
+    """Whether symbolic links in the folder are followed, which may lead out of it."""
 
     def check(self, root: Path | None) -> str | None:
         folder = located(self.path, root)
@@ -37,7 +42,7 @@ class Images(Source):
         classes = tuple(sorted(entry.name for entry in (folder / "train").iterdir() if entry.is_dir()))
         if not classes:
             raise DataError(f"{folder / 'train'}: holds no class folders; give each class a folder of images")
-        train = _class_folders(folder / "train", classes)
+        train = self._class_folders(folder / "train", classes)
         test = self._test_files(folder, classes)
         files = train + test
         x = decode_images(
@@ -48,41 +53,83 @@ class Images(Source):
         y = np.array([label for _, label in files], np.int64)
         return Dataset(folder.resolve().name, x, y, len(train), classes, **PREPROCESSING[self.normalise])
 
-    @staticmethod
-    def _test_files(folder: Path, classes: tuple[str, ...]) -> list[tuple[Path, int]]:
+    def _test_files(self, folder: Path, classes: tuple[str, ...]) -> list[tuple[Path, int]]:
         for split in (folder / "test", folder / "val", folder / "valid"):
             if (split / "val_annotations.txt").is_file():
-                return _annotated_files(split, classes)
+                return self._annotated_files(split, classes)
             if any((split / name).is_dir() for name in classes):  # Tiny-ImageNet's own test/ is unlabelled
-                return _class_folders(split, classes)
+                return self._class_folders(split, classes)
         return []
 
+    def _class_folders(self, split: Path, classes: tuple[str, ...]) -> list[tuple[Path, int]]:
+        """(file, label) of the images below each class folder of `split`, in a fixed order."""
+        unknown = sorted(entry.name for entry in split.iterdir() if entry.is_dir() and entry.name not in classes)
+        if unknown:
+            raise DataError(f"{split / unknown[0]}: not one of the training classes; remove it or add training images")
+        self._check_link(split)
+        files = []
+        for label, name in enumerate(classes):
+            if not (split / name).is_dir():
+                continue
+            self._check_link(split / name)
+            found = sorted(self._images(split / name, (os.path.realpath(split / name),)))
+            if not found:
+                raise DataError(f"{split / name}: holds no images; fill or remove the folder")
+            files += [(file, label) for file in found]
+        return files
 
-def _class_folders(split: Path, classes: tuple[str, ...]) -> list[tuple[Path, int]]:
-    """(file, label) of the images below each class folder of `split`, in a fixed order."""
-    unknown = sorted(entry.name for entry in split.iterdir() if entry.is_dir() and entry.name not in classes)
-    if unknown:
-        raise DataError(f"{split / unknown[0]}: not one of the training classes; remove it or add training images")
-    files = []
-    for label, name in enumerate(classes):
-        found = sorted(file for file in (split / name).rglob("*") if file.suffix.lower() in _IMAGE_SUFFIXES)
-        if not found and (split / name).is_dir():
-            raise DataError(f"{split / name}: holds no images; fill or remove the folder")
-        files += [(file, label) for file in found]
-    return files
+    def _images(self, folder: Path, above: tuple[str, ...]) -> Iterator[Path]:
+        """Image files in `folder` and below it. `above` are the real paths of the folders on the way, which a link may
+        lead back to."""
+        for entry in os.scandir(folder):
+            path = folder / entry.name
+            is_image = path.suffix.lower() in _IMAGE_SUFFIXES
+            if entry.is_symlink() and (is_image or entry.is_dir()):
+                self._check_link(path)
+            if entry.is_dir():
+                real = os.path.realpath(path)
+                if real not in above:
+                    yield from self._images(path, (*above, real))
+            elif is_image:
+                _check_regular(path)
+                yield path
+
+    def _annotated_files(self, split: Path, classes: tuple[str, ...]) -> list[tuple[Path, int]]:
+        """(file, label) by Tiny-ImageNet's val_annotations.txt: lines of file name, class and more, tab-separated."""
+        annotations = split / "val_annotations.txt"
+        for path in (split, annotations, split / "images"):
+            self._check_link(path)
+        files = []
+        try:
+            lines = annotations.read_text(encoding="utf-8").splitlines()
+        except UnicodeDecodeError as error:
+            raise DataError(f"{annotations}: not a text in UTF-8 ({error}); write it again") from error
+        for row, line in enumerate(lines):
+            name, *rest = line.split("\t")
+            if not rest or rest[0] not in classes:
+                raise DataError(
+                    f"{annotations}: row {row} ({line[:80]!r}) names no training class; correct or remove it"
+                )
+            try:
+                path = below(split / "images", name)
+            except UnsafeName as error:
+                raise DataError(f"{annotations}: row {row}: {error}; correct or remove it") from error
+            if not os.path.lexists(path):
+                raise DataError(
+                    f"{annotations}: row {row} names {name}, which is not in {split / 'images'}; add or remove it"
+                )
+            for part in (path, *path.parents[: name.count("/")]):
+                self._check_link(part)
+            _check_regular(path)
+            files.append((path, classes.index(rest[0])))
+        return files
+
+    def _check_link(self, path: Path) -> None:
+        if path.is_symlink() and not self.follow_links:
+            raise DataError(f"{path}: is a symbolic link; put the images there, or set follow_links: true")
 
 
-def _annotated_files(split: Path, classes: tuple[str, ...]) -> list[tuple[Path, int]]:
-    """(file, label) by Tiny-ImageNet's val_annotations.txt: lines of file name, class and more, tab-separated."""
-    annotations = split / "val_annotations.txt"
-    files = []
-    for row, line in enumerate(annotations.read_text().splitlines()):
-        name, *rest = line.split("\t")
-        if not rest or rest[0] not in classes:
-            raise DataError(f"{annotations}: row {row} ({line!r}) names no training class; correct or remove it")
-        if not (split / "images" / name).is_file():
-            raise DataError(
-                f"{annotations}: row {row} names {name}, which is not in {split / 'images'}; add or remove it"
-            )
-        files.append((split / "images" / name, classes.index(rest[0])))
-    return files
+def _check_regular(path: Path) -> None:
+    """A pipe, a socket or a device might never end."""
+    if not path.is_file():
+        raise DataError(f"{path}: is not a regular file; remove it")

@@ -1,5 +1,8 @@
 """NumPy archives."""
 
+import math
+import os
+import zipfile
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -31,8 +34,11 @@ class Npz(Source):
             raise DataError(problem)
         file = located(self.path, root)
         try:
+            _check_sizes(file)
             with np.load(file, allow_pickle=False) as archive:
                 arrays = {key: archive[key] for key in archive.files}
+            if any(not isinstance(array, np.ndarray) for array in arrays.values()):
+                raise ValueError("a member is not an array")
         except Exception as error:  # zipfile, NumPy and the file system each have their own errors
             raise DataError(f"{file}: not a readable .npz archive of plain arrays ({error}); save it again") from error
         for short in ("x", "y", "client"):
@@ -69,10 +75,15 @@ class Npz(Source):
             channels_last = x.shape[3] in (1, 3) and x.shape[1] not in (1, 3)  # as Keras saves images
             return np.ascontiguousarray(np.moveaxis(x, 3, 1) if channels_last else x)
         if np.issubdtype(x.dtype, np.floating) and x.ndim >= 2:
-            finite = np.isfinite(x).reshape(len(x), -1).all(1)
+            with np.errstate(over="ignore"):
+                samples = np.ascontiguousarray(x, np.float32)
+            finite = np.isfinite(samples).reshape(len(x), -1).all(1)  # as float32, which is what models take
             if not finite.all():
-                raise DataError(f"{file}: {key} row {int(np.argmin(finite))} holds NaN or infinity; repair the row")
-            return np.ascontiguousarray(x, np.float32)
+                raise DataError(
+                    f"{file}: {key} row {int(np.argmin(finite))} holds NaN, infinity or a number beyond float32's "
+                    "3.4e38; repair the row"
+                )
+            return samples
         raise DataError(
             f"{file}: {key} is {x.dtype} {x.shape}; it must be uint8 images [n, H, W], [n, C, H, W] or [n, H, W, C], "
             "or floating-point features [n, F]"
@@ -87,3 +98,24 @@ class Npz(Source):
                 f"{file}: {key} is {arrays[key].dtype} {arrays[key].shape}; it must be {n} integers, one a row"
             )
         return arrays[key].astype(np.int64)
+
+
+def _check_sizes(file: Path) -> None:
+    """Raise where the arrays, as the archive and their own headers declare them, are larger than the machine's memory, or
+    larger than what the archive holds of them. Nothing is unpacked."""
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    with zipfile.ZipFile(file) as archive:
+        if sum(member.file_size for member in archive.infolist()) > memory:
+            raise ValueError(f"its arrays need more than this machine's {memory:,} bytes of memory")
+        for member in archive.infolist():
+            with archive.open(member) as content:
+                version = np.lib.format.read_magic(content)
+                read = {
+                    (1, 0): np.lib.format.read_array_header_1_0,
+                    (2, 0): np.lib.format.read_array_header_2_0,
+                }.get(version)
+                if read is None:
+                    raise ValueError(f"{member.filename} has a format that raysim does not read, {version}")
+                shape, _, dtype = read(content)
+                if min(shape, default=0) < 0 or math.prod(shape) * max(1, dtype.itemsize) > member.file_size:
+                    raise ValueError(f"{member.filename} is shorter than its shape {shape}")

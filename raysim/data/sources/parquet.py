@@ -18,6 +18,9 @@ if TYPE_CHECKING:
     import pyarrow
 
 
+MOST_ROWS = 100_000_000
+
+
 @dataclass(frozen=True)
 class Parquet(Source):
     """Parquet folder in the Hugging Face layout: images or texts, labels and, optionally, natural clients."""
@@ -116,20 +119,36 @@ class _ParquetFile:
         import pyarrow.parquet
 
         self.path = path
+        if not path.is_file():
+            raise DataError(f"{path}: is not a regular file; remove it")
         try:
             self._file = pyarrow.parquet.ParquetFile(path)
-        except (pyarrow.ArrowException, OSError) as error:
+        except (pyarrow.ArrowException, OSError, UnicodeDecodeError) as error:
             raise DataError(f"{path}: not a readable Parquet file ({error}); write or download it again") from error
         self.rows = self._file.metadata.num_rows
         self.columns = self._file.schema_arrow.names
         if self.rows == 0:
             raise DataError(f"{path}: holds no rows; remove the file or write it again")
+        if not 0 < self.rows <= MOST_ROWS:  # a few bytes may declare any number of equal ones
+            raise DataError(f"{path}: declares {self.rows} rows; write it again, with at most {MOST_ROWS:,} a file")
+        if twice := [name for name in self.columns if self.columns.count(name) > 1]:
+            raise DataError(f"{path}: has the column {twice[0]!r} twice; rename one")
 
     def class_names(self, column: str) -> list[str] | None:
         """Names that the Hugging Face library stores beside the schema, where it wrote the file."""
-        stored = json.loads((self._file.schema_arrow.metadata or {}).get(b"huggingface", b"{}"))
-        names: list[str] | None = stored.get("info", {}).get("features", {}).get(column, {}).get("names")
-        return names
+        stored = (self._file.schema_arrow.metadata or {}).get(b"huggingface", b"{}")
+        try:
+            found = json.loads(stored)
+            for key in ("info", "features", column, "names"):
+                found = found.get(key, {})
+            names = list(found or ())
+        except (ValueError, AttributeError, TypeError, RecursionError) as error:
+            raise DataError(f"{self.path}: its metadata 'huggingface' are damaged ({error}); write it again") from error
+        if not all(isinstance(name, str) for name in names):
+            raise DataError(
+                f"{self.path}: its metadata 'huggingface' have a class name that is no text; write it again"
+            )
+        return names or None
 
     def _column(self, column: str, allowed: str, fits: Callable[["pyarrow.DataType"], bool]) -> "pyarrow.ChunkedArray":
         if column not in self.columns:
@@ -150,7 +169,7 @@ class _ParquetFile:
 
         try:
             return self._file.read([column])[column]
-        except (pyarrow.ArrowException, OSError) as error:
+        except (pyarrow.ArrowException, OSError, UnicodeDecodeError) as error:
             raise DataError(
                 f"{self.path}: column {column!r} is unreadable ({error}); write or download it again"
             ) from error

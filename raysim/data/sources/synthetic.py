@@ -43,3 +43,39 @@ class Synthetic(Source):
             return Dataset("synthetic", x, y, self.samples, classes)
         grey = np.rint(127.5 + 32 * x).clip(0, 255).astype(np.uint8)  # four standard deviations reach black and white
         return Dataset("synthetic", grey, y, self.samples, classes, **PREPROCESSING["half"])
+
+
+@dataclass(frozen=True)
+class Multilabel(Source):
+    """Sums of random prototypes, one of each label that a sample has, with Gaussian noise; labels come independently."""
+
+    samples: int = 2000
+    """Training rows."""
+    test_samples: int = 500
+    """Test rows."""
+    features: int = 32
+    """Numbers of a sample."""
+    labels: int = 8
+    """Number of labels."""
+    share: float = 0.3
+    """Probability that a sample has a label."""
+    noise: float = 1.0
+    """Standard deviation around sums of prototypes, whose entries have standard deviation 1."""
+    seed: int = 0
+    """Seed of all samples."""
+
+    def load(self, root: Path | None) -> Dataset:
+        if min(self.samples, self.features, self.labels) < 1 or not 0 < self.share < 1:
+            raise DataError(
+                f"multilabel: {self.samples} samples, {self.features} features, {self.labels} labels and a share of "
+                f"{self.share}; there must be at least one of each, and the share must lie between 0 and 1"
+            )
+        rng = np.random.default_rng(self.seed)
+        prototypes = rng.standard_normal((self.labels, self.features), np.float32)
+        n = self.samples + self.test_samples
+        y = (rng.random((n, self.labels)) < self.share).astype(np.float32)
+        noise = np.float32(self.noise) * rng.standard_normal((n, self.features), np.float32)
+        # One label after another: the bits of a matrix product depend on the machine.
+        x = sum((y[:, [i]] * prototypes[i] for i in range(self.labels)), start=noise)
+        names = tuple(str(i) for i in range(self.labels))
+        return Dataset("multilabel", x, y, self.samples, names, task="multilabel")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -12,6 +12,7 @@ from typing import Any, Protocol
 
 import ray
 from ray.exceptions import ActorDiedError, ActorUnavailableError, RayActorError, RayTaskError
+from torch import nn
 
 from raysim.config import Config
 from raysim.data import Dataset, Partition
@@ -19,6 +20,7 @@ from raysim.engine.ray.cluster import free_resources
 from raysim.engine.ray.engine import ray_engine
 from raysim.engine.ray.placement import Resources
 from raysim.engine.ray.pool import Pool
+from raysim.registry import REGISTRY, OwnEntry
 
 RELEASE_SECONDS = 10  # to wait at a run's end until the cluster has its share back
 DRIVER_ATTEMPTS = 3
@@ -33,6 +35,8 @@ class Playable(Protocol):
 
     def finish(self) -> dict[str, Any]: ...
 
+    def model(self) -> nn.Module: ...
+
     def close(self) -> None: ...
 
 
@@ -43,9 +47,12 @@ class Driver:
     """What a `RemoteFederation` calls."""
 
     def build(
-        self, build: Build, config: Config, out: Path, resume: bool, resources: Resources, partitioned: list[Any]
+        self, build: Build, config: Config, out: Path, resume: bool, resources: Resources, partitioned: list[Any],
+        own: Sequence[OwnEntry],
     ) -> None:  # fmt: skip
-        """Build the federation; `partitioned` are references to its data and partition."""
+        """Build the federation; `partitioned` are references to its data and partition, `own` are the entries of the
+        registry that this process cannot know of."""
+        REGISTRY.adopt(own)
         pool = Pool()
         pool.warm(config, resources)  # processes start while the federation is built
         engine = partial(ray_engine, resources=resources, pool=pool, references=tuple(partitioned))
@@ -77,7 +84,7 @@ class RemoteFederation:
         strategy = ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy(here, soft=False)
         driver: Any = ray.remote(Driver)
         self._driver = driver.options(num_cpus=0, scheduling_strategy=strategy).remote()
-        arguments = self._build, self._config, self._out, resume, self._resources, self._partitioned
+        arguments = self._build, self._config, self._out, resume, self._resources, self._partitioned, REGISTRY.own()
         self._get(self._driver.build.remote(*arguments))
 
     @staticmethod
@@ -110,6 +117,9 @@ class RemoteFederation:
 
     def finish(self) -> dict[str, Any]:
         return self._call("finish")
+
+    def model(self) -> nn.Module:
+        return self._call("model")
 
     def close(self) -> None:
         with suppress(RayActorError):

@@ -66,7 +66,8 @@ class RayEngine(Engine):
 
     def train(self, call: Call) -> list[Handle]:
         method = getattr(self._actors[call.host], f"{call.method}_detached")
-        return method.options(num_returns=call.args[0].objects).remote(*call.args)
+        handles: list[Handle] = method.options(num_returns=call.args[0].objects).remote(*call.args)
+        return handles
 
     def fetch(self, calls: Sequence[tuple[int, Handle]]) -> list[Any]:
         values = []
@@ -81,7 +82,7 @@ class RayEngine(Engine):
                     raise StateLost(str(error)) from None
                 raise
             except RayTaskError as error:
-                raise error.as_instanceof_cause() from None
+                raise error.as_instanceof_cause() from None  # type: ignore[no-untyped-call]
         return values
 
     def _dead(self, actor_id: str | None) -> set[int]:

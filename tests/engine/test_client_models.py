@@ -11,7 +11,8 @@ from ray import cloudpickle
 from sabotage import Fails, Stalls, ending, kill
 from test_recovery import pid_of
 
-from raysim.engine import engine as engines
+from raysim.engine import scheduler
+from raysim.engine.model_store import HostedModels
 from raysim.engine.ray.engine import RayEngine
 from raysim.federation import Federation, MakeEngine, local_engine
 from raysim.methods import CLIENTS
@@ -47,13 +48,13 @@ def test_distances_are_measured_by_all_hosts(tmp_path, warm_ray):
     remote = Federation(tiny(**METHODS["fedamp"], engine=PAIR), tmp_path / "ray", make_engine=warm_ray)
     while remote.step():
         pass
-    found, expected = (f.engine.models.distances(range(8)) for f in (remote, local))
+    found, expected = (HostedModels(f.engine).distances(range(8)) for f in (remote, local))
     assert found.numpy().tobytes() == expected.numpy().tobytes()
     engine, P = local.engine, local.server.layers.P
     models = np.stack([engine.value_of(engine.client_models[c])["value"][:P] for c in range(8)]).astype(np.float64)
     np.testing.assert_allclose(expected, ((models[:, None] - models) ** 2).sum(2), rtol=1e-12)
     assert sorted({span.host for span in remote.engine.spans if span.phase == "distances"}) == [0, 1]
-    subset = local.engine.models.distances((6, 1))
+    subset = HostedModels(local.engine).distances((6, 1))
     np.testing.assert_array_equal(subset, [[0, expected[1, 6]], [expected[1, 6], 0]])
     remote.close()
 
@@ -105,7 +106,7 @@ def test_actor_killed_while_it_trains(name, tmp_path, warm_ray):
 
 @pytest.mark.parametrize("method", ["distances", "partial", "personal"])
 def test_actor_killed_just_before_it_is_asked(method, tmp_path, warm_ray, monkeypatch):
-    """For distances between models it trained, for their sum, and to evaluate with them: the bank outlives it. The
+    """For distances between models it trained, for their sum, and to evaluate with them: the models outlive it. The
     models are large enough to rest in Ray's object store, where smaller ones would travel in the messages."""
     changes = {
         **METHODS["fedamp"], "data": {"client_test_frac": 0.25}, "evaluate": {"personal": "after_init"},
@@ -137,7 +138,7 @@ def test_actor_killed_just_before_it_is_asked(method, tmp_path, warm_ray, monkey
 @pytest.mark.parametrize("engine", ["local", "ray"])
 @pytest.mark.parametrize("name", METHODS)
 def test_resumes_from_a_checkpoint(name, engine, tmp_path, request):
-    """Bank, states and what the server remembers come back from disk, for the rounds after it."""
+    """Models, states and what the server remembers come back from disk, for the rounds after it."""
     make_engine: MakeEngine = local_engine if engine == "local" else request.getfixturevalue("warm_ray")
     changes = merged(METHODS[name], {"total": 4, "checkpoint_every": 2})
     expected = play(tiny(**changes), tmp_path / "undisturbed").sha256()
@@ -156,7 +157,7 @@ def test_resumes_from_a_checkpoint(name, engine, tmp_path, request):
     assert again.sha256() == expected
 
 
-def test_hash_counts_the_models_in_the_bank(tmp_path):
+def test_hash_counts_the_last_models(tmp_path):
     federation = play(tiny(**METHODS["fedamp"]), tmp_path)
     before = federation.sha256()
     value = federation.engine.value_of(federation.engine.client_models[5])["value"].copy()
@@ -185,10 +186,10 @@ def test_many_small_visits_are_one(name, tmp_path, warm_ray, monkeypatch):
     """Where states are large a host hands them back in several visits."""
     changes = METHODS.get(name, {"client": ["ditto"], "rounds": ALL})
     expected = play(tiny(**changes), tmp_path / "one").sha256()
-    monkeypatch.setattr(engines, "VISIT_BYTES", 1)
+    monkeypatch.setattr(scheduler, "VISIT_BYTES", 1)
     asked = []
-    call = RayEngine.call
-    monkeypatch.setattr(RayEngine, "call", lambda engine, c: asked.append(c.method) or call(engine, c))
+    train = RayEngine.train
+    monkeypatch.setattr(RayEngine, "train", lambda engine, c: asked.append(c.method) or train(engine, c))
     remote = play(tiny(**changes, engine=PAIR), tmp_path / "ray", make_engine=warm_ray)
     assert asked.count("train") == 3 * 8
     assert remote.sha256() == expected

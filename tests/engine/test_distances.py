@@ -12,6 +12,7 @@ from raysim.core.local_run import RoundInfo
 from raysim.core.mixture import Mixture
 from raysim.core.server import Downlink
 from raysim.engine.collectives import HostedCohort
+from raysim.engine.scheduler import Scheduler
 from raysim.federation import Federation
 
 CLIENTS = (0, 1, 3, 4, 6)
@@ -26,9 +27,8 @@ def federation(tmp_path):
 
 def trained(federation: Federation) -> HostedCohort:
     samples = int(federation.server.population.sizes.sum())
-    cohort = federation.engine.cohort(RoundInfo(3, 0, 1, 8, 0.1, samples), CLIENTS, Downlink())
-    cohort.train()
-    return cohort
+    scheduler = Scheduler(federation.engine, RoundInfo(3, 0, 1, 8, 0.1, samples), CLIENTS, Downlink())
+    return HostedCohort(federation.engine, scheduler, scheduler.train())
 
 
 def mixtures(cohort: HostedCohort) -> dict[str, Mixture]:
@@ -54,15 +54,15 @@ def test_one_read_or_many(name, small, federation, monkeypatch):
         monkeypatch.setattr(tree, "BLOCK", 100)
     cohort = trained(federation)
     mix = mixtures(cohort)[name]
-    reduced, spread = cohort.reduce(mix), cohort.spread(mix.support())
+    reduced, spread = cohort.reduce(mix), cohort.distances_to_mixture(mix.support())
     asked: list[Any] = []
     once = trained(federation)
     mix = mixtures(once)[name]
     call = federation.engine.call
     monkeypatch.setattr(federation.engine, "call", lambda c: (asked.append(c.method), call(c))[1])
-    assert once.reduce(mix, spread=mix.support()).equal(reduced)
-    assert once.spread(mix.support()).equal(spread)
-    assert asked == ["spread"]  # nothing else was asked of the host
+    assert once.reduce(mix, distances_to=mix.support()).equal(reduced)
+    assert once.distances_to_mixture(mix.support()).equal(spread)
+    assert asked == ["sum_and_distances"]  # nothing else was asked of the host
     centre = once.reduce(mix.support())
     updates = once.gather()[:, : once.layers.P].double()
     mean = (centre - federation.server.value)[: once.layers.P].double()
@@ -73,16 +73,16 @@ def test_models_need_not_lie_in_order(federation):
     """As after a client has been trained again."""
     cohort = trained(federation)
     mix = mixtures(cohort)["some send"]
-    reduced, spread = cohort.reduce(mix), cohort.spread(mix.support())
+    reduced, spread = cohort.reduce(mix), cohort.distances_to_mixture(mix.support())
     trained_models = federation.engine.hosts[0].trained
     order = torch.tensor([2, 0, 4, 1, 3])
     trained_models.updates[: len(CLIENTS)] = trained_models.updates[order].clone()
     trained_models.row = {client: int((order == row).nonzero()) for client, row in trained_models.row.items()}
     again = mixtures(cohort)["some send"]
     assert cohort.reduce(again).equal(reduced)
-    assert cohort.spread(again.support()).equal(spread)
-    assert cohort.reduce(again, spread=again.support()).equal(reduced)
-    assert cohort.spread(again.support()).equal(spread)
+    assert cohort.distances_to_mixture(again.support()).equal(spread)
+    assert cohort.reduce(again, distances_to=again.support()).equal(reduced)
+    assert cohort.distances_to_mixture(again.support()).equal(spread)
 
 
 def test_clients_that_agree_are_at_no_distance(federation):
@@ -90,7 +90,7 @@ def test_clients_that_agree_are_at_no_distance(federation):
     trained_models = federation.engine.hosts[0].trained
     trained_models.updates[:] = trained_models.updates[0].clone()
     moved = cohort.layers.norms(cohort.gather()[:, : cohort.layers.P])
-    assert (cohort.spread(cohort.uniform()) <= 1e-6 * moved).all()
+    assert (cohort.distances_to_mixture(cohort.uniform()) <= 1e-6 * moved).all()
     assert (moved > 1e-3).all()
 
 

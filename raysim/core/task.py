@@ -1,0 +1,165 @@
+"""What is learned: a task says on which loss models are trained and how their outputs are scored.
+
+A data set names its task. Everything else asks the task, so that cross-entropy and accuracy are known here alone. An own
+loss is a subclass, of `Task` or of a task below, with its own `losses`; an own metric is a `Metric` more in `metrics`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import ClassVar, Self
+
+import numpy as np
+import torch.nn.functional as F
+from torch import Tensor
+
+from raysim.core import score
+from raysim.core.score import Metric, Score
+from raysim.registry import REGISTRY, Table
+
+
+@dataclass(frozen=True)
+class Task:
+    """What a model's outputs mean, and what they should be. Subclasses are frozen dataclasses.
+
+    A model has as many outputs as its data set has `classes`: [B, C], or [B, T, C] for sequences with outputs at each
+    position.
+    """
+
+    metrics: tuple[Metric, ...] = ()
+    """How outputs are scored. The first one is the headline, which lines and summaries show."""
+
+    name: ClassVar[str] = "own"
+
+    @property
+    def headline(self) -> Metric | None:
+        """The metric by which runs are judged; None where there is only a loss."""
+        return self.metrics[0] if self.metrics else None
+
+    def with_metrics(self, metrics: Sequence[Metric]) -> Self:
+        """The same task with further metrics."""
+        return replace(self, metrics=(*self.metrics, *metrics))
+
+    def check(self, y: np.ndarray, outputs: int) -> str | None:
+        """What is wrong with labels `y` [n, ...] for this task and so many outputs, or None."""
+        return None
+
+    def losses(self, outputs: Tensor, y: Tensor) -> Tensor:
+        """The loss [B] of every sample of a batch."""
+        raise NotImplementedError
+
+    def loss(self, outputs: Tensor, y: Tensor) -> Tensor:
+        """The mean loss (0-d) of a batch: what training minimises."""
+        return self.losses(outputs, y).mean()
+
+    def total_loss(self, outputs: Tensor, y: Tensor) -> Tensor:
+        """The summed loss (0-d) of a batch."""
+        return self.losses(outputs, y).sum()
+
+    def score(self, outputs: Tensor, y: Tensor) -> Score:
+        """The score of a batch."""
+        sums = {metric.name: tuple(metric.sums(outputs, y)) for metric in self.metrics}
+        return Score(len(y), float(self.total_loss(outputs, y)), sums)
+
+    def auc(self, outputs: Tensor, y: Tensor) -> float:
+        """Area under the ROC curve of all samples together; NaN where the task has none."""
+        return math.nan
+
+    def values(self, score: Score) -> dict[str, float]:
+        """The value of every metric by its name; none without samples."""
+        return {metric.name: metric.value(score.sums[metric.name]) for metric in self.metrics if score.samples}
+
+
+@dataclass(frozen=True)
+class Classification(Task):
+    """One class a sample, y [n] int64: cross-entropy and accuracy."""
+
+    metrics: tuple[Metric, ...] = (Metric("accuracy", score.correct),)
+    name: ClassVar[str] = "classification"
+
+    def check(self, y: np.ndarray, outputs: int) -> str | None:
+        fits = y.ndim == 1 and y.dtype == np.int64
+        return None if fits else f"needs labels [n] int64, but they are {list(y.shape)} {y.dtype}"
+
+    def losses(self, outputs: Tensor, y: Tensor) -> Tensor:
+        return F.cross_entropy(outputs, y, reduction="none")
+
+    # PyTorch's own reductions have other bits than a mean or sum of `losses`; a subclass has `losses` of its own.
+
+    def loss(self, outputs: Tensor, y: Tensor) -> Tensor:
+        own = type(self).losses is not Classification.losses
+        return super().loss(outputs, y) if own else F.cross_entropy(outputs, y)
+
+    def total_loss(self, outputs: Tensor, y: Tensor) -> Tensor:
+        own = type(self).losses is not Classification.losses
+        return super().total_loss(outputs, y) if own else F.cross_entropy(outputs, y, reduction="sum")
+
+    def auc(self, outputs: Tensor, y: Tensor) -> float:
+        return score.micro_auc(outputs.softmax(1), F.one_hot(y, outputs.shape[1]).bool())
+
+
+@dataclass(frozen=True)
+class MultiLabel(Task):
+    """Any number of labels a sample, y [n, C] float32 of 0 and 1: binary cross-entropy, mean over labels; micro F1."""
+
+    metrics: tuple[Metric, ...] = (Metric("f1", score.label_overlap), Metric("label_accuracy", score.correct_labels))
+    name: ClassVar[str] = "multilabel"
+
+    def check(self, y: np.ndarray, outputs: int) -> str | None:
+        if y.shape[1:] == (outputs,) and y.dtype == np.float32 and np.isin(y, (0, 1)).all():
+            return None
+        return f"needs labels [n, {outputs}] float32 of 0 and 1, but they are {list(y.shape)} {y.dtype}"
+
+    def losses(self, outputs: Tensor, y: Tensor) -> Tensor:
+        return F.binary_cross_entropy_with_logits(outputs, y, reduction="none").mean(1)
+
+    def auc(self, outputs: Tensor, y: Tensor) -> float:
+        return score.micro_auc(outputs, y > 0)
+
+
+@dataclass(frozen=True)
+class Regression(Task):
+    """Numbers, y [n, F] float32: squared error, mean over targets; root mean squared error and R²."""
+
+    metrics: tuple[Metric, ...] = (
+        Metric("rmse", score.squared_error, score.root_mean, higher_is_better=False),
+        Metric("r2", score.target_moments, score.explained_variance),
+    )
+    name: ClassVar[str] = "regression"
+
+    def check(self, y: np.ndarray, outputs: int) -> str | None:
+        fits = y.shape[1:] == (outputs,) and y.dtype == np.float32
+        return None if fits else f"needs targets [n, {outputs}] float32, but they are {list(y.shape)} {y.dtype}"
+
+    def losses(self, outputs: Tensor, y: Tensor) -> Tensor:
+        return F.mse_loss(outputs, y, reduction="none").mean(1)
+
+
+@dataclass(frozen=True)
+class NextToken(Task):
+    """The token after each position, y [n, T] int64: cross-entropy, mean over positions; token accuracy, perplexity."""
+
+    metrics: tuple[Metric, ...] = (
+        Metric("token_accuracy", score.correct),
+        Metric("perplexity", score.position_losses, score.exp_mean, higher_is_better=False),
+    )
+    name: ClassVar[str] = "next_token"
+
+    def check(self, y: np.ndarray, outputs: int) -> str | None:
+        fits = y.ndim == 2 and y.dtype == np.int64
+        return None if fits else f"needs tokens [n, T] int64, but they are {list(y.shape)} {y.dtype}"
+
+    def losses(self, outputs: Tensor, y: Tensor) -> Tensor:
+        return F.cross_entropy(outputs.mT, y, reduction="none").mean(1)
+
+
+TASKS: Table[Task] = REGISTRY.table("task").fill(
+    {task.name: task for task in (Classification(), MultiLabel(), Regression(), NextToken())}
+)
+
+
+def task_of(named: str | Task) -> Task:
+    """The task of that name, or the task itself. Raises KeyError for an unknown name."""
+    return TASKS[named] if isinstance(named, str) else named

@@ -1,0 +1,36 @@
+"""A small regression that comes with scikit-learn."""
+
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+
+import numpy as np
+
+from raysim.data.dataset import Dataset
+from raysim.data.errors import DataError
+from raysim.data.sources.base import Source
+
+
+@dataclass(frozen=True)
+class Diabetes(Source):
+    """Progression of diabetes in a year from 10 findings, 442 patients split 80/20 (Efron et al., 2004; scikit-learn).
+
+    Findings and progression are in standard deviations of the training rows around their mean.
+    """
+
+    def check(self, root: Path | None) -> str | None:
+        return None if find_spec("sklearn") else "diabetes comes with the package scikit-learn; install it."
+
+    def load(self, root: Path | None) -> Dataset:
+        if problem := self.check(root):
+            raise DataError(problem)
+        from sklearn.datasets import load_diabetes
+
+        x, y = load_diabetes(return_X_y=True, scaled=False)
+        is_test = np.arange(len(y)) % 5 == 4
+        order = np.argsort(is_test, kind="stable")
+        train_rows = int((~is_test).sum())
+        columns = np.column_stack([x, y])[order]
+        columns = (columns - columns[:train_rows].mean(0)) / columns[:train_rows].std(0)
+        features, target = (np.ascontiguousarray(part, np.float32) for part in (columns[:, :-1], columns[:, -1:]))
+        return Dataset("diabetes", features, target, train_rows, ("progression",), task="regression")
