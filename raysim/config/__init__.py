@@ -16,6 +16,7 @@ from raysim.config.schema import (
     ENGINES,
     Config,
     DataConfig,
+    EngineConfig,
     EvaluateConfig,
     LocalConfig,
     LocalEngineConfig,
@@ -32,7 +33,8 @@ from raysim.store.sinks import SINKS
 
 __all__ = [
     "CLIENTS", "ENGINES", "INSTRUMENTS", "MODELS", "PARTITIONS", "PRESETS", "SINKS", "SOURCES", "STACKS", "STEPS", "WEIGHTINGS",
-    "Catalogue", "Config", "ConfigError", "DataConfig", "EvaluateConfig", "LocalConfig", "LocalEngineConfig", "ModelConfig",
+    "Catalogue", "Config", "ConfigError", "DataConfig", "EngineConfig",
+    "EvaluateConfig", "LocalConfig", "LocalEngineConfig", "ModelConfig",
     "RayEngineConfig", "RecordConfig", "RoundsConfig", "catalogue_of", "check", "check_unchanged", "decisive", "describe",
     "docs_of", "facts_of", "fields_of", "fingerprint", "from_dict", "is_section", "load", "name_in", "nearest", "plain",
     "read_entry", "show", "to_dict", "to_yaml",

@@ -48,8 +48,8 @@ def check_unchanged(config: Config, folder: Path) -> None:
     faults = []
     try:
         settings = read_manifest(folder).get("settings")
-    except DamagedManifest:
-        settings = None
+    except DamagedManifest as error:
+        raise ConfigError(str(error)) from None
     if not isinstance(settings, dict):
         if not (folder / "manifest.json").exists() and not any((folder / "checkpoints").glob("*.json")):
             return  # stopped before it was described, and so before its first round

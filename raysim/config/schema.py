@@ -19,11 +19,21 @@ from raysim.registry import REGISTRY, Table
 
 
 @dataclass(frozen=True, kw_only=True)
-class LocalEngineConfig:
-    """All clients one after another in this process: nothing is started, handy for debugging."""
+class EngineConfig:
+    """The settings of an engine. An engine from outside raysim is a subclass with `make`, registered as an `engine`."""
 
     threads: PositiveInt = 1
     """Threads of one PyTorch operation. Part of the result's bits, so never measured, always set."""
+
+    def make(self, config: Config, spec: Any, data: Any, partition: Any, cohort: int) -> Any:
+        """The `raysim.engine.base.Engine` that trains up to `cohort` clients a round, each host made from `spec`."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True, kw_only=True)
+class LocalEngineConfig(EngineConfig):
+    """All clients one after another in this process: nothing is started, handy for debugging."""
+
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """`auto` is the first visible GPU, or the CPU where there is none."""
     gather_bytes: NonNegativeInt = 2 << 30
@@ -34,7 +44,7 @@ class LocalEngineConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
-class RayEngineConfig:
+class RayEngineConfig(EngineConfig):
     """Clients as Ray actors, on this machine or a cluster. Client states and peers' models lie in Ray's object store;
     Ray spills to disk what does not fit."""
 
@@ -44,8 +54,6 @@ class RayEngineConfig:
     """Fraction of one GPU that an actor reserves for a client; 0 trains on CPUs."""
     fan_in: Annotated[int, Field(ge=2)] = 4
     """Partial sums that one node of the aggregation tree adds. Never changes the result."""
-    threads: PositiveInt = 1
-    """Threads of one PyTorch operation in every actor."""
     gather_bytes: NonNegativeInt = 2 << 30
     """Bytes of client models that one process may hold at once. Where they are more, FedLAW learns its weights with the
     models left where they were trained, which is slower and gives the same result to rounding."""
@@ -54,7 +62,7 @@ class RayEngineConfig:
     30 % of the machine's. A cluster that raysim joins has its own."""
 
 
-ENGINES: Table[type] = REGISTRY.table("engine").fill({"local": LocalEngineConfig, "ray": RayEngineConfig})
+ENGINES: Table[type[EngineConfig]] = REGISTRY.table("engine").fill({"local": LocalEngineConfig, "ray": RayEngineConfig})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -211,7 +219,7 @@ class Config:
     server: tuple[Annotated[Any, STACKS["server"]], ...] = ()
     """What the server does with the weighted mean, in order; empty: nothing."""
     evaluate: EvaluateConfig = EvaluateConfig()
-    engine: Annotated[LocalEngineConfig | RayEngineConfig, Catalogue("engine", ENGINES)] = RayEngineConfig()
+    engine: Annotated[EngineConfig, Catalogue("engine", ENGINES)] = RayEngineConfig()
     record: RecordConfig = RecordConfig()
 
     def __post_init__(self) -> None:

@@ -19,7 +19,7 @@ from raysim.data.sources.base import Source
 def source_of(function: Callable[..., Any]) -> type[Source]:
     """A source from a function that returns a `Dataset`, or a pair of map-style torch data sets for training and test.
 
-    Samples are pairs (tensor, label). The function's parameters are the source's settings, except `root`, which it is
+    Samples of the latter are pairs (tensor, class). The function's parameters are the source's settings, except `root`, which it is
     given where it has it: the folder of all data sets, a Path or None.
     """
     parameters = inspect.signature(function).parameters
@@ -29,7 +29,8 @@ def source_of(function: Callable[..., Any]) -> type[Source]:
         found = function(**settings, **({"root": root} if "root" in parameters else {}))
         return found if isinstance(found, Dataset) else from_torch(function.__name__, *found)
 
-    return _with_settings(function, Source, {"load": load}, skipped=("root",))
+    source: type[Source] = _with_settings(function, Source, {"load": load}, skipped=("root",))
+    return source
 
 
 def from_torch(name: str, train: Any, test: Any = None) -> Dataset:
@@ -75,7 +76,8 @@ def scheme_of(function: Callable[..., Sequence[np.ndarray]]) -> type[Scheme]:
         return [rows[np.asarray(share, np.int64)] for share in shares]
 
     seed = ("seed", int | None, field(default=None))
-    return _with_settings(function, Scheme, {"split": split}, skipped=(labels, rng), more=[seed])
+    scheme: type[Scheme] = _with_settings(function, Scheme, {"split": split}, skipped=(labels, rng), more=[seed])
+    return scheme
 
 
 def _with_settings(

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -49,6 +49,7 @@ class Round:
     changed: frozenset[int] = frozenset()  # clients that have another state or model than before
     score: Score | None = None  # of the new global model, where it was tested
     personal: dict[int, Score] = field(default_factory=dict)  # by client
+    columns: Mapping[str, Any] = field(default_factory=dict)  # further columns of the round's row in the table `rounds`
 
 
 class PlayRound(Protocol):

@@ -52,7 +52,7 @@ class Recurrent(nn.GRU):
 
 
 def char_gru(inputs: Inputs, embedding: int = 32, hidden: int = 128) -> Model:
-    """Ours, for next-token prediction: a GRU with an output at each position; 77 043 parameters at 51 characters."""
+    """Ours, for next-token prediction: a GRU with an output at each position; 71 385 parameters at 57 characters."""
     stages = {
         "embedding": nn.Embedding(inputs.tokens(), embedding),
         "recurrent": Recurrent(embedding, hidden, batch_first=True),

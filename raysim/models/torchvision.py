@@ -15,7 +15,8 @@ def architectures() -> list[str]:
         return []
     from torchvision import models
 
-    return models.list_models(module=models)
+    names: list[str] = models.list_models(module=models)
+    return names
 
 
 def _network(architecture: str, inputs: Inputs) -> Any:

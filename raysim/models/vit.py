@@ -22,7 +22,8 @@ class Embed(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         x = self.patch(x).flatten(2).mT  # [B, T, WIDTH]
         x = torch.cat([self.token.expand(x.shape[0], -1, -1), x], dim=1)
-        return self.dropout(x + self.position)
+        embedded: Tensor = self.dropout(x + self.position)
+        return embedded
 
 
 class Attention(nn.Module):
@@ -39,7 +40,8 @@ class Attention(nn.Module):
         q, k, v = self.qkv(self.norm(x)).unflatten(2, (3, HEADS, HEAD_WIDTH)).permute(2, 0, 3, 1, 4)  # [B, HEADS, T, ·]
         # Written out: the fused kernels have non-deterministic gradients on GPUs, and T is small.
         mixed = (q @ k.mT * HEAD_WIDTH**-0.5).softmax(dim=-1) @ v
-        return x + self.dropout(self.out(mixed.transpose(1, 2).flatten(2)))
+        change: Tensor = self.dropout(self.out(mixed.transpose(1, 2).flatten(2)))
+        return x + change
 
 
 class MLP(nn.Module):
@@ -56,7 +58,8 @@ class MLP(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         z = self.dropout1(self.gelu(self.inner(self.norm(x))))
-        return x + self.dropout2(self.outer(z))
+        change: Tensor = self.dropout2(self.outer(z))
+        return x + change
 
 
 class ClassToken(nn.Module):

@@ -5,10 +5,11 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from raysim.config import Config, ConfigError, LocalEngineConfig
+from raysim.config import ENGINES, Config, ConfigError, LocalEngineConfig, RayEngineConfig, name_in
 from raysim.engine.ray.placement import Resources
 from raysim.play.machine import answers
 
@@ -25,7 +26,7 @@ def launcher(
     config: Config, address: str | None, resources: Resources | None
 ) -> Iterator[Callable[[Config, Path, bool], Any]]:
     """Yield what makes a federation of (configuration, folder, whether to resume); a cluster is there meanwhile."""
-    if not isinstance(config.engine, LocalEngineConfig):
+    if isinstance(config.engine, RayEngineConfig):
         from raysim.federation.remote import session
 
         check_address(address)
@@ -33,7 +34,12 @@ def launcher(
             yield launch
         return
     if address:
-        raise ConfigError("--address: engine is local, which joins no cluster. Use --set engine=ray.")
+        name = name_in(ENGINES, config.engine)
+        raise ConfigError(f"--address: engine is {name}, which joins no cluster. Use --set engine=ray.")
     from raysim.federation import Federation
 
-    yield Federation
+    yield (
+        Federation
+        if isinstance(config.engine, LocalEngineConfig)
+        else partial(Federation, make_engine=config.engine.make)
+    )

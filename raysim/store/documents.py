@@ -9,7 +9,7 @@ import re
 import stat
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, NotRequired, TypeVar
 
 import yaml
 from pydantic import ConfigDict, TypeAdapter, ValidationError
@@ -84,6 +84,7 @@ class Result(TypedDict):
     """What `result.json` holds."""
 
     __pydantic_config__ = OPEN_SHAPE  # type: ignore[misc]
+    headline: NotRequired[str | None]  # the metric whose scores these are; older runs have accuracies
     final: float | None
     best: float | None
     last10: float | None

@@ -149,6 +149,20 @@ OPEN = {
 quantity that a method reports by layer, such as fedlws.gamma."""
 
 
+def add_column(table: str, name: str, kind: str, unit: str, about: str) -> None:
+    """Give `table` a further column, here and for all that read it; `kind` is int, float or text, with a `?` where it may
+    be null. Raises KeyError for an unknown table and ValueError for a name that is taken."""
+    if name in TABLES[table].names:
+        raise ValueError(f"the table {table} has a column {name!r} already")
+    TABLES[table] = pa.schema([*TABLES[table], *schema((name, kind, unit, about))])
+
+
+def add_phase(name: str, about: str) -> None:
+    """Give the round's clock a further phase, and `rounds` its column. Raises ValueError for a name that is taken."""
+    add_column("rounds", f"seconds_{name}", "float?", "seconds", about)
+    PHASES[name] = about
+
+
 def write_table(folder: Path, table: str, rows: pa.Table) -> None:
     """Write a table that is known as a whole, such as the partition; `read` finds it. Replaces an earlier one."""
     parts.write(parts.Part.at(below(folder, table), 0, 0, 0, 0), rows)

@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from dataclasses import asdict
 from typing import IO, Any
 
-from raysim.config import Config, LocalEngineConfig, to_dict
+from raysim.config import Config, RayEngineConfig, to_dict
 from raysim.engine.ray.placement import HOST_BYTES, Resources
 from raysim.play.lines import scored
 from raysim.play.machine import free_memory
@@ -66,7 +66,7 @@ def carried(configs: Sequence[Config]) -> int:
     models. Call it inside `ray_engine.cluster` where a run is on Ray.
     """
     cpus, gpus, processes = float(len(os.sched_getaffinity(0))), 0.0, 1
-    on_ray = [config for config in configs if not isinstance(config.engine, LocalEngineConfig)]
+    on_ray = [config for config in configs if isinstance(config.engine, RayEngineConfig)]
     if on_ray:
         from raysim.engine.ray.cluster import free_resources
 
@@ -129,7 +129,7 @@ def _forwarded(playing: dict[subprocess.Popen[str], Any]) -> Iterator[list[int]]
 
 def start(point: Point, address: str | None, share: Resources | None) -> tuple[subprocess.Popen[str], IO[str]]:
     """The run's process, which ends when its standard input is closed, and its log."""
-    on_ray = not isinstance(point.config.engine, LocalEngineConfig)
+    on_ray = isinstance(point.config.engine, RayEngineConfig)
     task = {
         "config": to_dict(point.config), "folder": str(point.folder), "resume": point.saved,
         "address": address if on_ray else None, "resources": asdict(share) if share and on_ray else None,

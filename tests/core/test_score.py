@@ -10,6 +10,7 @@ from sklearn.metrics import roc_auc_score
 from sklearn.preprocessing import label_binarize
 
 from raysim.core.score import Score, micro_auc
+from raysim.core.task import Classification
 from raysim.engine.evaluation import evaluate
 from raysim.federation import Federation
 from raysim.federation.round import evaluate_personal
@@ -20,8 +21,9 @@ from raysim.store import tables
 def test_auc_counts_won_pairs():
     """Four (sample, class) pairs: the true ones score .9 and .4, the false ones .1 and .4: 3.5 of 4 comparisons won."""
     scores = torch.tensor([[0.9, 0.1], [0.4, 0.4]])
-    assert micro_auc(scores, torch.tensor([0, 0])) == pytest.approx(3.5 / 4)
-    assert math.isnan(micro_auc(torch.empty(0, 2), torch.empty(0, dtype=torch.long)))
+    true = torch.tensor([[True, False], [True, False]])
+    assert micro_auc(scores, true) == pytest.approx(3.5 / 4)
+    assert math.isnan(micro_auc(torch.empty(0, 2), torch.empty(0, 2, dtype=torch.bool)))
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -29,16 +31,19 @@ def test_auc_is_sklearns(seed):
     stream = torch.Generator().manual_seed(seed)
     scores = torch.randn(50, 4, generator=stream).mul(3).round().softmax(1)  # with ties
     y = torch.randint(4, (50,), generator=stream)
-    expected = roc_auc_score(label_binarize(y, classes=range(4)), scores, average="micro")
-    assert micro_auc(scores, y) == pytest.approx(expected, abs=1e-12)
+    true = label_binarize(y, classes=range(4))
+    expected = roc_auc_score(true, scores, average="micro")
+    assert micro_auc(scores, torch.from_numpy(true) > 0) == pytest.approx(expected, abs=1e-12)
 
 
 def test_a_score_is_of_probabilities():
     logits, y = torch.tensor([[2.0, 0.0], [0.0, 1.0], [5.0, 4.0]]), torch.tensor([0, 1, 1])
-    score = Score.of(logits, y)
+    task = Classification()
+    score = task.score(logits, y)
     assert (score.correct, score.samples) == (2, 3)
     assert score.loss == pytest.approx(math.log1p(math.exp(-2)) + math.log1p(math.exp(-1)) + math.log1p(math.exp(1)))
-    assert score.auc == micro_auc(logits.softmax(1), y)
+    assert task.values(score) == {"accuracy": 2 / 3}
+    assert task.auc(logits, y) == micro_auc(logits.softmax(1), torch.tensor([[1, 0], [0, 1], [0, 1]]) > 0)
 
 
 def test_scores_of_clients_are_recorded(tmp_path):
@@ -60,15 +65,15 @@ def test_scores_of_clients_are_recorded(tmp_path):
 
 def test_accuracies_of_clients():
     """Twenty clients with one sample more each, of which they get one wrong; a client without samples does not count."""
-    scores = {k: Score(k, k + 1, 0.0, k / 20) for k in range(20)} | {20: Score(0, 0, 0.0, float("nan"))}
-    found = personal_scores(scores)
+    scores = {k: Score(k + 1, 0.0, {"accuracy": (k, k + 1)}, k / 20) for k in range(20)} | {20: Score(0, 0.0)}
+    found = personal_scores(scores, Classification())
     shares = [k / (k + 1) for k in range(20)]
     assert found["personal_accuracy_micro"] == pytest.approx(190 / 210)
     assert found["personal_accuracy_macro"] == pytest.approx(statistics.mean(shares))
     assert found["personal_accuracy_std"] == pytest.approx(statistics.pstdev(shares))
     assert found["personal_accuracy_worst10"] == pytest.approx((0 + 1 / 2) / 2)
     assert found["personal_auc"] == pytest.approx(sum(k / 20 * (k + 1) for k in range(20)) / 210)
-    assert personal_scores({20: scores[20]}) == {}
+    assert personal_scores({20: scores[20]}, Classification()) == {}
 
 
 def test_evaluations_are_shared_by_the_hosts(tmp_path, warm_ray):

@@ -18,8 +18,10 @@ VAL = {"client_val_frac": 0.2}
 
 
 def client(peers: dict[int, float], old: float = 4.0, own: float = 3.0):
-    """Client 0 of four, whose loss is ½ (w − 1)² on validation samples too. It started at `old` last time, came to `own`,
-    and is sent `peers`."""
+    """Client 0 of four, whose loss is ½ (w − 1)², on validation samples too.
+
+    It started at `old` last time, came to `own`, and is sent `peers`.
+    """
     federation = Quadratics([FedFomo()], [[1.0]] * 4, [[1.0]] * 4)
     federation.states[0] = ClientState({"fedfomo": Origin(vector([old]))}, vector([own]))
     run = federation.run(0, [-50.0])  # the global model, which nobody is sent

@@ -1,4 +1,4 @@
-"""Somebody's own model, data, partition, method and instrument: in a script, in a notebook's cell, in a package."""
+"""Somebody's own model, data, partition, loss, metric, method and instrument: in a script, in a notebook's cell, in a package."""
 
 from __future__ import annotations
 
@@ -65,6 +65,23 @@ def in_turn(labels, rng, clients: int = 4):
     return [np.arange(i, len(labels), clients) for i in range(clients)]
 
 
+@raysim.task()
+@dataclass(frozen=True)
+class Focal(raysim.Classification):
+    """Samples that are well classified count less."""
+
+    gamma: float = 1.0
+
+    def losses(self, outputs, y):
+        logs = super().losses(outputs, y)
+        return (1 - torch.exp(-logs)) ** self.gamma * logs
+
+
+@raysim.metric(higher_is_better=False)
+def doubt(outputs, y):
+    return 1 - outputs.softmax(1).amax(1)
+
+
 @raysim.instrument()
 @dataclass(frozen=True)
 class Drift(raysim.Instrument):
@@ -76,10 +93,11 @@ class Drift(raysim.Instrument):
 
 def settings(engine):
     return {
-        "name": "own", "engine": engine, "data": {"name": {"points": {"samples": 120}}, "partition": {"in_turn": {"clients": 3}}},
+        "name": "own", "engine": engine,
+        "data": {"name": {"points": {"samples": 120}}, "partition": {"in_turn": {"clients": 3}}, "task": "focal"},
         "model": {"name": "net", "options": {"width": 8}}, "rounds": {"total": 3},
         "local": {"batch_size": 10, "lr": 0.5}, "client": [{"signsgd": {"scale": 0.1}}],
-        "record": {"instruments": ["drift"]},
+        "evaluate": {"metrics": ["doubt"]}, "record": {"instruments": ["drift"]},
     }
 
 
@@ -89,6 +107,8 @@ if __name__ == "__main__":
     runs = {engine: raysim.run(settings(engine), out=f"{sys.argv[1]}/{engine}") for engine in ("local", "ray")}
     assert runs["local"].result["sha256"] == runs["ray"].result["sha256"]
     assert runs["ray"].result["final"] > 0.85, runs["ray"].result
+    doubts = [run["rounds"]["metric.doubt"].to_pylist() for run in runs.values()]
+    assert doubts[0] == doubts[1] and doubts[0][0] > doubts[0][-1] > 0, doubts
     assert [n["method"] for n in runs["ray"]["notes"].to_pylist()] == ["drift"] * 3
     assert isinstance(runs["ray"].model()(torch.zeros(2, 5)), torch.Tensor)
     print("all well")

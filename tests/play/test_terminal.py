@@ -59,10 +59,12 @@ def test_a_pipe_has_a_plain_line_a_round(tmp_path: Path, monkeypatch: pytest.Mon
 
 def test_a_round_shows_the_clients_own_models_where_the_global_one_is_not_tested() -> None:
     played = PlayedRound(
-        number=5, rounds=20, accuracy=None, loss=None, train_loss=0.5, clients_ok=3, clients_failed=1, seconds=1.234,
-        metrics={"personal_accuracy_micro": 0.875}, messages=(),
+        number=5, rounds=20, headline="accuracy", accuracy=None, loss=None, train_loss=0.5, clients_ok=3,
+        clients_failed=1, seconds=1.234, metrics={"personal_accuracy_micro": 0.875}, messages=(),
     )  # fmt: skip
     line = "round  5/20   personal 87.50 %   train loss  0.5000   clients 3 ok, 1 failed   1.23 s"
     assert re.sub(" {4,}", "   ", round_line(played)) == line
     assert "accuracy       -" in round_line(replace(played, metrics={}))
     assert "accuracy 12.50 %" in round_line(replace(played, accuracy=0.125))
+    assert "rmse  0.7500" in round_line(replace(played, headline="rmse", metrics={"rmse": 0.75}))
+    assert "accuracy" not in round_line(replace(played, headline=None, metrics={}))

@@ -41,6 +41,10 @@ from raysim.store.atomic import write_json
 from raysim.store.tables import Recorder
 
 NONE = np.nan
+RESULT = {
+    "final": 0.5, "best": 0.5, "last10": 0.5, "personal": None, "bytes_up": 1, "bytes_down": 1, "sha256": "0" * 64,
+    "rounds": 3, "seconds": 1.0,
+}  # fmt: skip
 PERSONAL = {"client_test_frac": 0.25}
 STORED: dict[str, dict[str, Any]] = {
     "avg-3": {},
@@ -83,7 +87,7 @@ def by_hand(
                 seconds=2.0**t - 2.0 ** (t - 1) * (t > 0), seconds_train=0.5, wall=2.0**t,
             )  # fmt: skip
     if finished:
-        write_json(folder / "result.json", {"sha256": "0" * 64})
+        write_json(folder / "result.json", RESULT)
     return Run(folder)
 
 
@@ -567,8 +571,8 @@ def test_a_run_is_running_finished_or_stopped(tmp_path: Path) -> None:
         assert run.state == "running"
         assert run.state == "running"  # the question has not changed the answer
     assert run.state == "stopped"
-    write_json(run.folder / "result.json", {"rounds": run.rounds})
-    assert (run.state, run.result) == ("finished", {"rounds": run.rounds})
+    write_json(run.folder / "result.json", RESULT)
+    assert (run.state, run.result) == ("finished", RESULT)
 
 
 def test_find_looks_into_folders(folder: Path, tmp_path: Path) -> None:

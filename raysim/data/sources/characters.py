@@ -44,7 +44,8 @@ class Characters(Source):
             raise DataError(f"{file}: not a readable text in UTF-8 ({error}); save it again") from error
         alphabet = sorted(set(text))
         number = {character: i for i, character in enumerate(alphabet)}
-        windows, client = [], []
+        windows: list[np.ndarray] = []
+        client: list[int] = []
         for paragraph in filter(None, (part.strip("\n") for part in text.split("\n\n"))):
             tokens = np.array([number[character] for character in paragraph], np.int64)
             starts = range(0, len(tokens) - self.length, self.length)

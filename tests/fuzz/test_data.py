@@ -1,0 +1,143 @@
+"""Data that are damaged: each reader ends in a data set or in a `DataError`, and in bounded memory."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import pickle
+import random
+import resource
+import warnings
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from fuzz.mutate import altered, damaged
+from PIL import Image
+
+from raysim.data import DataError
+from raysim.data.pickles import read_arrays
+from raysim.data.sources import Images, Npz, Parquet
+from raysim.data.sources.base import Source
+
+pytestmark = pytest.mark.filterwarnings("ignore:invalid escape sequence")  # of pickletools, on damaged texts
+GROWTH = 1 << 30  # bytes of memory that no damaged file of a few kilobytes may come to need
+
+
+@pytest.fixture(autouse=True)
+def bounded() -> Iterator[None]:
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    yield
+    assert (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024 < GROWTH
+
+
+def read(source: Source, folder: Path) -> bool:
+    """Whether the data could be read."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # Pillow's, of odd metadata
+            source.load(folder)
+    except DataError as error:
+        return not str(error)
+    return True
+
+
+def png(value: int) -> bytes:
+    stream = io.BytesIO()
+    Image.fromarray(np.full((4, 4, 3), value, np.uint8)).save(stream, "PNG")
+    return stream.getvalue()
+
+
+def test_npz(tmp_path: Path) -> None:
+    """1,000 archives: damaged bytes, or a damaged member in a sound archive."""
+    chance = random.Random(0)
+    members = {}
+    for name, array in {
+        "x_train": np.arange(48, dtype=np.float64).reshape(6, 8), "y_train": np.arange(6) % 2,
+        "client_train": np.arange(6),
+    }.items():  # fmt: skip
+        stream = io.BytesIO()
+        np.save(stream, array)
+        members[f"{name}.npy"] = stream.getvalue()
+    good = 0
+    for _ in range(1000):
+        stream = io.BytesIO()
+        victim = chance.choice([*members, None])
+        with zipfile.ZipFile(stream, "w", zipfile.ZIP_DEFLATED) as archive:
+            for name, content in members.items():
+                archive.writestr(name, damaged(content, chance) if name == victim else content)
+        whole = stream.getvalue()
+        (tmp_path / "toy.npz").write_bytes(damaged(whole, chance) if victim is None else whole)
+        good += read(Npz("toy.npz"), tmp_path)
+    assert 0 < good < 1000
+
+
+def test_parquet(tmp_path: Path) -> None:
+    """400 files of images and of texts: damaged bytes, or damaged metadata of the Hugging Face library."""
+    chance = random.Random(1)
+    about = {"info": {"features": {"label": {"names": ["a", "b"], "_type": "ClassLabel"}}}}
+    columns = {
+        "image": {"image": [{"bytes": png(i), "path": "x"} for i in range(4)], "label": [0, 1, 0, 1]},
+        "text": {"text": ["one two", "two", "", "three"], "label": [0, 1, 0, 1], "client": ["a", "b", "a", "c"]},
+    }
+    good = 0
+    for number in range(400):
+        kind = chance.choice([*columns])
+        metadata = json.dumps(altered(about, chance) if number % 2 else about)
+        if number % 5 == 0:
+            metadata = damaged(metadata.encode(), chance).decode(errors="replace")
+        table = pa.table(columns[kind]).replace_schema_metadata({"huggingface": metadata})
+        stream = io.BytesIO()
+        pq.write_table(table, stream)
+        content = stream.getvalue() if number % 2 else damaged(stream.getvalue(), chance)
+        (tmp_path / "train.parquet").write_bytes(content)
+        good += read(Parquet("."), tmp_path)
+    assert 0 < good < 400
+
+
+def test_images(tmp_path: Path) -> None:
+    """400 folders: a damaged image, a damaged annotation."""
+    chance = random.Random(2)
+    for name in ("a", "b"):
+        (tmp_path / "train" / name).mkdir(parents=True)
+        (tmp_path / "train" / name / "0.png").write_bytes(png(9))
+    (tmp_path / "val" / "images").mkdir(parents=True)
+    (tmp_path / "val" / "images" / "1.png").write_bytes(png(7))
+    image, notes = tmp_path / "train" / "a" / "0.png", tmp_path / "val" / "val_annotations.txt"
+    good = 0
+    for _ in range(400):
+        image.write_bytes(damaged(png(9), chance) if chance.random() < 0.6 else png(9))
+        notes.write_bytes(damaged(b"1.png\tb\t0\n1.png\ta\n", chance) if chance.random() < 0.6 else b"1.png\tb\n")
+        good += read(Images("."), tmp_path)
+    assert 0 < good < 400
+
+
+def test_pickles(tmp_path: Path) -> None:
+    """2,000 archives of CIFAR's kind, by all protocols; what can be read holds arrays, lists, texts and numbers."""
+    chance = random.Random(3)
+    batch = {"data": np.arange(96, dtype=np.uint8).reshape(2, 48), "labels": [3, 1], "filenames": ["a", "b"], b"n": 1.5}
+    file, good = tmp_path / "batch", 0
+    for _ in range(2000):
+        file.write_bytes(damaged(pickle.dumps(batch, chance.randrange(1, 5)), chance))
+        try:
+            found = read_arrays(file)
+        except DataError:
+            continue
+        good += 1
+        plain = (np.ndarray, list, tuple, dict, str, bytes, int, float, type(None))
+        assert all(isinstance(value, plain) for value in found.values())
+    assert 0 < good < 2000
+    for attack in (
+        b"\x80\x02}r\xff\xff\xff\x7f.",
+        b"\x80\x02" + b")" + b"\x85" * 100_000 + b".",
+        b"\x80\x04\x95" + b"\xff" * 8,
+    ):
+        file.write_bytes(attack)
+        with pytest.raises(DataError):
+            read_arrays(file)
+    assert os.listdir(tmp_path) == ["batch"]

@@ -1,0 +1,158 @@
+"""Federations that learn something else than classes."""
+
+import json
+import math
+
+import numpy as np
+import pytest
+from conftest import play, tiny
+
+import raysim
+from raysim.config import ConfigError, load
+from raysim.config.shipped import find
+from raysim.core.task import Classification
+from raysim.data import DataError, Dataset, Partition, Proxy, make_partition
+from raysim.data.partition import DirichletCounts, IIDEqual, LabelSwap, Pathological
+from raysim.data.sources import Characters, Diabetes, Multilabel
+from raysim.federation import Federation
+from raysim.store import tables
+
+CHEAP = {
+    "regression": {"name": "diabetes"},
+    "multilabel": {"name": {"multilabel": {"samples": 200, "test_samples": 100}}},
+    "next_token": {"name": "characters"},
+}
+MODELS = {
+    "regression": {"name": "mlp", "options": {"hidden": [8]}},
+    "multilabel": {"name": "mlp", "options": {"hidden": [8]}},
+    "next_token": {"name": "char_gru", "options": {"embedding": 8, "hidden": 16}},
+}
+
+
+def small(task: str, **changes):
+    data = CHEAP[task] | {"partition": {"iid_equal": {"clients": 4}}} | changes.pop("data", {})
+    return tiny(data=data, model=MODELS[task], **changes)
+
+
+@pytest.mark.parametrize(
+    ("name", "least"),
+    [
+        ("regression", {"r2": 0.4}),  # ordinary least squares has 0.45 on these test rows
+        ("multilabel", {"f1": 0.9, "label_accuracy": 0.9}),  # guessing every label: 0.46 and 0.3
+        ("characters", {"token_accuracy": 0.33}),  # the most frequent character, a space: 0.17
+    ],
+)
+def test_the_shipped_federations_learn(name, least, tmp_path):
+    changes = ["rounds.total=20", "rounds.participation=1.0"] if name == "characters" else []
+    config = load(find(name), changes)
+    federation = Federation(config, tmp_path)
+    while (shown := federation.step()) is not None:
+        last = shown
+    result = federation.finish()
+    federation.close()
+    for metric, bound in least.items():
+        assert last[f"metric.{metric}"] > bound
+    headline = federation.spec.task.headline
+    values = [v for v in tables.read(tmp_path, "rounds")[f"metric.{headline.name}"].to_pylist() if v is not None]
+    assert last["accuracy"] is None
+    assert result["headline"] == headline.name
+    assert result["final"] == values[-1]
+    assert result["best"] == headline.best(values)
+    assert json.loads((tmp_path / "result.json").read_text())["headline"] == headline.name
+
+
+@pytest.mark.parametrize("task", CHEAP)
+def test_both_engines_agree(task, tmp_path, warm_ray):
+    """Personal models included. Pooled scores of the clients are in the table, and none that is of classes."""
+    changes = {"data": {"client_test_frac": 0.25}, "client": ["fedrep"], "evaluate": {"personal": "after_init"}}
+    local = play(small(task, **changes), tmp_path / "local")
+    ray = play(small(task, engine={"ray": {"clients_per_actor": 2}}, **changes), tmp_path / "ray", make_engine=warm_ray)
+    assert local.sha256() == ray.sha256()
+    rows = [tables.read(tmp_path / engine, "rounds").to_pylist() for engine in ("local", "ray")]
+    scores = [{k: v for k, v in row.items() if k.startswith("metric.") or k == "loss"} for row in rows[0]]
+    assert scores == [{k: row[k] for k in scores[0]} for row in rows[1]]
+    name = local.spec.task.headline.name
+    assert {f"metric.{name}", f"metric.personal_{name}"} <= set(scores[-1])
+    assert rows[0][-1]["accuracy"] is rows[0][-1]["personal_accuracy_micro"] is None
+    assert (rows[0][-1]["personal_auc"] is not None) == (task == "multilabel")
+    assert all(row["correct"] is None for row in tables.read(tmp_path / "local", "personal").to_pylist())
+
+
+@pytest.mark.parametrize(
+    "stack", [["fedprox"], [{"scaffold": {"c_update": "mean_grad"}}], ["moon"], ["fedala"], ["fedphp"]]
+)
+@pytest.mark.parametrize("task", CHEAP)
+def test_client_methods_go_with_every_task(task, stack, tmp_path):
+    federation = play(small(task, client=stack, rounds={"total": 2}), tmp_path)
+    assert set(tables.read(tmp_path, "clients")["status"].to_pylist()) == {"ok"}
+    assert federation.server.value.isfinite().all()
+
+
+@pytest.mark.parametrize("changes", [{"weighting": ["fedlaw"]}, {"server": ["server_ft"]}, {"weighting": ["ccn"]}])
+@pytest.mark.parametrize("task", CHEAP)
+def test_learning_on_the_server_uses_the_task(task, changes, tmp_path):
+    federation = play(small(task, data={"proxy": {"samples": 20}}, rounds={"total": 2}, **changes), tmp_path)
+    assert federation.server.value.isfinite().all()
+
+
+@pytest.mark.parametrize("changes", [{"server": ["feddf"]}, {"server": ["fedbe"]}, {"weighting": ["feddisco"]}])
+def test_methods_of_classes_are_refused(changes, tmp_path):
+    config = small("regression", data={"proxy": {"samples": 20}}, **changes)
+    with pytest.raises(ConfigError, match="needs one class for each sample, which diabetes does not have"):
+        Federation(config, tmp_path)
+
+
+@pytest.mark.parametrize("source", [Diabetes(), Multilabel(20, 5), Characters()])
+def test_partitions_by_class_are_refused_with_a_way_out(source):
+    data = source.load(None)
+    for scheme in (DirichletCounts(0.5, 4), Pathological(2, 4), LabelSwap(0.5, 4)):
+        with pytest.raises(DataError, match=r"no single class for every sample.*choose iid_equal, quantity_skew or"):
+            make_partition(data, scheme, seed=0)
+    part = make_partition(data, IIDEqual(4), seed=0, proxy=Proxy(5))
+    assert part.label_counts(data).tolist() == [[size] for size in part.sizes]
+    assert len(part.proxy) == 5
+    assert part.to_table(data)["label"].to_pylist() == [0] * len(part.to_table())
+    assert Partition.from_table(part.to_table(data)).sha256() == part.sha256()
+
+
+@pytest.mark.parametrize(
+    ("task", "model", "sentence"),
+    [
+        ("next_token", {"name": "text_cnn"}, r"model.name: its outputs \[1, 57\] do not fit labels \[1, 40\]"),
+        ("regression", {"name": "mlp"}, "data.task: classification needs labels"),
+    ],
+)
+def test_what_does_not_fit_the_task_is_refused(task, model, sentence, tmp_path):
+    data = CHEAP[task] | {"partition": {"iid_equal": {"clients": 4}}}
+    named = {"task": "classification"} if task == "regression" else {}
+    with pytest.raises(ConfigError, match=sentence):
+        Federation(tiny(data=data | named, model=model), tmp_path)
+
+
+def test_unknown_tasks_and_metrics_are_refused():
+    with pytest.raises(ConfigError, match=r"data.task: there is no task 'regresion'. Did you mean 'regression'"):
+        small("regression", data={"task": "regresion"})
+    with pytest.raises(ConfigError, match=r"evaluate.metrics: there is no metric 'mae'"):
+        small("regression", evaluate={"metrics": ["mae"]})
+
+
+def test_a_run_without_metrics_is_judged_by_nothing(tmp_path):
+    """Only its loss is known."""
+    data = Dataset(
+        "d", np.eye(4, 5, dtype=np.float32), np.arange(4) % 2, 3, ("a", "b"), task=Classification(metrics=())
+    )
+    part = make_partition(data, IIDEqual(3), seed=0)
+    config = tiny(data={"partition": {"iid_equal": {"clients": 3}}}, model=MODELS["regression"], rounds={"total": 1})
+    federation = Federation(config, tmp_path, partitioned=(data, part))
+    shown = federation.step()
+    assert shown["headline"] is shown["accuracy"] is None
+    assert math.isfinite(shown["loss"])
+    federation.close()
+
+
+def test_a_report_and_a_stream_of_a_regression(tmp_path):
+    changes = {"name": "numbers", "engine": "local", "rounds": {"total": 2}, "local": {"batch_size": 16, "lr": 0.03}}
+    data = {"data": {"name": "diabetes", "partition": {"iid_equal": {"clients": 4}}}, "model": MODELS["regression"]}
+    rounds = list(raysim.stream(changes | data, out=tmp_path / "run"))
+    assert all(round.headline == "rmse" and round.score == round.metrics["rmse"] > 0 for round in rounds)
+    raysim.load(tmp_path / "run").figure("metric:rmse")
