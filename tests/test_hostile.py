@@ -22,11 +22,11 @@ import pytest
 import yaml
 from conftest import play, tiny
 from PIL import Image
+from raysim.cli.lines import among_clients
 from typer.testing import CliRunner
 
 import raysim
 from raysim.cli.app import app
-from raysim.cli.lines import among_clients
 from raysim.config import ConfigError, load, to_dict, to_yaml
 from raysim.data import DataError
 from raysim.data.sources import Images, Parquet

@@ -134,7 +134,7 @@ class Writer:
         row = {name: value for name, value in shown.items() if name not in ("round", "rounds", "headline", "failures")}
         row |= {"bytes_up": total("up_"), "bytes_down": total("down_"), "wall": finished.wall}
         row |= {f"seconds_{phase}": value for phase, value in finished.done.seconds.items()}
-        return row | finished.done.columns
+        return {**row, **finished.done.columns}
 
 
 def client_rows(done: Round, run: RunParts) -> Rows:

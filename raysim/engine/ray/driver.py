@@ -110,16 +110,20 @@ class RemoteFederation:
         raise AssertionError
 
     def step(self) -> dict[str, Any] | None:
-        return self._call("step")
+        summary: dict[str, Any] | None = self._call("step")
+        return summary
 
     def checkpoint(self) -> int:
-        return self._call("checkpoint")
+        t: int = self._call("checkpoint")
+        return t
 
     def finish(self) -> dict[str, Any]:
-        return self._call("finish")
+        result: dict[str, Any] = self._call("finish")
+        return result
 
     def model(self) -> nn.Module:
-        return self._call("model")
+        model: nn.Module = self._call("model")
+        return model
 
     def close(self) -> None:
         with suppress(RayActorError):
