@@ -105,7 +105,7 @@ def _check_opcodes(content: bytes) -> None:
     for count, (opcode, argument, _) in enumerate(pickletools.genops(content)):
         if opcode.name not in allowed:
             raise pickle.UnpicklingError(f"it uses {opcode.name}, which arrays do not need")
-        if "PUT" in opcode.name and int(str(argument)) > count:  # room is made for all numbers up to this one
+        if "PUT" in opcode.name and int(argument or 0) > count:  # room is made for all numbers up to this one
             raise pickle.UnpicklingError("it numbers its parts with gaps")
         tuples += opcode.name.startswith("TUPLE")
         if tuples > _TUPLES:

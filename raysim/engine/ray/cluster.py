@@ -55,5 +55,5 @@ def cluster_address() -> str | None:
 
 def free_resources() -> Resources:
     """What the cluster this process is connected to has free."""
-    free = ray.available_resources()  # type: ignore[no-untyped-call]
+    free = ray.available_resources()
     return Resources(free.get("CPU", 0.0), free.get("GPU", 0.0), free.get("memory", float("inf")))

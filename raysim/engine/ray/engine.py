@@ -82,7 +82,7 @@ class RayEngine(Engine):
                     raise StateLost(str(error)) from None
                 raise
             except RayTaskError as error:
-                raise error.as_instanceof_cause() from None  # type: ignore[no-untyped-call]
+                raise error.as_instanceof_cause() from None
         return values
 
     def _dead(self, actor_id: str | None) -> set[int]:
