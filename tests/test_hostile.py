@@ -22,7 +22,6 @@ import pytest
 import yaml
 from conftest import play, tiny
 from PIL import Image
-from raysim.cli.lines import among_clients
 from typer.testing import CliRunner
 
 import raysim
