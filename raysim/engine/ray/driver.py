@@ -110,16 +110,20 @@ class RemoteFederation:
         raise AssertionError
 
     def step(self) -> dict[str, Any] | None:
-        return self._call("step")
+        answer: dict[str, Any] | None = self._call("step")
+        return answer
 
     def checkpoint(self) -> int:
-        return self._call("checkpoint")
+        answer: int = self._call("checkpoint")
+        return answer
 
     def finish(self) -> dict[str, Any]:
-        return self._call("finish")
+        answer: dict[str, Any] = self._call("finish")
+        return answer
 
     def model(self) -> nn.Module:
-        return self._call("model")
+        answer: nn.Module = self._call("model")
+        return answer
 
     def close(self) -> None:
         with suppress(RayActorError):
