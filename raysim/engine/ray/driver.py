@@ -110,20 +110,20 @@ class RemoteFederation:
         raise AssertionError
 
     def step(self) -> dict[str, Any] | None:
-        summary: dict[str, Any] | None = self._call("step")
-        return summary
+        answer: dict[str, Any] | None = self._call("step")
+        return answer
 
     def checkpoint(self) -> int:
-        t: int = self._call("checkpoint")
-        return t
+        answer: int = self._call("checkpoint")
+        return answer
 
     def finish(self) -> dict[str, Any]:
-        result: dict[str, Any] = self._call("finish")
-        return result
+        answer: dict[str, Any] = self._call("finish")
+        return answer
 
     def model(self) -> nn.Module:
-        model: nn.Module = self._call("model")
-        return model
+        answer: nn.Module = self._call("model")
+        return answer
 
     def close(self) -> None:
         with suppress(RayActorError):
