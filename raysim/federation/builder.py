@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -22,6 +23,7 @@ from raysim.engine.local import LocalEngine
 from raysim.host.messages import HostSpec
 from raysim.models import Inputs, builder
 from raysim.registry import REGISTRY
+from raysim.store.documents import DamagedFile, read_tensors
 
 MakeEngine = Callable[[Config, HostSpec, Dataset, Partition, int], Engine]  # the last one: clients in a cohort
 
@@ -180,10 +182,10 @@ def aggregator(config: Config, spec: HostSpec) -> Aggregator:
 def initial_value(config: Config, spec: HostSpec, layers: LayerMap) -> Tensor:
     """The model every method starts from: drawn from the seed, or read from `model.init`."""
     if config.model.init:
-        from safetensors.torch import load_file
-
         try:
-            return layers.flatten(load_file(config.model.init))
+            return layers.flatten(read_tensors(Path(config.model.init)))
+        except DamagedFile as error:
+            raise ConfigError(f"model.init: {error}") from None
         except (KeyError, ValueError) as error:
             raise ConfigError(f"model.init: {config.model.init}: {error.args[0]}") from None
     with torch.random.fork_rng(devices=[]):

@@ -115,8 +115,8 @@ class Federation:
             self.tracer.begin(t)
         done = self.play(self.run, t, trace=traced, while_training=self.write_down)
         shown = round_summary(done, self.server.rounds, self.engine.nodes, self.spec.task)
-        statuses = [result.status for result in done.cohort.trained.results.values()]
-        if statuses and all("Traceback" in status for status in statuses):
+        results = done.cohort.trained.results.values()
+        if results and all(result.raised for result in results):
             raise RoundFailed(f"every client of round {t + 1} failed:\n{shown['failures'][0]}")
         self.saved.change(done.changed)
         if traced:

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from raysim.analysis.measure import MeasureError
@@ -20,6 +19,7 @@ from raysim.core.score import Score as TaskScore
 from raysim.core.task import Task
 from raysim.federation import host_spec, partitioned
 from raysim.host.host import ClientHost
+from raysim.store.documents import read_tensors
 from raysim.store.manifest import read_manifest
 
 
@@ -94,7 +94,7 @@ class SavedRun:
             raise MeasureError(
                 f"{self.folder}: holds no final model; `raysim resume {self.folder}` plays it to its end."
             )
-        return self.layers.flatten(load_file(path))
+        return self.layers.flatten(read_tensors(path))
 
     def models(self, rounds: tuple[int, ...]) -> list[tuple[int, Tensor]]:
         """Rounds and the global models [S] after them; of no rounds, the last round and the final model."""
@@ -106,7 +106,7 @@ class SavedRun:
         if not path.is_file():
             who = ", ".join(map(str, self.cohort(t)))
             raise MeasureError(f"{self.folder}: round {t} has no model {name}; its clients are {who}.")
-        return self.layers.flatten(load_file(path))
+        return self.layers.flatten(read_tensors(path))
 
     def _trace(self, t: int) -> Path:
         if t not in self.traced:

@@ -154,6 +154,7 @@ class ClientResult:
     state: Arrays | None = None  # what it keeps until its next round
     model: Arrays | None = None  # {"value": [S]}, what it has uploaded
     trace: Arrays | None = None
+    raised: bool = False  # its training raised an error, whose traceback is the status
 
 
 @dataclass

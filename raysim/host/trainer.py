@@ -57,7 +57,7 @@ class Trainer:
             if check and not finite(update):
                 result = ClientResult(NOT_FINITE)
         except Exception:
-            result = ClientResult(traceback.format_exc())
+            result = ClientResult(traceback.format_exc(), raised=True)
         result.seconds = time.perf_counter() - started
         if result.status != "ok":
             return result, {}

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from raysim.report import ReportError, need
 from raysim.report.folder import RunFolder
+from raysim.store.documents import read_tensors
 
 if TYPE_CHECKING:
     from torch import nn
@@ -28,8 +29,6 @@ class Run(RunFolder):
     def model(self) -> nn.Module:
         """The global model with the final weights, on the CPU and in eval mode. Raises `ReportError` where the run is not
         finished, and `ModelError` where its model is not registered here."""
-        from safetensors.torch import load_file
-
         from raysim.models import Inputs, build
 
         path, inputs = self.folder / "model.safetensors", self.manifest.get("inputs")
@@ -42,7 +41,7 @@ class Run(RunFolder):
             Inputs(**inputs | {"shape": tuple(inputs["shape"])}),
             **self.config["model"]["options"],
         )
-        model.load_state_dict(load_file(path))
+        model.load_state_dict(read_tensors(path))
         return model.eval()
 
     @property
