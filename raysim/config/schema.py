@@ -233,7 +233,8 @@ class Config:
     @property
     def clients(self) -> int | None:
         """Clients in the federation; None where the data alone tell."""
-        return getattr(self.data.partition, "clients", None)
+        clients: int | None = self.data.partition.clients
+        return clients
 
     @property
     def cohort_size(self) -> int | None:

@@ -14,7 +14,7 @@ from raysim.report.folder import RunFolder
 from raysim.report.series import plot_rounds
 
 AXES = ("client", "layer", "index")  # in this order
-INSTRUMENTS = ("balance", "coherence", "heterogeneity", "objective", "similarity")  # these have their own figures
+DRAWN_ELSEWHERE = ("balance", "coherence", "heterogeneity", "objective", "similarity")  # in figures of their own
 
 WORDS = {  # with the method's name where methods use one word for different things
     "norm": "norm of the layer ‖w‖",
@@ -159,7 +159,7 @@ def layer_names(run: RunFolder) -> list[str]:
 
 def note_names(run: RunFolder) -> list[str]:
     found = quantities(run).items()
-    return [name for name, q in found if "layer" not in q.axes and name.partition(".")[0] not in INSTRUMENTS]
+    return [name for name, q in found if "layer" not in q.axes and name.partition(".")[0] not in DRAWN_ELSEWHERE]
 
 
 def layers(run: RunFolder, name: str) -> Canvas:

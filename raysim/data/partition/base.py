@@ -23,6 +23,8 @@ class Scheme:
 
     seed: int | None
     """Seed of the draws; null takes the seed of the run."""
+    clients: int | None = None
+    """Clients in the federation; null where the data alone tell."""
     test_frac: float | None = None
     """Share of each client's rows that is held out for its test, where the scheme's paper sets it."""
 
