@@ -23,6 +23,7 @@ class Listed(StrEnum):
     models = "models"
     datasets = "datasets"
     partitions = "partitions"
+    tasks = "tasks"
     instruments = "instruments"
     sinks = "sinks"
     figures = "figures"
@@ -95,6 +96,10 @@ def catalogues(what: Listed) -> dict[str, Mapping[str, Any]]:
         from raysim.data import PARTITIONS
 
         return {"partition": PARTITIONS}
+    if what is Listed.tasks:
+        from raysim.core.task import TASKS
+
+        return {"task": TASKS}
     if what is Listed.sinks:
         from raysim.store.sinks import SINKS
 

@@ -23,6 +23,7 @@ from raysim.analysis.trajectory import Trajectory, plane
 from raysim.analysis.transport import Transport, dataset_distance, squared_wasserstein
 from raysim.analysis.weights import Correlation, degrees, pearson
 from raysim.cli.app import app
+from raysim.core.task import Classification
 from raysim.federation.saved import SavedRun
 from raysim.store import tables
 
@@ -44,7 +45,7 @@ def test_eigenvalues_of_a_quadratic() -> None:
     model = nn.Linear(4, 2, bias=False)
     nn.init.zeros_(model.weight)
     data = [(x[:3], torch.tensor([0, 1, 0])), (x[3:], torch.tensor([1]))]
-    values, vectors = top_eigenpairs(model, data, 3, 1e-6)
+    values, vectors = top_eigenpairs(model, Classification(), data, 3, 1e-6)
     np.testing.assert_allclose(values, spectrum[:3], rtol=1e-4)
     first = np.concatenate([rotation[:, 0], -rotation[:, 0]]) / np.sqrt(2)
     assert abs(vectors[0].numpy() @ first) == pytest.approx(1, abs=1e-4)

@@ -94,7 +94,7 @@ def test_the_rate_may_fall_to_zero():
 def looks(monkeypatch, accuracies: list[float]) -> list[list[int]]:
     """Validation finds these, one after the other; the rows that it was asked about."""
     asked, answers = [], iter(accuracies)
-    monkeypatch.setattr(Workbench, "accuracy", lambda self, rows: (asked.append(rows.tolist()), next(answers))[1])
+    monkeypatch.setattr(Workbench, "quality", lambda self, rows: (asked.append(rows.tolist()), next(answers))[1])
     return asked
 
 

@@ -85,7 +85,9 @@ def test_float64_channels_last_and_functional_call(fresh: tuple[Model, Tensor]) 
     with torch.no_grad():
         y = model(x)
         assert y.dtype == torch.float64
-        assert torch.equal(functional_call(copy.deepcopy(model).to("meta"), model.state_dict(), x), y)
+        last_bit = 1e-14 if isinstance(model[-2], Recurrent) else 0  # PyTorch's GRU adds in another order
+        again = functional_call(copy.deepcopy(model).to("meta"), model.state_dict(), x)
+        torch.testing.assert_close(again, y, rtol=last_bit, atol=last_bit)
         if x.dim() == 4:
             z = model.features(x)
             model.to(memory_format=torch.channels_last)

@@ -13,10 +13,7 @@ from raysim.data.sources.base import Source
 
 @dataclass(frozen=True)
 class Diabetes(Source):
-    """Progression of diabetes in a year from 10 findings, 442 patients split 80/20 (Efron et al., 2004; scikit-learn).
-
-    Findings and progression are in standard deviations of the training rows around their mean.
-    """
+    """Progression of diabetes in a year from 10 findings, 442 patients split 80/20 (Efron et al., 2004; scikit-learn)."""
 
     def check(self, root: Path | None) -> str | None:
         return None if find_spec("sklearn") else "diabetes comes with the package scikit-learn; install it."
@@ -30,6 +27,7 @@ class Diabetes(Source):
         is_test = np.arange(len(y)) % 5 == 4
         order = np.argsort(is_test, kind="stable")
         train_rows = int((~is_test).sum())
+        # Findings and progression in standard deviations around the mean, both of the training rows.
         columns = np.column_stack([x, y])[order]
         columns = (columns - columns[:train_rows].mean(0)) / columns[:train_rows].std(0)
         features, target = (np.ascontiguousarray(part, np.float32) for part in (columns[:, :-1], columns[:, -1:]))
