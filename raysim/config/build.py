@@ -3,7 +3,7 @@
 A section is a dataclass. An entry of a catalogue is written `name`, `{name: {field: value}}`, or `{name: value}` for its
 first field; in canonical form it is `{name: {field: value}}`. Whatever may be written may also be an object that has
 been made in Python. pydantic reads single values; the walk from section to section is our own, because a value with a
-fault must not hide the faults of the others, nor those that only several values together have.
+fault must not hide faults in other values, or in how values combine.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""What is learned: a task says on which loss models are trained and how their outputs are scored.
+"""A task defines the loss that is trained on and the scores of a model's outputs.
 
-A data set names its task. Everything else asks the task, so that cross-entropy and accuracy are known here alone. An own
-loss is a subclass, of `Task` or of a task below, with its own `losses`; an own metric is a `Metric` more in `metrics`.
+A data set names its task, and everything else asks the task: cross-entropy and accuracy are known here alone. To add a
+loss, subclass `Task` or a task below and define `losses`; to add a metric, add a `Metric` to `metrics`.
 """
 
 from __future__ import annotations

@@ -23,7 +23,7 @@ from raysim.host.messages import ClientResult, SumDestination, SumRequest
 
 
 class HostedCohort:
-    """A `raysim.core.cohort.Cohort`: the numbers of `trained`, and the models where `scheduler` knows them."""
+    """A `raysim.core.cohort.Cohort`: its numbers come from `trained`, its models stay on the hosts that `scheduler` tracks."""
 
     def __init__(self, engine: Engine, scheduler: Scheduler, trained: TrainedCohort):
         self._engine, self._scheduler, self.trained = engine, scheduler, trained
@@ -153,7 +153,7 @@ class HostedCohort:
         return result
 
     def _reduce_with_distances(self, mix: Mixture, centre: Mixture) -> Tensor:
-        """`reduce`, and `distances_to_mixture` in the same read of the models, which one host has."""
+        """`reduce` and `distances_to_mixture` in one pass over the models, where one host has them all."""
         scheduler = self._scheduler
         scheduler.need_models()
         requests = [aggregation(mix, self.clients)]
@@ -173,7 +173,7 @@ class HostedCohort:
         return result
 
     def _set_counters(self, result: Tensor, mix: Mixture) -> None:
-        """Integer buffers are not averaged: the largest of those that were sent counts."""
+        """Integer buffers are not averaged: the largest value sent is used."""
         specs = [(i, s) for i, s in enumerate(self.layers.tensors[self.layers.T :]) if s.kind == "counter"]
         if specs:
             sent = mix.sent[:, [self.layers.T + i for i, _ in specs]]

@@ -1,4 +1,4 @@
-"""Who trains where: shares of a cohort, visits of a share, and what is tried again where hosts are lost."""
+"""Assigns clients to hosts, in shares and visits, and repeats the work of lost hosts."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ class Scheduler:
             self._train_again([*self.held])
 
     def retry(self, action: Callable[[], Result]) -> Result:
-        """`action`, again after every loss of hosts, once what they held is there again."""
+        """Run `action`. After a loss of hosts, restore what they held and run it again."""
         return self.engine.retry_after_loss(action, lambda lost: self._train_again([*(lost & self.held.keys())]))
 
     def close(self) -> Callable[[], None]:
@@ -132,14 +132,14 @@ class Scheduler:
         return collect
 
     def _visits(self, share: Visit) -> list[Visit]:
-        """A host's share in as many visits as keep what one hands back, about two models of state a client, small."""
+        """Split a host's share into visits, so that what one visit returns stays below `VISIT_BYTES`."""
         engine = self.engine
         per_client = 4 * engine.layers.S * (2 * engine.stateful + engine.spec.stack.peer_models)
         most = max(1, VISIT_BYTES // (per_client or 1))
         return [share[i : i + most] for i in range(0, len(share), most)]
 
     def _train_again(self, hosts: Sequence[int]) -> None:
-        """Train the clients of `hosts` again, which do not have the models, or sums, that are needed of them."""
+        """Train the clients of `hosts` again, because their models or sums are missing."""
         self.early_total = None
         clients = [c for i in hosts for c in self.held[i]]
         self._run({i: self._visits(self.held.pop(i)) for i in hosts})
@@ -189,8 +189,8 @@ class Scheduler:
         return begun
 
     def _retries(self, host: int, visit: Visit, deaths: Counter[int]) -> list[Visit]:
-        """What becomes of a visit that brought its host down: it is tried again on the host's replacement, then client by
-        client; a client that does so `ATTEMPTS` times is left out."""
+        """The visits to try after one that killed its host: first the same visit, then each client alone. A client that
+        kills `ATTEMPTS` hosts is left out."""
         deaths.update(visit)
         if max(deaths[c] for c in visit) >= ATTEMPTS:
             self._results |= {c: ClientResult("the process training it died again and again") for c in visit}
@@ -235,7 +235,7 @@ def initialize(
 
 
 def shares(engine: Engine, clients: Sequence[int]) -> list[Visit]:
-    """Contiguous runs of a sorted cohort, one a host, with the dearest run as cheap as can be."""
+    """Split a sorted cohort into contiguous runs, one for each host, so that the most expensive one costs least."""
     if len(clients) <= len(engine.hosts):
         return [(client,) for client in clients]
     cost = [engine.seconds.get(c, -1.0) for c in clients]
@@ -245,7 +245,7 @@ def shares(engine: Engine, clients: Sequence[int]) -> list[Visit]:
 
 
 def cut(costs: Sequence[float], runs: int) -> list[tuple[int, int]]:
-    """Cut a sequence into at most `runs` contiguous runs so that the dearest is as cheap as can be: [(lo, hi)]."""
+    """Cut a sequence into at most `runs` contiguous runs so that the most expensive one costs least: [(lo, hi)]."""
 
     def greedy(limit: float) -> list[tuple[int, int]]:
         bounds, lo, load = [], 0, 0.0

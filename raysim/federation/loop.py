@@ -67,7 +67,7 @@ class Federation:
         return self.run.evaluates(t)
 
     def write_down(self) -> None:
-        """Record the last round, if that has not been done: while the hosts train the next one there is time for it."""
+        """Record the last round, if that has not been done. Called while the hosts train the next one."""
         write, self._unwritten = self._unwritten, None  # first: what fails is not tried again as the run closes
         if write is not None:
             write()

@@ -152,7 +152,7 @@ def round_info(run: RunParts, t: int) -> RoundInfo:
 
 
 def evaluate_personal(run: RunParts, t: int) -> dict[int, Score]:
-    """Test the model that every client, or each of a sample, would be given in round t on its own test samples."""
+    """Test, on each client's own test samples, the model it would receive in round t. `evaluate.clients` limits them."""
     partition = run.partition
     clients = [c for c, rows in enumerate(partition.test) if len(rows) and len(partition.train[c])]
     order = torch.randperm(len(clients), generator=generator(run.server.seed, t, SERVER, "evaluate"))
@@ -163,7 +163,7 @@ def evaluate_personal(run: RunParts, t: int) -> dict[int, Score]:
 
 
 def find_nonfinite_step(run: RunParts, target: Tensor, mixture: Mixture, cohort: HostedCohort) -> str:
-    """What made a model that is not finite of finite ones. Steps are taken again: of the run nothing is lost by it."""
+    """Name the step that made the model non-finite. It runs the steps again; the run itself has failed already."""
     config, aggregator = run.config, run.aggregator
     if not finite(target):
         names = [name_in(STACKS["weighting"].entries, method) for method in config.weighting]

@@ -41,7 +41,7 @@ from raysim.host.trainer import Trainer
 class ClientHost:
     """Trains clients on one model, and keeps what they trained until the round is closed.
 
-    It is what an engine may call, and so has more public methods than another class: each is a few lines over one part.
+    An engine calls every method here, so the class has many; each is a few lines that call one part.
     """
 
     def __init__(self, spec: HostSpec, data: Dataset, partition: Partition):

@@ -28,8 +28,7 @@ NOT_FINITE = "its model is not finite (NaN or Inf): refused. A lower local.lr or
 class Trainer:
     """Trains clients one after the other on the model of `flat`.
 
-    A host asks for nothing but the public methods, so that another trainer, batched or made for one kind of accelerator,
-    can take this one's place.
+    A host uses only the public methods, so that another trainer, such as a batched one, can replace this class.
     """
 
     def __init__(self, spec: HostSpec, flat: FlatModel, samples: SampleSource, evaluator: Evaluator):

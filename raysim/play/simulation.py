@@ -27,7 +27,7 @@ class Stopped(KeyboardInterrupt):
 
 @dataclass(frozen=True)
 class PlayedRound:
-    """What a round came to. Scores are fractions and losses nats where the task is classification; None where the round
+    """The result of a round. Scores are fractions and losses nats where the task is classification; None where the round
     was not evaluated."""
 
     number: int  # from 1
@@ -150,7 +150,7 @@ class Simulation(Iterator[PlayedRound]):
 
     @contextmanager
     def _stopped_on_error(self) -> Iterator[None]:
-        """A round that was broken off leaves nothing to go on with in this process; the run's folder does."""
+        """Stop everything on an error. The run can be resumed from its folder."""
         try:
             yield
         except BaseException:
