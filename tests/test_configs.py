@@ -4,6 +4,7 @@ import re
 from pathlib import Path
 
 import pytest
+from safetensors.numpy import save_file
 
 from raysim.analysis import MEASURES
 from raysim.config import ConfigError, load
@@ -36,7 +37,7 @@ def having_the_data(monkeypatch, tmp_path):
     for source in SOURCES.values():
         monkeypatch.setattr(source, "check", lambda self, root: None)
     for name in ("resnet20_cifar10.safetensors", "resnet20_cifar100.safetensors"):
-        (tmp_path / name).touch()
+        save_file({}, tmp_path / name)
     monkeypatch.chdir(tmp_path)
 
 

@@ -40,7 +40,7 @@ def decisive(config: Config) -> dict[str, Any]:
         del plain[section]
     for section, keys in {"data": ["root"], "rounds": ["total", "evaluate_every", "checkpoint_every"]}.items():
         plain[section] = {key: value for key, value in plain[section].items() if key not in keys}
-    return plain
+    return plain | {"engine": {"threads": config.engine.threads}}  # sums inside an operation follow its threads
 
 
 def check_unchanged(config: Config, folder: Path) -> None:
