@@ -23,7 +23,6 @@ from raysim.store.tables import PHASES, TABLES, add_column, add_phase
 @pytest.fixture
 def as_before(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(TABLES, "rounds", TABLES["rounds"])
-    monkeypatch.setattr("raysim.store.tables.PHASES", PHASES)
     before = dict(PHASES)
     yield
     PHASES.clear()
