@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from raysim.core.client import LocalRun as LocalRun
     from raysim.core.client import Upload as Upload
     from raysim.core.cohort import Cohort as Cohort
+    from raysim.core.failures import ClientFailure as ClientFailure
     from raysim.core.layers import LayerMap as LayerMap
     from raysim.core.mixture import Mixture as Mixture
     from raysim.core.score import Metric as Metric
@@ -61,6 +62,7 @@ _HOMES = {
     "raysim.core.task": ("Classification", "MultiLabel", "NextToken", "Regression", "Task"),
     "raysim.core.score": ("Metric",),
     "raysim.core.cohort": ("Cohort",),
+    "raysim.core.failures": ("ClientFailure",),
     "raysim.core.layers": ("LayerMap",),
     "raysim.core.mixture": ("Mixture",),
     "raysim.analysis.instrument": ("Instrument",),

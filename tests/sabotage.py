@@ -13,6 +13,7 @@ from threading import Thread
 from typing import Literal
 
 from raysim.core.client import ClientMethod, LocalRun, Upload
+from raysim.core.failures import ClientFailure
 
 PATIENCE = 120  # seconds until a test gives up
 
@@ -48,18 +49,35 @@ class Stalls(ClientMethod):
 class Fails(ClientMethod):
     """A client that fails whenever it trains, or (client -1) all of them."""
 
-    how: Literal["dies", "raises", "diverges"]
+    how: Literal["dies", "hangs", "lacks_memory", "raises", "refuses", "diverges"]
     client: int = -1
     t: int = 0  # from this round on
+    times: int = 1 << 30  # after which it succeeds; counted in `folder`
+    folder: str = ""
 
     def finish(self, run: LocalRun, upload: Upload) -> None:
-        if run.t < self.t or self.client not in (run.client, -1):
+        if run.t < self.t or self.client not in (run.client, -1) or self._spent():
             return
         if self.how == "dies":
             os.kill(os.getpid(), signal.SIGKILL)
+        if self.how == "hangs":
+            time.sleep(PATIENCE)
+        if self.how == "lacks_memory":
+            raise MemoryError("no room for 3 numbers")
         if self.how == "raises":
             raise ArithmeticError(f"client {run.client} cannot count")
+        if self.how == "refuses":
+            raise ClientFailure(f"client {run.client} holds no sense")
         upload.value[-1] = float("nan")
+
+    def _spent(self) -> bool:
+        for i in range(self.times if self.folder else 0):
+            try:
+                os.mkdir(f"{self.folder}/failed-{i}")
+                return False
+            except FileExistsError:
+                pass
+        return bool(self.folder)
 
 
 @dataclass(frozen=True)

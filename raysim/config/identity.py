@@ -38,8 +38,8 @@ def decisive(config: Config) -> dict[str, Any]:
     plain: dict[str, Any] = json.loads(json.dumps(to_dict(config)))
     for section in ("preset", "name", "engine", "evaluate", "record"):
         del plain[section]
-    for section, keys in {"data": ["root"], "rounds": ["total", "evaluate_every", "checkpoint_every"]}.items():
-        plain[section] = {key: value for key, value in plain[section].items() if key not in keys}
+    del plain["data"]["root"]
+    plain["rounds"] = {"participation": config.rounds.participation}  # the others say when to test, to save, to stop
     return plain | {"engine": {"threads": config.engine.threads}}  # sums inside an operation follow its threads
 
 

@@ -38,6 +38,12 @@ def _check_cohort(config: Config) -> Found:
         yield "rounds.participation", f"{share:g} asks for a cohort of {count}. It is a fraction: 0.1 draws a tenth."
 
 
+def _check_min_clients(config: Config) -> Found:
+    least, cohort = config.rounds.min_clients, config.cohort_size
+    if cohort is not None and least > cohort:
+        yield "rounds.min_clients", f"is {least}, but a round draws {cohort} clients."
+
+
 def _check_data(config: Config) -> Found:
     data = config.data
     if data.client_test_frac + data.client_val_frac >= 1:
@@ -224,6 +230,7 @@ _CHECKS = (
     *(
         _check_preset,
         _check_cohort,
+        _check_min_clients,
         _check_data,
         _check_task,
         _check_model,

@@ -52,6 +52,9 @@ class RayEngineConfig(EngineConfig):
     """Clients of a round that share an actor. 1: each has its own; `auto`: as many as the cluster carries."""
     gpu_per_client: Literal["auto"] | NonNegative = "auto"
     """Fraction of one GPU that an actor reserves for a client; 0 trains on CPUs."""
+    client_timeout: Literal["auto"] | Positive = "auto"
+    """Seconds for a client's training, after which its actor is taken to hang and is replaced; `auto`: 20 times the median
+    client, at least 300."""
     fan_in: Annotated[int, Field(ge=2)] = 4
     """Partial sums that one node of the aggregation tree adds. Never changes the result."""
     gather_bytes: NonNegativeInt = 2 << 30
@@ -127,6 +130,13 @@ class RoundsConfig:
     """Rounds between evaluations; the last round is always evaluated."""
     checkpoint_every: PositiveInt = 10
     """Rounds between checkpoints."""
+    min_clients: PositiveInt = 1
+    """Fewest clients whose models make a round: with fewer the run stops. Rounds that draw nobody with samples do not
+    count."""
+    on_client_failure: Literal["drop", "retry", "stop"] = "drop"
+    """What becomes of a client that fails for a reason of its own (its model is not finite, its data make no sense): left
+    out of the round, or trained again up to twice and then left out; or the run stops. An error in the code always stops
+    the run; a client that fails for its machine's reasons is tried elsewhere, and after three attempts the run stops."""
 
     def cohort_size(self, clients: int) -> int:
         """Clients that take part in a round of a federation of `clients`: at least one."""

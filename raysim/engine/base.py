@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
@@ -16,6 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from raysim.core.event import Event
 from raysim.data import Dataset, Partition
 from raysim.host.device import keep_freed_memory
 from raysim.host.messages import Arrays, HostSpec
@@ -23,15 +25,19 @@ from raysim.host.messages import Arrays, HostSpec
 Handle = Any  # a value, or a reference to one
 Result = TypeVar("Result")
 GATHER_BYTES = 2 << 30  # default of `Engine.gather_bytes`
-LOSSES = 10  # of hosts in one action, until it is taken to be the cause
+ATTEMPTS = 3  # at the same work, until it is taken to be the reason why hosts die or fail
 
 
 class HostLost(Exception):
-    """Hosts died; `hosts` are their indices."""
+    """Hosts died; `hosts` are their indices, `why` is a clause such as "its memory ran out"."""
 
-    def __init__(self, hosts: set[int]):
-        super().__init__(f"hosts {sorted(hosts)} were lost")
-        self.hosts = hosts
+    def __init__(self, hosts: set[int], why: str = "its process ended", *, out_of_memory: bool = False):
+        super().__init__(f"hosts {sorted(hosts)} were lost: {why}")
+        self.hosts, self.why, self.out_of_memory = hosts, why, out_of_memory
+
+
+class MachineFailure(RuntimeError):
+    """Work that the machines could not do, after all attempts; the message says what, where and why."""
 
 
 class StateLost(Exception):
@@ -71,7 +77,7 @@ class Engine(ABC):
     client_states: dict[int, Handle] = field(default_factory=dict)  # of committed rounds, by client
     client_models: dict[int, Handle] = field(default_factory=dict)  # their last uploads, where a method asks for them
     spans: list[Span] = field(default_factory=list)  # of this round
-    lost: list[str] = field(default_factory=list)  # the machines of hosts that died since somebody looked
+    events: list[Event] = field(default_factory=list)  # since somebody looked
     seconds: dict[int, float] = field(default_factory=dict)  # how long each client's last training took
 
     def __post_init__(self) -> None:
@@ -102,8 +108,9 @@ class Engine(ABC):
         of the objects that `TrainReply.detach` makes of the answer."""
 
     @abstractmethod
-    def fetch(self, calls: Sequence[tuple[int, Handle]]) -> list[Any]:
-        """Values of (host, handle)s, in order. Raises `HostLost`."""
+    def fetch(self, calls: Sequence[tuple[int, Handle]], *, clients: bool = False) -> list[Any]:
+        """Values of (host, handle)s, in order. Raises `HostLost`; where the hosts are at work on `clients`, also for one
+        that hangs."""
 
     @abstractmethod
     def put(self, value: Any) -> Handle:
@@ -114,8 +121,9 @@ class Engine(ABC):
         """The value behind a handle that `put` or a host made. Raises `StateLost`."""
 
     @abstractmethod
-    def replace(self, hosts: set[int]) -> None:
-        """Put new hosts in the place of dead ones."""
+    def replace(self, lost: HostLost) -> str:
+        """Put new hosts in the place of dead ones, or let others do their work; returns which, as a clause. Raises
+        `MachineFailure` where none is left."""
 
     @abstractmethod
     def close(self) -> None:
@@ -127,34 +135,38 @@ class Engine(ABC):
 
     # What all engines do with it.
 
-    def ask(self, calls: Sequence[Call]) -> list[Any]:
-        """Make calls side by side and return their results. Raises `HostLost`."""
+    def ask(self, calls: Sequence[Call], *, clients: bool = False) -> list[Any]:
+        """Make calls side by side and return their results, as `fetch` does. Raises `HostLost`."""
         handles = [(c.host, self.call(c)) for c in calls]
-        return self.fetch(handles)
+        return self.fetch(handles, clients=clients)
 
     def retry_after_loss(
         self, action: Callable[[], Result], restore: Callable[[set[int]], None] | None = None
     ) -> Result:
         """`action`, again after a loss of hosts, which are replaced, and what they held is put back by `restore`.
 
-        Raises `RuntimeError` where it loses hosts `LOSSES` times: then it is the action that brings them down.
+        Raises `MachineFailure` where the same host is lost `ATTEMPTS` times: then it is the action that brings it down.
         """
-        for _ in range(LOSSES):
+        deaths: Counter[int] = Counter()
+        while True:
             try:
                 return action()
             except HostLost as lost:
-                nodes = ", ".join(sorted({self.nodes[i] for i in lost.hosts}))
-                self.replace_lost(lost.hosts)
+                deaths.update(lost.hosts)
+                host, times = deaths.most_common(1)[0]
+                if times == ATTEMPTS:
+                    raise MachineFailure(
+                        f"a client actor on node {self.nodes[host]} died {times} times at the same work: {lost.why}"
+                    ) from None
+                self.replace_lost(lost)
                 if restore:
                     restore(lost.hosts)
-        raise RuntimeError(
-            f"client actors died {LOSSES} times at the same work, the last on node {nodes}; has it enough memory?"
-        )
 
-    def replace_lost(self, hosts: set[int]) -> None:
+    def replace_lost(self, lost: HostLost) -> None:
         """`replace`, and remember that it was necessary."""
-        self.lost += [self.nodes[i] for i in sorted(hosts)]
-        self.replace(hosts)
+        died = [self.nodes[i] for i in sorted(lost.hosts)]
+        then = f"{lost.why}; {self.replace(lost)}, and its clients train again, to the same bits"
+        self.events += [Event("actor", f"a client actor on node {node} died: {then}", node=node) for node in died]
 
     def begin(self, value: Tensor) -> None:
         """`value` [S] is the model that the run began with. Clients that have not taken part yet may have it as their

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from raysim.engine.base import Call, Engine, Handle
+from raysim.engine.base import Call, Engine, Handle, HostLost
 from raysim.engine.state_store import StateStore
 from raysim.host.host import ClientHost
 from raysim.host.messages import Arrays, TrainReply
@@ -37,7 +37,7 @@ class LocalEngine(Engine):
         reply: TrainReply = self.call(call)
         return reply.detach(call.args[0])
 
-    def fetch(self, calls: Sequence[tuple[int, Handle]]) -> list[Any]:
+    def fetch(self, calls: Sequence[tuple[int, Handle]], *, clients: bool = False) -> list[Any]:
         return [handle for _, handle in calls]
 
     def put(self, value: Any) -> Handle:
@@ -49,7 +49,7 @@ class LocalEngine(Engine):
     def value_of(self, handle: Handle) -> Any:
         return handle
 
-    def replace(self, hosts: set[int]) -> None:
+    def replace(self, lost: HostLost) -> str:
         raise AssertionError("a host in this process cannot be lost alone")
 
     def close(self) -> None:

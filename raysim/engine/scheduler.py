@@ -9,16 +9,16 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TypeVar
 
+from raysim.core.event import Event
 from raysim.core.local_run import RoundInfo
 from raysim.core.mixture import Mixture
 from raysim.core.server import Downlink
-from raysim.engine.base import Call, Engine, Handle, HostLost, Span
+from raysim.engine.base import ATTEMPTS, Call, Engine, Handle, HostLost, MachineFailure, Span
 from raysim.engine.requests import Requests
 from raysim.engine.sums import aggregation, destinations, merge_up
 from raysim.host.messages import ClientResult, SumDestination, SumRequest, TrainReply
 
 VISIT_BYTES = 1 << 30  # states and models that a host holds back until a visit ends; after it they may be spilled
-ATTEMPTS = 3  # hosts a client may bring down before it is left out of the round
 Result = TypeVar("Result")
 Visit = tuple[int, ...]  # clients that a host trains in one call
 
@@ -63,9 +63,10 @@ class Scheduler:
 
     def __init__(
         self, engine: Engine, round_info: RoundInfo, asked: Sequence[int], downlink: Downlink, *, test: bool = False,
-        trace: bool = False,
+        trace: bool = False, retry: bool = False,
     ):  # fmt: skip
-        """`asked` (sorted) will train from the published model; `test` each on its test samples, and `trace` each."""
+        """`asked` (sorted) will train from the published model; `test` each on its test samples, and `trace` each; with
+        `retry`, those that fail for reasons of their own try again."""
         self.engine = engine
         self.spans: list[Span] = []  # of this round
         engine.spans = self.spans
@@ -78,6 +79,8 @@ class Scheduler:
         self._early_plan: SumRequest | None = None  # by which hosts sum models instead of keeping them
         self._results: dict[int, ClientResult] = {}
         self._trained_by: dict[int, int] = {}
+        self._tries: Counter[int] = Counter()  # of clients, that did not succeed
+        self._retried = ("machine", "client") if retry else ("machine",)
         self._options = {
             "return_states": engine.stateful, "return_models": engine.spec.stack.peer_models, "trace": trace,
             "test": test,
@@ -145,14 +148,13 @@ class Scheduler:
         self._run({i: self._visits(self.held.pop(i)) for i in hosts})
         for client in clients:
             if (status := self._results[client].status) != "ok":
-                raise RuntimeError(f"client {client} had trained, but it could not be repeated: {status}")
+                raise MachineFailure(f"client {client} had trained, but it could not be repeated: {status}")
 
     def _run(
         self, queue: dict[int, list[Visit]], sums_to: Mapping[int, SumDestination] | None = None,
         while_training: Callable[[], None] = nothing,
     ) -> None:  # fmt: skip
         """Train each host's visits, one at a time, in waves over all hosts."""
-        deaths: Counter[int] = Counter()
         while queue:
             # Indices that share a host, after losses without room, take turns: no visit dies of another's client.
             turns = {self.engine.hosts[i]: i for i in queue}
@@ -161,20 +163,23 @@ class Scheduler:
             sums_to = None
             while_training()
             while_training = nothing
-            lost: set[int] = set()
+            lost: dict[int, HostLost] = {}
             for (i, visit), (reply, _, *arrays) in zip(wave, replies, strict=True):
                 try:
-                    [answer] = self.engine.fetch([(i, reply)])
+                    [answer] = self.engine.fetch([(i, reply)], clients=True)
                 except HostLost as error:
-                    lost |= error.hosts
-                    queue[i] = self._retries(i, visit, deaths) + queue[i]
+                    lost |= dict.fromkeys(error.hosts, error)
+                    queue[i] = self._after_loss(i, visit, error) + queue[i]
                 else:
-                    self._take(answer, i, visit, arrays)
-            if lost:
+                    for host, again in self._take(answer, i, visit, arrays):
+                        queue.setdefault(host, []).append(again)
+                        self.early_total = None
+            for loss in dict.fromkeys(lost.values()):
                 self.early_total = None
-                self.engine.replace_lost(lost)
-                for i in lost & self.held.keys():  # models of this round that died with their host
-                    queue.setdefault(i, []).insert(0, self.held.pop(i))
+                loss.hosts = {i for i in lost if lost[i] is loss}  # each once
+                self.engine.replace_lost(loss)
+            for i in lost.keys() & self.held.keys():  # models of this round that died with their host
+                queue.setdefault(i, []).insert(0, self.held.pop(i))
             queue = {i: visits for i, visits in queue.items() if visits}
 
     def _begin(self, wave: list[tuple[int, Visit]], sums_to: Mapping[int, SumDestination]) -> list[list[Handle]]:
@@ -188,19 +193,40 @@ class Scheduler:
             self.early_total = merge_up(engine, self._early_plan, partials, sums_to)
         return begun
 
-    def _retries(self, host: int, visit: Visit, deaths: Counter[int]) -> list[Visit]:
-        """The visits to try after one that killed its host: first the same visit, then each client alone. A client that
-        kills `ATTEMPTS` hosts is left out."""
-        deaths.update(visit)
-        if max(deaths[c] for c in visit) >= ATTEMPTS:
-            self._results |= {c: ClientResult("the process training it died again and again") for c in visit}
+    def _after_loss(self, host: int, visit: Visit, lost: HostLost) -> list[Visit]:
+        """The visits to try after one whose host was lost: first the same visit, then each client alone, in all `ATTEMPTS`
+        times."""
+        self._tries.update(visit)
+        if max(self._tries[c] for c in visit) >= ATTEMPTS:
+            died = ClientResult(f"the process that trained it died {ATTEMPTS} times: {lost.why}", cause="machine")
+            self._results |= dict.fromkeys(visit, died)
             self._trained_by |= dict.fromkeys(visit, host)
             return []
-        return [(c,) for c in visit] if deaths[visit[0]] > 1 else [visit]
+        return [(c,) for c in visit] if self._tries[visit[0]] > 1 else [visit]
 
-    def _take(self, reply: TrainReply, host: int, visit: Visit, arrays: list[Handle]) -> None:
-        """Keep what a visit brought; `arrays` are those of the first client, then those of the next."""
-        self.held[host] = self.held.get(host, ()) + visit
+    def _after_failure(self, reply: TrainReply, host: int, visit: Visit) -> list[tuple[int, Visit]]:
+        """Who of a visit trains again, and on which host: those that failed and may do so, on the next one."""
+        failed = [c for c in visit if reply.results[c].cause in self._retried]
+        self._tries.update(failed)
+        failed = [c for c in failed if self._tries[c] < ATTEMPTS]
+        again: list[tuple[int, Visit]] = [((host + 1) % len(self.engine.hosts), (c,)) for c in failed]
+        for client in failed:
+            node = self.engine.nodes[host]
+            told = f"client {client} failed on node {node} and trains again: {reply.results[client].status}"
+            self.engine.events.append(Event("client", told, client, node))
+        if again and self.sums_only:  # a host keeps no sum of a visit in which a client failed
+            rest = tuple(c for c in visit if reply.results[c].status == "ok")
+            again += [(host, rest)] * bool(rest)
+        return again
+
+    def _take(
+        self, reply: TrainReply, host: int, visit: Visit, arrays: list[Handle]
+    ) -> list[tuple[int, Visit]]:  # fmt: skip
+        """Keep what a visit brought; `arrays` are those of the first client, then those of the next. Returns the visits
+        that are to follow for those that it did not bring."""
+        again = self._after_failure(reply, host, visit)
+        missing = {c for _, clients in again for c in clients}
+        self.held[host] = self.held.get(host, ()) + tuple(c for c in visit if c not in missing)
         self._results |= reply.results
         self._trained_by |= dict.fromkeys(visit, host)
         asked = ("return_states", self.states), ("return_models", self.models), ("trace", self.traces)
@@ -213,6 +239,7 @@ class Scheduler:
                     place[client] = handle
         self.engine.seconds |= {c: result.seconds for c, result in reply.results.items()}
         self.spans.append(Span(host, "train", reply.started, reply.stopped))
+        return again
 
 
 def initialize(
@@ -224,7 +251,7 @@ def initialize(
     def start() -> dict[int, Handle]:
         visits = [(i, share) for i, share in enumerate(shares(engine, clients)) if share]
         begun = [engine.train(requests.call(i, "initialize", share, return_states=True)) for i, share in visits]
-        engine.fetch([(i, reply) for (i, _), (reply, *_) in zip(visits, begun, strict=True)])
+        engine.fetch([(i, reply) for (i, _), (reply, *_) in zip(visits, begun, strict=True)], clients=True)
         return {
             client: handle
             for (_, share), (_, _, *states) in zip(visits, begun, strict=True)

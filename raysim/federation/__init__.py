@@ -10,8 +10,9 @@ from raysim.federation.builder import (
     partitioned,
     prepare,
 )
+from raysim.federation.failures import RoundFailed
 from raysim.federation.loop import Federation
-from raysim.federation.round import Round, RoundFailed, play_round, sample
+from raysim.federation.round import Round, play_round, sample
 
 __all__ = [
     "Federation",

@@ -12,11 +12,13 @@ import torch
 from torch import nn
 
 from raysim.config import Config
+from raysim.core.event import Event
 from raysim.data import Dataset, Partition
-from raysim.engine.base import StateLost
+from raysim.engine.base import ATTEMPTS, MachineFailure, StateLost
 from raysim.federation.builder import MakeEngine, build, local_engine, prepare
+from raysim.federation.failures import RoundFailed, failed_clients
 from raysim.federation.resume import RunCheckpoints, check_samples, sha256
-from raysim.federation.round import PlayRound, Round, RoundFailed, play_round
+from raysim.federation.round import PlayRound, Round, play_round
 from raysim.federation.scores import round_summary
 from raysim.federation.writer import Finished, Tracer, Writer, describe
 
@@ -50,17 +52,17 @@ class Federation:
         self.writer = Writer(self.run, self.folder, self.t)
         self._began = time.time() - wall
         self._unwritten: Callable[[], None] | None = None  # records of the last round
+        self._setbacks, self._furthest = 0, self.t  # losses of states since the run got further than ever
         self.engine.publish(self.server.value, self.server.shared)
 
     def step(self) -> dict[str, Any] | None:
         """Play one round and return its summary, or None where the run is complete."""
-        if self.t >= self.server.rounds:
-            return None
-        try:
-            return self._step()
-        except StateLost:
-            self._go_back()
-            return self.step()
+        while self.t < self.server.rounds:
+            try:
+                return self._step()
+            except StateLost:
+                self._go_back()
+        return None
 
     def evaluates(self, t: int) -> bool:
         """Whether models are tested in round t."""
@@ -113,29 +115,37 @@ class Federation:
         traced = self.tracer.wants(t)
         if traced:
             self.tracer.begin(t)
-        done = self.play(self.run, t, trace=traced, while_training=self.write_down)
-        shown = round_summary(done, self.server.rounds, self.engine.nodes, self.spec.task)
-        results = done.cohort.trained.results.values()
-        if results and all(result.raised for result in results):
-            raise RoundFailed(f"every client of round {t + 1} failed:\n{shown['failures'][0]}")
+        try:
+            done = self.play(self.run, t, trace=traced, while_training=self.write_down)
+        except (RoundFailed, MachineFailure) as error:
+            self.writer.add_events(t, [*self._events(), Event("run", str(error))])
+            raise
+        shown = round_summary(done, self.server.rounds, self.spec.task)
         self.saved.change(done.changed)
         if traced:
             self.tracer.write(done)
-        shown["failures"] += [
-            f"round {t + 1}: a client actor on node {node} died; its clients were trained again, to the same bits"
-            for node in self.engine.lost
-        ]
-        self.engine.lost.clear()
-        shown["failures"] += self.writer.sinks.complaints()
+        events = failed_clients(done.cohort.trained, self.engine.nodes) + self._events()
+        events += [Event("run", complaint) for complaint in self.writer.sinks.complaints()]
+        shown["messages"] = [event.message for event in events]
         shown["seconds"] = time.perf_counter() - started
-        self._write_later(done, shown)
+        self._write_later(done, shown, events)
         self.t += 1
         if self.t % self.config.rounds.checkpoint_every == 0 or self.t == self.server.rounds:
             self.checkpoint()
         return shown
 
-    def _write_later(self, done: Round, shown: dict[str, Any]) -> None:
-        finished = Finished(done, replace(self.server), shown, time.time() - self._began)
+    def tell(self, event: Event) -> None:
+        """Something befell the run between rounds: it is shown and written down with the next one."""
+        self.engine.events.append(event)
+
+    def _events(self) -> list[Event]:
+        """What befell the engine since the last call, with the round."""
+        events = [replace(e, message=f"round {self.t + 1}: {e.message}") for e in self.engine.events]
+        self.engine.events.clear()
+        return events
+
+    def _write_later(self, done: Round, shown: dict[str, Any], events: list[Event]) -> None:
+        finished = Finished(done, replace(self.server), shown, events, time.time() - self._began)
         collect_logs = done.scheduler.close()
 
         def write() -> None:
@@ -147,6 +157,15 @@ class Federation:
     def _go_back(self) -> None:
         """Client states died with a node: the rounds since the last checkpoint are played again, to the same bits."""
         self._unwritten = None
+        reached = self.t
+        self._setbacks = 1 if reached > self._furthest else self._setbacks + 1
+        self._furthest = max(reached, self._furthest)
+        if self._setbacks == ATTEMPTS:
+            raise MachineFailure(
+                f"client states were lost {ATTEMPTS} times before round {reached + 1} was played; is there room for them "
+                "in the object stores (engine.ray.state_bytes) and on their disks?"
+            )
         self.t, _ = self.saved.restore()
+        self.tell(Event("run", f"client states were lost; rounds {self.t + 1} to {reached + 1} are played again"))
         self.writer.go_back(self.t)
         self.engine.publish(self.server.value, self.server.shared)

@@ -24,11 +24,8 @@ from raysim.engine.evaluation import evaluate, evaluate_clients
 from raysim.engine.model_store import HostedModels
 from raysim.engine.scheduler import Scheduler, initialize, nothing
 from raysim.federation.builder import RunParts
+from raysim.federation.failures import RoundFailed, check_trained
 from raysim.store.tables import PHASES
-
-
-class RoundFailed(RuntimeError):
-    """A round that cannot be played: no client could be trained, or the new model is not finite."""
 
 
 @dataclass(frozen=True)
@@ -77,13 +74,15 @@ def play_round(
 
     downlink = aggregator.rule.downlink(clients, HostedModels(engine), server)
     test = run.config.evaluate.personal == "after_train" and run.evaluates(t)
-    scheduler = Scheduler(engine, info, clients, downlink, test=test, trace=trace)
+    retry = run.config.rounds.on_client_failure == "retry"
+    scheduler = Scheduler(engine, info, clients, downlink, test=test, trace=trace, retry=retry)
     asked = AskedCohort(clients, sizes[list(clients)], server.layers)
     early = aggregator.plan_early(asked, server) if clients else None
     # Where the whole plan needs nothing that training tells, models are summed as they are trained and never kept.
     watched = any(instrument.reads_models for instrument in run.config.record.instruments)
     sums_early = early is not None and aggregator.plans_early and not watched
     trained = scheduler.train(early.mixture if early and sums_early else None, while_training)
+    check_trained(trained, engine.nodes, run.config.rounds)
     cohort = HostedCohort(engine, scheduler, trained)
     if early and cohort.clients == clients:
         early.adopt(server)

@@ -17,18 +17,13 @@ from raysim.store.tables import OPEN
 Scores = dict[str, float | None]
 
 
-def round_summary(done: Round, rounds: int, nodes: Sequence[str], task: Task) -> dict[str, Any]:
-    """What is shown of a round of `rounds`; `nodes` are the machines of the hosts."""
+def round_summary(done: Round, rounds: int, task: Task) -> dict[str, Any]:
+    """What is shown of a round of `rounds`."""
     values = task.values(done.score) if done.score else {}
     trained, cohort = done.cohort.trained, done.cohort
     losses = [trained.results[c].last_loss for c in cohort.clients]
     sizes = cohort.sizes.tolist()
     train_loss = sum(loss * n for loss, n in zip(losses, sizes, strict=True)) / sum(sizes) if sizes else None
-    failures = [
-        f"client {c}, round {done.t + 1}, node {nodes[trained.trained_by[c]]}: {result.status}"
-        for c, result in sorted(trained.results.items())
-        if result.status != "ok"
-    ]
     return {
         "round": done.t,
         "rounds": rounds,
@@ -38,7 +33,6 @@ def round_summary(done: Round, rounds: int, nodes: Sequence[str], task: Task) ->
         "train_loss": train_loss,
         "clients_ok": len(cohort.clients),
         "clients_failed": len(done.drawn) - len(cohort.clients),
-        "failures": failures,
         **{metric_column(name): value for name, value in values.items()},
         **personal_scores(done.personal, task),
     }

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from raysim.config import STACKS, decisive, fingerprint, name_in, to_dict, to_yaml
+from raysim.core.event import Event
 from raysim.core.layers import LayerMap
 from raysim.core.note import Note
 from raysim.core.score import Score
@@ -56,6 +57,7 @@ class Finished:
     done: Round
     server: Server  # as the round left it
     shown: Mapping[str, Any]  # its summary
+    events: Sequence[Event]
     wall: float  # seconds played until then
 
 
@@ -74,6 +76,12 @@ class Writer:
         """Rounds from `t` on are played again: forget their rows."""
         self.recorder = Recorder(self.folder, t)
 
+    def add_events(self, t: int, events: Sequence[Event]) -> None:
+        """Record what befell round t."""
+        if events:
+            columns = {name: [getattr(event, name) for event in events] for name in ("of", "client", "node", "message")}
+            self.recorder.add("events", round=t, **columns)
+
     def write(self, finished: Finished, began: float) -> None:
         """Record a round of the run that `began` then, in seconds since the epoch."""
         done, add, t = finished.done, self.recorder.add, finished.done.t
@@ -84,6 +92,7 @@ class Writer:
         )  # fmt: skip
         row = self._round_row(finished, traffic)
         add("rounds", round=t, **row)
+        self.add_events(t, finished.events)
         self.sinks.write(t, row | {f"{n.method}.{n.name}": n.value.item() for n in notes if not n.axes})
         add("clients", round=t, **client_rows(done, run))
         add("layers", round=t, **layer_rows(done, notes, run.server.layers))
@@ -131,7 +140,7 @@ class Writer:
             return sum(int(column.sum()) for name, column in traffic.items() if name.startswith(direction))
 
         shown = finished.shown
-        row = {name: value for name, value in shown.items() if name not in ("round", "rounds", "headline", "failures")}
+        row = {name: value for name, value in shown.items() if name not in ("round", "rounds", "headline", "messages")}
         row |= {"bytes_up": total("up_"), "bytes_down": total("down_"), "wall": finished.wall}
         row |= {f"seconds_{phase}": value for phase, value in finished.done.seconds.items()}
         return {**row, **finished.done.columns}

@@ -90,7 +90,10 @@ class ClientHost:
                 for client in request.clients:
                     train(client, self.trained.place(client))
             else:
-                self.sums.add_while_training(request.clients, request.early_plan, train)
+                made = self.sums.made_while_training(request.clients, request.early_plan, train)
+                # A client that failed may train elsewhere: no sum here may then have its place.
+                if all(result.status == "ok" for result in results.values()):
+                    self.sums.add_early(made, request.early_plan)
         stopped = time.time()
         return TrainReply(results, started, stopped, self.sums.early(request.sums_to) if request.sums_to else {})
 

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from raysim.core import tree
 from raysim.core.client import ClientMethod, ClientStack
+from raysim.core.failures import Cause
 from raysim.core.layers import LayerMap
 from raysim.core.local_run import LocalSettings, RoundInfo
 from raysim.core.note import Note
@@ -154,7 +155,7 @@ class ClientResult:
     state: Arrays | None = None  # what it keeps until its next round
     model: Arrays | None = None  # {"value": [S]}, what it has uploaded
     trace: Arrays | None = None
-    raised: bool = False  # its training raised an error, whose traceback is the status
+    cause: Cause | None = None  # of a status that is not "ok"
 
 
 @dataclass

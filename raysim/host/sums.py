@@ -31,9 +31,9 @@ class PartialSums:
         self._waiting: dict[int, tree.Partials] = {}  # by the key of their `SumDestination`: to be merged here
         self._early: tree.Partials = {}  # made while training
 
-    def add_while_training(
+    def made_while_training(
         self, clients: Sequence[int], request: SumRequest, train: Callable[[int, Tensor, bool], bool]
-    ) -> None:
+    ) -> tree.Partials:
         """Train in the order of the tree and add each update as it comes, so that no more than the tree's depth are held
         at once. `train(client, update, check)` leaves an update [S] and says whether there is one."""
         positions = {request.position[c]: c for c in clients}
@@ -48,15 +48,20 @@ class PartialSums:
                     update[start:stop] *= weight
             return request.compact(update, [weight != 0 for weight in weights])
 
-        earlier = bool(self._early)  # from other requests of the same round
+        made: tree.Partials = {}
         for node in tree.cover(set(positions), len(request.position)):
             total = tree.accumulate(node, partial(leaf, check=False), request.sizes)
             if not finite(total.value):
                 # Again, to see whose model it is.
                 total = tree.accumulate(node, partial(leaf, check=True), request.sizes)
-            self._early[node] = total
-        if earlier:
-            self._early = tree.merge(self._early, len(request.position), request.sizes)
+            made[node] = total
+        return made
+
+    def add_early(self, made: tree.Partials, request: SumRequest) -> None:
+        """Keep what `made_while_training` has returned, beside what it did for other clients of the same round."""
+        self._early = (
+            tree.merge(self._early | made, len(request.position), request.sizes) if self._early else made
+        )  # fmt: skip
 
     def early(self, to: SumDestination) -> Sums:
         """The sums that were made while training."""

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import time
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from raysim.core.client import Upload
+from raysim.core.failures import breaks_device, cause_of
 from raysim.core.flat import FlatModel, finite
 from raysim.core.local_run import LocalRun
 from raysim.core.rng import seed_layers, stream_seed
@@ -36,6 +37,7 @@ class Trainer:
         self.device = flat.value.device
         self._stack = spec.stack
         self._states = StateFormat(spec, flat.layers, self.device)
+        self.before_client: Callable[[int], None] = lambda client: None  # called as soon as work on a client begins
         self._counters = [tensor for tensor in flat.layers.tensors if tensor.kind == "counter"]
 
     def train(
@@ -54,9 +56,11 @@ class Trainer:
             result, upload = self._fit(run, trace)
             torch.sub(upload.value, download.server, out=update)
             if check and not finite(update):
-                result = ClientResult(NOT_FINITE)
-        except Exception:
-            result = ClientResult(traceback.format_exc(), raised=True)
+                result = ClientResult(NOT_FINITE, cause="client")
+        except Exception as error:
+            if breaks_device(error):
+                raise  # whoever trains here next would fail, too
+            result = _failed(error)
         result.seconds = time.perf_counter() - started
         if result.status != "ok":
             return result, {}
@@ -88,6 +92,7 @@ class Trainer:
 
     def _begin(self, download: Download, client: int) -> LocalRun:
         """The client before its local initialisation."""
+        self.before_client(client)
         round_info, peers = download.request.round_info, download.peers(client)
         received = download.received(client, self.flat.layers.P)
         state = self._states.unpack(download.state(client))
@@ -139,6 +144,13 @@ class Trainer:
         if upload.sent is not None:
             result.sent_counts = np.array([int(upload.sent[s.start : s.stop].sum()) for s in self.flat.layers.tensors])
         return result
+
+
+def _failed(error: Exception) -> ClientResult:
+    """What is said of a client whose training raised `error`: of one in the code its traceback, else a line."""
+    cause = cause_of(error)
+    line = " ".join(f"{type(error).__name__}: {error}".split())
+    return ClientResult(traceback.format_exc() if cause == "code" else line, cause=cause)
 
 
 def mean_loss(batches: Sequence[tuple[Tensor, int]]) -> float:

@@ -11,13 +11,21 @@ import typer
 
 def faults_of(error: Exception) -> Sequence[str] | None:
     """An error of our own, or of files and networks, as sentences; None for any other, which is a bug."""
-    if isinstance(error, MemoryError):
+    if isinstance(error, MemoryError) or _torch_lacks_memory(error):
         return (f"raysim: there is not enough memory: {error}" if str(error) else "raysim: there is not enough memory",)
     if not (isinstance(error, OSError) or type(error).__module__.startswith("raysim.")):
         return None
     from raysim.config import ConfigError
 
     return error.faults if isinstance(error, ConfigError) else (f"raysim: {error}",)
+
+
+def _torch_lacks_memory(error: Exception) -> bool:
+    if "torch" not in sys.modules:  # whose import takes seconds
+        return False
+    from raysim.core.failures import out_of_memory
+
+    return out_of_memory(error)
 
 
 @contextmanager

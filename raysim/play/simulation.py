@@ -46,7 +46,7 @@ class PlayedRound:
     def of(cls, summary: Mapping[str, Any]) -> PlayedRound:
         """From what `Federation.step` returns."""
         rest = dict(summary)
-        number, messages = rest.pop("round") + 1, tuple(rest.pop("failures"))
+        number, messages = rest.pop("round") + 1, tuple(rest.pop("messages"))
         names = ("rounds", "headline", "accuracy", "loss", "train_loss", "clients_ok", "clients_failed", "seconds")
         known = {name: rest.pop(name) for name in names}
         metrics = {name.removeprefix(OPEN["rounds"].prefix): value for name, value in rest.items()}

@@ -122,6 +122,13 @@ TABLES: dict[str, pa.Schema] = {
         ("index", "int?", "index", "further position, if any"),
         ("value", "float", "1", "the value"),
     ),
+    "events": schema(
+        _ROUND,
+        ("of", "text", "", "whom it befell: client, actor, driver or run"),
+        ("client", "int?", "id", "the client, if it was one"),
+        ("node", "text?", "", "node where it happened, if known"),
+        ("message", "text", "", "what went wrong, and what was done about it"),
+    ),
     "personal": schema(
         _ROUND,
         _CLIENT,

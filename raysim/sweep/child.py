@@ -10,7 +10,7 @@ import traceback
 from pathlib import Path
 
 from raysim.config import from_dict
-from raysim.engine.ray.placement import Resources
+from raysim.engine.ray.placement import Node, Resources
 from raysim.play.errors import faults_of
 from raysim.play.terminal import play
 
@@ -19,7 +19,9 @@ def main() -> int:
     """Play the run that the first line of the standard input describes."""
     task = json.loads(sys.stdin.readline())
     threading.Thread(target=_end_with_parent, daemon=True).start()
-    resources = Resources(**task["resources"]) if task["resources"] else None
+    resources = None
+    if task["resources"]:
+        resources = Resources(tuple(Node(**node) for node in task["resources"]["nodes"]))
     try:
         config, folder = from_dict(task["config"]), Path(task["folder"])
         return play(config, folder, task["address"], resume=task["resume"], resources=resources)

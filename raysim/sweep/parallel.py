@@ -16,7 +16,7 @@ from dataclasses import asdict
 from typing import IO, Any
 
 from raysim.config import Config, RayEngineConfig, to_dict
-from raysim.engine.ray.placement import HOST_BYTES, Resources
+from raysim.engine.ray.placement import HOST_BYTES, Node, Resources
 from raysim.play.lines import scored
 from raysim.play.machine import free_memory
 from raysim.store.documents import read_result
@@ -91,7 +91,8 @@ def _share(at_once: int) -> Resources:
     def part(whole: float) -> float:
         return math.floor(1000 * whole / at_once) / 1000  # rounded up by Ray, the last part would not be there
 
-    return Resources(part(free.cpus), part(free.gpus), free.memory / at_once)
+    nodes = (Node(n.id, part(n.cpus), part(n.gpus), n.memory / at_once) for n in free.nodes)
+    return Resources(tuple(nodes))
 
 
 def _outcome(point: Point, code: int) -> str:

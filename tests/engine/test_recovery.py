@@ -1,6 +1,9 @@
 """Processes die and clients fail: the run goes on, to the same bits wherever that can be."""
 
 import os
+import re
+import signal
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -20,13 +23,11 @@ from raysim.config import to_yaml
 from raysim.core.cohort import Cohort
 from raysim.core.mixture import Mixture
 from raysim.core.server import Server, Weighting
-from raysim.engine import scheduler
-from raysim.engine.base import HostLost
+from raysim.engine.base import HostLost, MachineFailure
 from raysim.engine.evaluation import evaluate
 from raysim.engine.ray.actors import HostActor
 from raysim.engine.ray.driver import RemoteFederation
 from raysim.engine.ray.engine import RayEngine
-from raysim.engine.ray.placement import PlacementError
 from raysim.federation import Federation, RoundFailed, local_engine, prepare, sample
 from raysim.methods import CLIENTS, WEIGHTINGS
 from raysim.store import tables
@@ -66,7 +67,7 @@ def test_actor_killed_while_it_trains(name, tmp_path, warm_ray):
         federation.finish()
         federation.close()
     assert federation.sha256() == expected
-    [told] = [line for summary in shown for line in summary["failures"]]
+    [told] = [line for summary in shown for line in summary["messages"]]
     assert f"a client actor on node {federation.engine.nodes[0]} died" in told
     assert set(tables.read(federation.folder, "clients")["status"].to_pylist()) == {"ok"}
 
@@ -91,10 +92,10 @@ def test_actors_killed_between_training_and_reduction(tmp_path, warm_ray, monkey
 @pytest.mark.parametrize("engine", ["local", PAIR], ids=["local", "ray"])
 @pytest.mark.parametrize("name", ["fedavg", "fedlws", "scaffold"])
 def test_failed_clients_are_left_out(name, engine, tmp_path, request):
-    """A client that raises and one that diverges leave the same gap, with the same weights around it."""
+    """A client that refuses and one that diverges leave the same gap, with the same weights around it."""
     make_engine = local_engine if engine == "local" else request.getfixturevalue("warm_ray")
     hashes = []
-    for how, reason in (("raises", "cannot count"), ("diverges", "not finite")):
+    for how, reason in (("refuses", "holds no sense"), ("diverges", "not finite")):
         changes = with_client(METHODS[name], "fails", how=how, client=cohort()[1])
         federation = Federation(tiny(**changes, engine=engine), tmp_path / how, make_engine=make_engine)
         first = federation.step()
@@ -104,9 +105,11 @@ def test_failed_clients_are_left_out(name, engine, tmp_path, request):
         federation.close()
         hashes.append(federation.sha256())
         assert (first["clients_ok"], first["clients_failed"]) == (2, 1)
-        [failure] = first["failures"]
+        [failure] = first["messages"]
         assert failure.startswith(f"client {cohort()[1]}, round 1, node ")
         assert reason in failure
+        event = tables.read(federation.folder, "events").to_pylist()[0]
+        assert (event["round"], event["of"], event["client"], event["message"]) == (0, "client", cohort()[1], failure)
         rows = clients_of_round_0(federation.folder)
         left_out = rows.pop(cohort()[1])
         assert reason in left_out["status"]
@@ -128,57 +131,112 @@ def clients_of_round_0(folder: Path) -> dict[int, dict[str, Any]]:
     return {row["client"]: row for row in tables.read(folder, "clients").to_pylist() if row["round"] == 0}
 
 
-def test_client_that_kills_its_process_is_left_out(tmp_path, warm_ray):
-    """Again and again; what it trains beside is not. The result is that of a client that raises."""
-    hashes = []
-    for how, reason in (("dies", "died again and again"), ("raises", "cannot count")):
-        changes = with_client({"rounds": {"total": 1}}, "fails", how=how, client=cohort()[1])
-        federation = play(tiny(**changes, engine=PAIR), tmp_path / how, make_engine=warm_ray)
-        rows = clients_of_round_0(federation.folder)
-        assert reason in rows.pop(cohort()[1])["status"]
-        assert {row["status"] for row in rows.values()} == {"ok"}
-        hashes.append(federation.sha256())
-    assert hashes[0] == hashes[1]
-
-
-@pytest.mark.parametrize("engine", ["local", PAIR], ids=["local", "ray"])
-def test_run_stops_where_every_client_raises(engine, tmp_path, request):
-    make_engine = local_engine if engine == "local" else request.getfixturevalue("warm_ray")
-    config = tiny(**with_client({}, "fails", how="raises", t=1), engine=engine)
-    federation = Federation(config, tmp_path, make_engine=make_engine)
-    assert federation.step()["clients_ok"] == 3
-    with pytest.raises(RoundFailed, match=r"every client of round 2 failed:\nclient .*, node .*Traceback") as stop:
+def test_client_that_kills_its_process_ends_the_run(tmp_path, warm_ray):
+    """After three attempts, the last of which it has to itself; the run can go on once it does not."""
+    changes = with_client({"rounds": {"total": 3, "checkpoint_every": 1}}, "fails", how="dies", client=cohort()[1], t=0)
+    federation = Federation(tiny(**changes, engine=PAIR), tmp_path / "dies", make_engine=warm_ray)
+    with pytest.raises(RoundFailed, match=rf"client {cohort()[1]}, round 1, node .* died 3 times: its process ended\n"):
         federation.step()
-    assert "cannot count" in str(stop.value)
     federation.close()
+    *deaths, end = tables.read(tmp_path / "dies", "events").to_pylist()
+    assert [event["of"] for event in deaths] == ["actor"] * 3
+    assert (end["of"], "could not train a client" in end["message"]) == ("run", True)
+
+
+@pytest.mark.parametrize("early", [True, False], ids=["summed", "kept"])
+@pytest.mark.parametrize("engine", ["local", PAIR], ids=["local", "ray"])
+@pytest.mark.parametrize(("how", "policy"), [("lacks_memory", "drop"), ("refuses", "retry")])
+def test_client_that_fails_twice_trains_again(how, policy, engine, early, tmp_path, request):
+    """To the same bits, whether hosts sum models while they train or keep them."""
+    make_engine = local_engine if engine == "local" else request.getfixturevalue("warm_ray")
+    method = {} if early else METHODS["fedlws"]
+    expected = undisturbed(method, tmp_path / "undisturbed")
+    rounds = {"on_client_failure": policy}
+    changes = with_client(method, "fails", how=how, client=cohort()[1], times=2, folder=str(tmp_path))
+    run = play(tiny(**changes, rounds=rounds, engine=engine), tmp_path / "fails", make_engine=make_engine)
+    assert run.sha256() == expected
+    events = tables.read(run.folder, "events").to_pylist()
+    assert [(e["round"], e["of"], e["client"]) for e in events] == [(0, "client", cohort()[1])] * 2
+    assert all("trains again" in e["message"] for e in events)
+
+
+@pytest.mark.parametrize(
+    ("how", "rounds", "message"),
+    [
+        ("raises", {}, "error in a client's training ends the run.\nclient C, round 2, .*Traceback.*C cannot count"),
+        ("lacks_memory", {}, "could not train a client.\nclient C, round 2, .*MemoryError: no room for 3 num.*resume"),
+        ("diverges", {"on_client_failure": "stop"}, "on_client_failure is stop.\nclient C, round 2, .*not finite"),
+        (
+            "refuses",
+            {"min_clients": 3},
+            "2 of the 3 clients of round 2 .*min_clients is 3.\nclient C, .*holds no sense",
+        ),
+        ("diverges", {"all": True}, "0 of the 3 clients of round 2 .*min_clients is 1.\nclient .*not finite"),
+    ],
+)
+def test_failures_that_end_a_run(how, rounds, message, tmp_path):
+    """With the round before it kept, and the reason in `events`."""
+    [client] = [c for c in sample(3, 1, 8, 3) if c not in cohort()][:1]
+    who = -1 if rounds.pop("all", False) else client
+    federation = Federation(tiny(**with_client({}, "fails", how=how, client=who, t=1), rounds=rounds), tmp_path)
+    assert federation.step()["clients_ok"] == 3
+    with pytest.raises(RoundFailed, match=re.compile(message.replace("C", str(client)), re.DOTALL)) as stop:
+        federation.step()
+    federation.close()
+    assert tables.read(tmp_path, "rounds")["round"].to_pylist() == [0]
+    assert tables.read(tmp_path, "events").to_pylist()[-1]["message"] == str(stop.value)
 
 
 def test_command_line_shows_the_clients_traceback_and_no_other(tmp_path):
     (tmp_path / "run.yaml").write_text(to_yaml(tiny(**with_client({}, "fails", how="raises"))))
     shown = CliRunner().invoke(app, ["run", str(tmp_path / "run.yaml"), "--out", str(tmp_path / "run")])
     assert shown.exit_code == 1
-    first = f"raysim: every client of round 1 failed:\nclient {cohort()[0]}, round 1, node local: Traceback"
-    assert shown.stderr.startswith(first)
+    first = "raysim: an error in a client's training ends the run.\n"
+    assert shown.stderr.startswith(f"{first}client {cohort()[0]}, round 1, node local: Traceback")
     assert shown.stderr.count("Traceback") == 1
     assert "cannot count" in shown.stderr
 
 
-def test_round_without_models_leaves_the_server_as_it_is(tmp_path):
-    """Every client diverges."""
-    federation = Federation(tiny(**with_client({}, "fails", how="diverges", t=1)), tmp_path)
-    federation.step()
-    before = federation.server.value.clone()
-    assert federation.step()["clients_ok"] == 0
-    assert federation.server.value.equal(before)
-    federation.close()
+def test_hanging_host_is_replaced(tmp_path, warm_ray):
+    expected = undisturbed(METHODS["scaffold"], tmp_path / "undisturbed")
+    folder = str(tmp_path)
+    changes = with_client(METHODS["scaffold"], "fails", how="hangs", client=cohort()[1], times=1, folder=folder)
+    engine = {"ray": {"clients_per_actor": 2, "client_timeout": 1.5}}
+    run = play(tiny(**changes, engine=engine), tmp_path / "hangs", make_engine=warm_ray)
+    assert run.sha256() == expected
+    [event] = tables.read(run.folder, "events").to_pylist()
+    assert "did not end within 1.5 s (engine.ray.client_timeout)" in event["message"]
+
+
+class Dying:
+    """Builds a federation, after so many processes that died of it."""
+
+    def __init__(self, deaths: int, folder: Path):
+        self.deaths, self.folder = deaths, folder
+
+    def __call__(self, *args: Any) -> Federation:
+        for i in range(self.deaths):
+            if not (marker := self.folder / f"died-{i}").exists():
+                marker.touch()
+                os.kill(os.getpid(), signal.SIGKILL)
+        return Federation(*args)
+
+
+def test_driver_that_always_dies_ends_the_run(tmp_path, cluster):
+    cloudpickle.register_pickle_by_value(sys.modules[__name__])
+    config = tiny(engine={"ray": {"clients_per_actor": 3}})
+    with pytest.raises(MachineFailure, match="driver died 3 times before a round was played: its process ended"):
+        RemoteFederation(Dying(9, tmp_path), config, tmp_path / "run", False, prepare(config))
 
 
 def test_driver_killed(tmp_path, cluster):
+    """While it builds, and between rounds."""
+    cloudpickle.register_pickle_by_value(sys.modules[__name__])
     changes = METHODS["scaffold"] | {"rounds": {"total": 4, "checkpoint_every": 2}}
     expected = undisturbed(changes, tmp_path / "undisturbed")
     engine = {"ray": {"clients_per_actor": 3}}
     config = tiny(**changes, engine=engine)
-    federation = RemoteFederation(Federation, config, tmp_path / "killed", False, prepare(config))
+    federation = RemoteFederation(Dying(1, tmp_path), config, tmp_path / "killed", False, prepare(config))
     rounds = [federation.step()["round"] for _ in range(3)]
     kill(pid_of(federation._driver))
     while (shown := federation.step()) is not None:
@@ -187,6 +245,8 @@ def test_driver_killed(tmp_path, cluster):
     assert federation.finish()["sha256"] == expected
     federation.close()
     assert tables.read(tmp_path / "killed", "rounds")["round"].to_pylist() == [0, 1, 2, 3]
+    events = tables.read(tmp_path / "killed", "events").to_pylist()
+    assert [(event["round"], event["of"]) for event in events] == [(0, "driver"), (2, "driver")]
 
 
 def test_hosts_take_over_where_there_is_no_room(tmp_path, warm_ray, no_room):
@@ -200,20 +260,24 @@ def test_hosts_take_over_where_there_is_no_room(tmp_path, warm_ray, no_room):
         kill(pid_of(federation.engine.hosts[0]))
     federation.finish()
     assert federation.sha256() == expected
-    with pytest.raises(PlacementError, match="no room for new ones"):
+    with pytest.raises(MachineFailure, match="no room for new ones"):
         evaluate(federation.engine, federation.partition.server_test)
     federation.close()
 
 
-def test_client_that_kills_every_process_it_gets(tmp_path, warm_ray, no_room, monkeypatch):
-    """It takes two of three hosts with it; the others' clients are trained again on the last one."""
-    monkeypatch.setattr(scheduler, "ATTEMPTS", 2)
-    changes = {"rounds": {"total": 1}}
-    expected = undisturbed(with_client(changes, "fails", how="raises", client=cohort()[1]), tmp_path / "raises")
-    config = tiny(**with_client(changes, "fails", how="dies", client=cohort()[1]), engine=EACH)
-    federation = Federation(config, tmp_path / "dies", make_engine=warm_ray)
-    no_room()
-    assert federation.step()["clients_ok"] == 2
+def test_neighbours_take_over_where_memory_ran_out(tmp_path, warm_ray):
+    """One process fewer then: a new one would bring down the next."""
+    changes = METHODS["scaffold"]
+    expected = undisturbed(changes, tmp_path / "undisturbed")
+    federation = Federation(tiny(**changes, engine=EACH), tmp_path / "killed", make_engine=warm_ray)
+    federation.step()
+    lost = HostLost({1}, "its node ran out of memory", out_of_memory=True)
+    federation.engine.replace_lost(lost)
+    assert federation.engine.hosts[1] is federation.engine.hosts[0]
+    [message] = federation.step()["messages"]
+    assert "its node ran out of memory; the other actors of its node do its work" in message
+    federation.step()
+    federation.finish()
     assert federation.sha256() == expected
     federation.close()
 
@@ -222,7 +286,7 @@ def test_client_that_kills_every_process_it_gets(tmp_path, warm_ray, no_room, mo
 def no_room(monkeypatch) -> Callable[[], None]:
     """From the call on, every new host asks for more than the cluster has."""
 
-    def greedy(engine: RayEngine) -> tuple[Any, Any]:
+    def greedy(engine: RayEngine, node: str) -> tuple[Any, Any]:
         actor = ray.remote(HostActor).options(num_cpus=10**6).remote()
         return actor, actor.become.remote(engine.spec, None, None)
 
@@ -237,16 +301,16 @@ def pid_of(actor: Any) -> int:
     return ray.get(actor.__ray_call__.remote(lambda _: os.getpid()))
 
 
-def test_work_that_brings_down_every_host_ends(tmp_path):
-    """With the number of attempts and the machine, after each loss was made good."""
+def test_work_that_brings_down_its_host_ends(tmp_path):
+    """After three attempts, with machine and reason; the losses before were made good."""
     federation = Federation(tiny(), tmp_path)
     engine, restored = federation.engine, []
-    engine.replace = lambda hosts: None  # type: ignore[method-assign]
+    engine.replace = lambda lost: "another was started"  # type: ignore[method-assign]
 
     def fatal() -> None:
-        raise HostLost({0})
+        raise HostLost({0}, "its node ran out of memory")
 
-    with pytest.raises(RuntimeError, match="died 10 times at the same work, the last on node local"):
+    with pytest.raises(MachineFailure, match="node local died 3 times at the same work: its node ran out of memory"):
         engine.retry_after_loss(fatal, restored.append)
-    assert restored == [{0}] * 10
+    assert restored == [{0}] * 2
     federation.close()

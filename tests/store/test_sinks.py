@@ -115,7 +115,7 @@ def test_a_sink_changes_no_bit_and_its_failure_ends_no_run(tmp_path: Path) -> No
     federation.writer.sinks = Sinks((Broken(),), tmp_path, "run", {}, 0)
     failures = []
     while (shown := federation.step()) is not None:
-        failures += shown["failures"]
+        failures += shown["messages"]
     digest = federation.finish()["sha256"]
     federation.close()
     assert failures == ["Broken failed and receives no more of this run: the disk is full"]

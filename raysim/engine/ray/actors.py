@@ -5,8 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import ray
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
+from raysim.core.failures import breaks_device
 from raysim.data import Dataset, Partition
+from raysim.engine.ray.pulse import Pulse
 from raysim.host.host import ClientHost
 from raysim.host.messages import HostSpec, TrainRequest
 
@@ -16,15 +19,22 @@ class HostActor(ClientHost):
 
     def __init__(self) -> None:
         self.t = -1
+        self._pulse = Pulse(str(ray.get_runtime_context().get_actor_id()))
 
     def become(self, spec: HostSpec, data: Dataset, partition: Partition) -> str:
         """Be a host of this run, whatever the process was before; returns the node it is on."""
         super().__init__(spec, data, partition)
+        self.trainer.before_client = self._pulse.beat
         return ray.get_runtime_context().get_node_id()
 
     def train_detached(self, request: TrainRequest, *args: Any) -> list[Any]:
         """`train`, with the reply as objects that travel one by one: states, models and traces stay in Ray's store."""
-        return self.train(request, *args).detach(request)
+        try:
+            return self.train(request, *args).detach(request)
+        except Exception as error:
+            if breaks_device(error):
+                ray.actor.exit_actor()  # nobody can train here any more; a new process may
+            raise
 
     def initialize_detached(self, request: TrainRequest, *args: Any) -> list[Any]:
         """`initialize`, with the reply as objects that travel one by one."""
@@ -32,9 +42,12 @@ class HostActor(ClientHost):
 
     def forget(self) -> None:
         """Free all that the last run has left here."""
+        pulse = self._pulse
         self.__dict__.clear()
+        self._pulse = pulse
 
 
-def new_actor(cpus: float, gpus: float) -> Any:
-    """A `HostActor` that reserves this share, as soon as the cluster has room for it."""
-    return ray.remote(HostActor).options(num_cpus=cpus, num_gpus=gpus, scheduling_strategy="SPREAD").remote()
+def new_actor(node: str, cpus: float, gpus: float) -> Any:
+    """A `HostActor` that reserves this share of a node, as soon as that has room for it."""
+    there = NodeAffinitySchedulingStrategy(node, soft=False)
+    return ray.remote(HostActor).options(num_cpus=cpus, num_gpus=gpus, scheduling_strategy=there).remote()

@@ -8,9 +8,10 @@ from contextlib import contextmanager
 from typing import Any
 
 import ray
+from ray._private.state import available_resources_per_node  # Ray's public functions add the nodes up
 
 from raysim.config import ConfigError
-from raysim.engine.ray.placement import Resources
+from raysim.engine.ray.placement import Node, Resources
 
 
 @contextmanager
@@ -54,6 +55,9 @@ def cluster_address() -> str | None:
 
 
 def free_resources() -> Resources:
-    """What the cluster this process is connected to has free."""
-    free = ray.available_resources()
-    return Resources(free.get("CPU", 0.0), free.get("GPU", 0.0), free.get("memory", float("inf")))
+    """What the cluster this process is connected to has free, node by node."""
+    free = available_resources_per_node()
+    nodes = [
+        Node(id, of.get("CPU", 0.0), of.get("GPU", 0.0), of.get("memory", float("inf"))) for id, of in free.items()
+    ]
+    return Resources(tuple(sorted(nodes, key=lambda node: node.id)))

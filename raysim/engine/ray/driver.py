@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -11,25 +10,29 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import ray
-from ray.exceptions import ActorDiedError, ActorUnavailableError, RayActorError, RayTaskError
+from ray.exceptions import RayTaskError
 from torch import nn
 
 from raysim.config import Config
+from raysim.core.event import Event
 from raysim.data import Dataset, Partition
+from raysim.engine.base import ATTEMPTS, MachineFailure
 from raysim.engine.ray.cluster import free_resources
+from raysim.engine.ray.deaths import DEATHS, Death
 from raysim.engine.ray.engine import ray_engine
 from raysim.engine.ray.placement import Resources
 from raysim.engine.ray.pool import Pool
 from raysim.registry import REGISTRY, OwnEntry
 
 RELEASE_SECONDS = 10  # to wait at a run's end until the cluster has its share back
-DRIVER_ATTEMPTS = 3
 
 
 class Playable(Protocol):
     """What can be played in the driver: a federation."""
 
     def step(self) -> dict[str, Any] | None: ...
+
+    def tell(self, event: Event) -> None: ...
 
     def checkpoint(self) -> int: ...
 
@@ -58,13 +61,14 @@ class Driver:
         engine = partial(ray_engine, resources=resources, pool=pool, references=tuple(partitioned))
         self.federation = build(config, out, resume, engine, tuple(ray.get(partitioned)))
 
-    def call(self, method: str) -> Any:
+    def call(self, method: str, *args: Any) -> Any:
         """A method of the federation."""
-        return getattr(self.federation, method)()
+        return getattr(self.federation, method)(*args)
 
 
 class RemoteFederation:
-    """A federation that lives in an actor. If the actor dies, another goes on from the last checkpoint."""
+    """A federation that lives in an actor. If the actor dies, another goes on from the last checkpoint; `ATTEMPTS` deaths
+    without progress end the run with a `MachineFailure`."""
 
     def __init__(
         self, build: Build, config: Config, out: Path, resume: bool, partitioned: tuple[Dataset, Partition],
@@ -76,16 +80,26 @@ class RemoteFederation:
         self._partitioned = [ray.put(part) for part in partitioned]
         # Counted once: when another driver takes over, the hosts of the one that died may still be on their way out.
         self._resources = resources or free_resources()
-        self._start(resume)
+        self._resume = resume
+        self._deaths, self._furthest = 0, -1  # since the run got further than ever, and how far that was
+        self._driver: Any = None
+        self._untold: list[Event] = []  # deaths of drivers of which the living one has not heard
+        self._with_driver(lambda: None)
 
-    def _start(self, resume: bool) -> None:
+    def _start(self) -> None:
         # The driver is on the machine of the command line: it writes the run's folder, and waits more than it works.
         here = ray.get_runtime_context().get_node_id()
         strategy = ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy(here, soft=False)
         driver: Any = ray.remote(Driver)
         self._driver = driver.options(num_cpus=0, scheduling_strategy=strategy).remote()
-        arguments = self._build, self._config, self._out, resume, self._resources, self._partitioned, REGISTRY.own()
+        arguments = (
+            self._build, self._config, self._out, self._resume, self._resources, self._partitioned, REGISTRY.own()
+        )  # fmt: skip
         self._get(self._driver.build.remote(*arguments))
+        self._resume = True
+        while self._untold:
+            self._get(self._driver.call.remote("tell", self._untold[0]))
+            del self._untold[0]
 
     @staticmethod
     def _get(reference: Any) -> Any:
@@ -99,18 +113,33 @@ class RemoteFederation:
             raise
 
     def _call(self, method: str) -> Any:
-        for attempt in range(DRIVER_ATTEMPTS):
+        return self._with_driver(lambda: self._get(self._driver.call.remote(method)))
+
+    def _with_driver(self, action: Callable[[], Any]) -> Any:
+        """`action`, with a driver that lives; again with another where it dies."""
+        while True:
             try:
-                return self._get(self._driver.call.remote(method))
-            except (ActorDiedError, ActorUnavailableError):
-                if attempt + 1 == DRIVER_ATTEMPTS:
-                    raise
-                print("the driver died; another goes on from the last checkpoint", file=sys.stderr)
-                self._start(resume=True)
-        raise AssertionError
+                if self._driver is None:
+                    self._start()
+                return action()
+            except DEATHS as error:
+                self._bury(Death.of(error).why)
+
+    def _bury(self, why: str) -> None:
+        """Make way for another driver. Raises `MachineFailure` where three died without progress."""
+        ray.kill(self._driver)
+        self._driver, self._deaths = None, self._deaths + 1
+        # A driver that died before it could describe its run has left nothing to resume.
+        self._resume = self._resume or (self._out / "manifest.json").exists()
+        if self._deaths == ATTEMPTS:
+            when = f"after round {self._furthest + 1}" if self._furthest >= 0 else "before a round was played"
+            raise MachineFailure(f"the driver died {ATTEMPTS} times {when}: {why}. The run can be resumed")
+        self._untold.append(Event("driver", f"the driver died: {why}; another goes on from the last checkpoint"))
 
     def step(self) -> dict[str, Any] | None:
         answer: dict[str, Any] | None = self._call("step")
+        if answer is not None and answer["round"] > self._furthest:
+            self._deaths, self._furthest = 0, answer["round"]
         return answer
 
     def checkpoint(self) -> int:
@@ -126,9 +155,10 @@ class RemoteFederation:
         return answer
 
     def close(self) -> None:
-        with suppress(RayActorError):
-            self._get(self._driver.call.remote("close"))
-        ray.kill(self._driver)
+        if self._driver is not None:
+            with suppress(*DEATHS):
+                self._get(self._driver.call.remote("close"))
+            ray.kill(self._driver)
         # The hosts die with their driver, a moment later. A run that follows must not count their share as taken.
         deadline = time.monotonic() + RELEASE_SECONDS
         while free_resources().cpus < self._resources.cpus and time.monotonic() < deadline:

@@ -2,59 +2,77 @@
 
 from __future__ import annotations
 
+import statistics
+import time
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import ray
-from ray.exceptions import ObjectLostError, RayActorError, RayTaskError
+from ray.exceptions import GetTimeoutError, ObjectLostError, RayTaskError
 
-from raysim.config import Config, ConfigError, RayEngineConfig
+from raysim.config import Config, RayEngineConfig
+from raysim.core.event import Event
 from raysim.data import Dataset, Partition
-from raysim.engine.base import Call, Engine, Handle, HostLost, StateLost
+from raysim.engine.base import Call, Engine, Handle, HostLost, MachineFailure, StateLost
+from raysim.engine.ray import pulse
 from raysim.engine.ray.actors import new_actor
 from raysim.engine.ray.cluster import free_resources
+from raysim.engine.ray.deaths import DEATHS, Death
 from raysim.engine.ray.placement import Placement, PlacementError, Resources, place
-from raysim.engine.ray.pool import Pool
+from raysim.engine.ray.pool import START_SECONDS, Pool
 from raysim.host.messages import HostSpec
 
-START_SECONDS = 120  # to place a new host; a cluster that cannot by then has too little left
+ROOM_SECONDS = 10  # to wait until a dead process's share is free again
+PING_SECONDS = 10  # a living actor that does not answer by then is at work
+TIMEOUT = 300.0  # least seconds for a client, where the configuration leaves that open
+MEDIANS = 20  # ... and how many times the median client
 
 
 @dataclass
 class RayEngine(Engine):
     """Hosts as actors that share the cluster's CPUs and GPUs as `placement` says; from a pool, if there is one."""
 
-    placement: Placement = Placement(1, 1.0, 0.0)
+    placement: Placement = Placement((), 1.0, 0.0)
     pool: Pool | None = None
     references: tuple[Any, Any] | None = None  # to data and partition, where they are in the object store already
+    client_timeout: float | None = None  # seconds; None: a multiple of the median client
 
     def __post_init__(self) -> None:
+        if not self.placement.gpus:
+            self.spec = replace(self.spec, device="cpu")  # Ray shows an actor without a share every GPU there is
         super().__post_init__()
         self._data: Any
         self._partition: Any
         self._data, self._partition = self.references or (ray.put(self.data), ray.put(self.partition))
-        actors, ready = zip(*(self._new_host() for _ in range(self.placement.hosts)), strict=True)
+        self.nodes = sorted(
+            self.placement.nodes
+        )  # neighbours in the cohort share a machine: sums merge before they travel
+        self._actors, ready = map(list, zip(*map(self._new_host, self.nodes), strict=True))
+        started, late = ray.wait(ready, num_returns=len(ready), timeout=START_SECONDS)
         try:
-            nodes = ray.get(list(ready), timeout=START_SECONDS)
-        except ray.exceptions.GetTimeoutError:
-            raise ConfigError(
-                f"engine.ray: {len(actors)} actors of {self.placement.cpus:g} CPUs and {self.placement.gpus:g} GPUs "
-                f"did not start within {START_SECONDS} s; the cluster is busy with other work"
-            ) from None
-        except RayActorError as error:
-            raise RuntimeError(f"a client actor could not start:\n{error}") from None
-        # Neighbours in the cohort share a machine where they can: their sums are then merged before they travel.
-        order = sorted(range(len(actors)), key=lambda i: nodes[i])
-        self._actors, self.nodes = [actors[i] for i in order], [nodes[i] for i in order]
+            ray.get(started)
+        except DEATHS as error:
+            self.close()
+            raise MachineFailure(f"a client actor could not start: {Death.of(error).why}. Ray says: {error}") from None
+        if late:
+            nodes = sorted({self.nodes[ready.index(reference)][:12] for reference in late})
+            self.close()
+            raise PlacementError(
+                f"engine.ray: {len(late)} of {len(ready)} actors of {self.placement.cpus:g} CPUs and "
+                f"{self.placement.gpus:g} GPUs did not start within {START_SECONDS} s, on node {', '.join(nodes)}. Free "
+                f"now: {free_resources()}. Is the cluster busy with other work?"
+            )
+        if self.placement.note:
+            self.events.append(Event("run", self.placement.note))
 
-    def _new_host(self) -> tuple[Any, Any]:
-        """An actor, and a reference to its node that is there once it is ready."""
+    def _new_host(self, node: str) -> tuple[Any, Any]:
+        """An actor on the node, and a reference that is there once it is ready."""
         cpus, gpus = self.placement.cpus, self.placement.gpus
-        actor = self.pool.take(cpus, gpus) if self.pool else None
+        actor = self.pool.take(node, cpus, gpus) if self.pool else None
         if actor is None:
-            actor = new_actor(cpus, gpus)
+            actor = new_actor(node, cpus, gpus)
         return actor, actor.become.remote(self.spec, self._data, self._partition)
 
     @property
@@ -69,32 +87,54 @@ class RayEngine(Engine):
         handles: list[Handle] = method.options(num_returns=call.args[0].objects).remote(*call.args)
         return handles
 
-    def fetch(self, calls: Sequence[tuple[int, Handle]]) -> list[Any]:
+    def fetch(self, calls: Sequence[tuple[int, Handle]], *, clients: bool = False) -> list[Any]:
         values = []
-        for _, handle in calls:
+        for host, handle in calls:
             try:
-                values.append(ray.get(handle))
-            except (RayActorError, ObjectLostError) as error:
-                dead = self._dead(getattr(error, "actor_id", None))
-                if dead:
-                    raise HostLost(dead) from None
-                if isinstance(error, ObjectLostError):
-                    raise StateLost(str(error)) from None
-                raise
+                values.append(self._patiently(host, handle) if clients else ray.get(handle))
+            except DEATHS as error:
+                raise self._lost(host, error) from None
             except RayTaskError as error:
                 raise error.as_instanceof_cause() from None
         return values
 
-    def _dead(self, actor_id: str | None) -> set[int]:
-        known = {i for i, actor in enumerate(self._actors) if actor._actor_id.hex() == actor_id}
-        if known:
-            return known
-        dead = set()
-        for i, actor in enumerate(self._actors):
+    def _patiently(self, host: int, handle: Handle) -> Any:
+        """The value, unless the host hangs: it is then ended. Raises `HostLost`."""
+        actor_id, seen = _id(self._actors[host]), time.monotonic()
+        beat: bytes | None = b""
+        while True:
             try:
-                ray.get(actor.ping.remote())
-            except RayActorError:
-                dead.add(i)
+                return ray.get(handle, timeout=(self.client_timeout or TIMEOUT) / 4)
+            except GetTimeoutError:
+                latest, now = pulse.last_beat(actor_id), time.monotonic()
+            if latest != beat:
+                beat, seen = latest, now
+            elif now - seen >= (limit := self._timeout()):
+                ray.kill(self._actors[host])
+                raise HostLost({host}, f"a client did not end within {limit:g} s (engine.ray.client_timeout)")
+
+    def _timeout(self) -> float:
+        """Seconds for a client."""
+        median = statistics.median(self.seconds.values()) if self.seconds else 0.0
+        return self.client_timeout or max(TIMEOUT, MEDIANS * median)
+
+    def _lost(self, host: int, error: Exception) -> Exception:
+        """What an error of a call to `host` means: hosts that died, or client states that went with them."""
+        death = Death.of(error)
+        dead = {i for i, actor in enumerate(self._actors) if _id(actor) == death.actor_id} or self._dead()
+        if not dead and isinstance(error, ObjectLostError):
+            return StateLost(str(error))
+        return HostLost(dead or {host}, death.why, out_of_memory=death.out_of_memory)
+
+    def _dead(self) -> set[int]:
+        pings = {actor.ping.remote(): i for i, actor in enumerate(self._actors)}
+        answered, _ = ray.wait(list(pings), num_returns=len(pings), timeout=PING_SECONDS)
+        dead = set()
+        for reference in answered:
+            try:
+                ray.get(reference)
+            except DEATHS:
+                dead.add(pings[reference])
         return dead
 
     def put(self, value: Any) -> Handle:
@@ -103,30 +143,68 @@ class RayEngine(Engine):
     def value_of(self, handle: Handle) -> Any:
         try:
             return ray.get(handle)
-        except ObjectLostError as error:
+        except DEATHS as error:
             raise StateLost(str(error)) from None
 
-    def replace(self, hosts: set[int]) -> None:
-        for i in hosts:
-            actor, ready = self._new_host()
-            done, _ = ray.wait([ready], timeout=START_SECONDS)
-            if done:
-                with suppress(RayActorError):
-                    self._actors[i], self.nodes[i] = actor, ray.get(ready)
-                    continue
-            ray.kill(actor)
-            # No room for another process, as after the loss of a node: a living host takes the work over.
-            living = next((j for j in range(len(self._actors)) if j not in hosts), None)
-            if living is None:
-                raise PlacementError("all client actors died and the cluster has no room for new ones")
-            self._actors[i], self.nodes[i] = self._actors[living], self.nodes[living]
+    def replace(self, lost: HostLost) -> str:
+        for i in lost.hosts:
+            ray.kill(self._actors[i])  # one that could not be reached may be alive
+            pulse.forget(_id(self._actors[i]))
+        then = "another was started"
+        for i in sorted(lost.hosts):
+            living = {j: node for j, node in enumerate(self.nodes) if j not in lost.hosts}
+            neighbours = [j for j, node in living.items() if node == self.nodes[i]]
+            if lost.out_of_memory and neighbours:  # one process fewer: fewer clients at a time
+                self._actors[i] = self._actors[neighbours[0]]
+                then = "the other actors of its node do its work"
+            elif not self._start_again(i):
+                if not living:
+                    raise MachineFailure("all client actors died and the cluster has no room for new ones")
+                j = next(iter(living))
+                self._actors[i], self.nodes[i] = self._actors[j], self.nodes[j]
+                then = "the cluster has no room for another, so the living do its work"
+        return then
+
+    def _start_again(self, i: int) -> bool:
+        """Put a new host in the place of host i, on its node or on another with room for it; says whether it could."""
+        node = self._node_with_room(self.nodes[i])
+        if node is None:
+            return False
+        actor, ready = self._new_host(node)
+        if ray.wait([ready], timeout=START_SECONDS)[0]:
+            with suppress(*DEATHS):
+                ray.get(ready)
+                self._actors[i], self.nodes[i] = actor, node
+                return True
+        ray.kill(actor)
+        return False
+
+    def _node_with_room(self, first: str) -> str | None:
+        share, deadline = self.placement, time.monotonic() + ROOM_SECONDS
+        while time.monotonic() < deadline:
+            free = self.pool.free(free_resources()) if self.pool else free_resources()
+            fitting = [
+                node.id for node in free.nodes
+                if node.cpus >= share.cpus - 1e-3 and (not share.gpus or node.slots(share.gpus))
+            ]  # fmt: skip
+            if fitting:
+                return first if first in fitting else fitting[0]
+            time.sleep(0.1)
+        return None
 
     def close(self) -> None:
-        for actor in set(self._actors):
+        for actor, node in dict(zip(self._actors, self.nodes, strict=True)).items():
+            pulse.forget(_id(actor))
             if self.pool:
-                self.pool.give(actor, self.placement.cpus, self.placement.gpus)
+                self.pool.give(node, actor, self.placement.cpus, self.placement.gpus)
             else:
                 ray.kill(actor)
+
+
+def _id(actor: Any) -> str:
+    """Of an actor, as errors name it."""
+    name: str = actor._actor_id.hex()
+    return name
 
 
 def ray_engine(
@@ -136,7 +214,7 @@ def ray_engine(
     """The engine of `config` on `resources` (default: what the cluster has free), with hosts of `pool` first.
     `references` are to data and partition, where those are in the object store.
 
-    Raises `PlacementError` and `ConfigError` for what does not fit.
+    Raises `PlacementError` for what does not fit, and `MachineFailure` where an actor cannot start.
     """
     settings = config.engine
     assert isinstance(settings, RayEngineConfig)
@@ -146,7 +224,8 @@ def ray_engine(
     placement = place(
         resources, cohort, settings.clients_per_actor, settings.gpu_per_client, settings.threads, 4 * layers.S
     )
+    timeout = None if settings.client_timeout == "auto" else settings.client_timeout
     return RayEngine(
         spec, data, partition, settings.fan_in, settings.gather_bytes, placement=placement, pool=pool,
-        references=references,
+        references=references, client_timeout=timeout,
     )  # fmt: skip

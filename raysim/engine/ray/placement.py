@@ -1,10 +1,15 @@
-"""How many host actors a cluster carries, and what each of them reserves. Says early, in a sentence, what does not fit."""
+"""How many host actors a cluster carries, where, and what each of them reserves. Says early, in a sentence, what does not fit."""
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 
 HOST_BYTES = 600 << 20  # private memory of an actor with torch loaded, before any model
+GPU_HOSTS = (
+    8  # actors a GPU that are chosen: small models leave a GPU idle between launches, but more than that never pay
+)
+_EPS = 1e-9
 
 
 class PlacementError(RuntimeError):
@@ -12,21 +17,65 @@ class PlacementError(RuntimeError):
 
 
 @dataclass(frozen=True)
+class Node:
+    """A machine, and what it has free for hosts."""
+
+    id: str
+    cpus: float
+    gpus: float = 0.0  # 1.5: one is free and half of another
+    memory: float = float("inf")  # bytes
+
+    def slots(self, gpus: float) -> int:
+        """Actors that find `gpus`, at most 1, on one GPU of this node."""
+        whole = int(self.gpus + _EPS)
+        return whole * int(1 / gpus + _EPS) + int((self.gpus - whole) / gpus + _EPS)
+
+    def gpu_share(self, hosts: int) -> float:
+        """The greatest share of a GPU that each of `hosts` actors can have here."""
+        whole = int(self.gpus + _EPS)
+        free = [1.0] * bool(whole) + [self.gpus - whole] * (self.gpus - whole > _EPS)
+        return max(part / n for part in free for n in range(1, hosts + 1) if self.slots(part / n) >= hosts)
+
+    def __str__(self) -> str:
+        gpus = f" and {self.gpus:g} GPUs" if self.gpus else ""
+        return f"node {self.id[:12]} ({self.cpus:g} CPUs{gpus} free)"
+
+
+@dataclass(frozen=True)
 class Resources:
     """What a cluster has free for hosts."""
 
-    cpus: float
-    gpus: float
-    memory: float  # bytes
+    nodes: tuple[Node, ...]
+
+    @property
+    def cpus(self) -> float:
+        return sum(node.cpus for node in self.nodes)
+
+    @property
+    def gpus(self) -> float:
+        return sum(node.gpus for node in self.nodes)
+
+    @property
+    def memory(self) -> float:
+        """Bytes."""
+        return sum(node.memory for node in self.nodes)
+
+    def __str__(self) -> str:
+        return ", ".join(map(str, self.nodes)) or "no node"
 
 
 @dataclass(frozen=True)
 class Placement:
-    """`hosts` actors, each reserving a share of the CPUs and GPUs."""
+    """The node of every host actor, and the share of its CPUs and of a GPU that each reserves."""
 
-    hosts: int
+    nodes: tuple[str, ...]
     cpus: float
     gpus: float
+    note: str = ""  # what is less than was asked
+
+    @property
+    def hosts(self) -> int:
+        return len(self.nodes)
 
 
 def place(
@@ -35,43 +84,51 @@ def place(
 ) -> Placement:  # fmt: skip
     """Placement of a cohort of `cohort` clients. A host keeps the updates of its clients: `model_bytes` for each.
 
-    Raises `PlacementError`.
+    All hosts train on the same kind of device, because bits differ between kinds. Where fewer actors fit than were asked
+    for, there are fewer, and the note says so. Raises `PlacementError` where none fits.
     """
-    if clients_per_actor == "auto":
-        hosts = int(max(1, min(cohort, resources.cpus // threads)))
-        if isinstance(gpu_per_client, float | int) and 0 < gpu_per_client <= 1:
-            hosts = min(hosts, max(1, room(resources, gpu_per_client)))
-        affordable = int((resources.memory * 0.8 - cohort * model_bytes) // HOST_BYTES)
-        if affordable < 1:
-            raise PlacementError(
-                f"{cohort} clients a round need {cohort * model_bytes / 2**30:.1f} GiB for their updates, but the cluster has "
-                f"{resources.memory / 2**30:.1f} GiB of memory; lower rounds.participation or take a smaller model"
-            )
-        hosts = min(hosts, affordable)
-    else:
-        hosts = -(-cohort // int(clients_per_actor))
-        needed = hosts * HOST_BYTES + cohort * model_bytes
-        if needed > resources.memory:
-            raise PlacementError(
-                f"engine.ray.clients_per_actor: {clients_per_actor} makes {hosts} actors for {cohort} clients, about "
-                f"{needed / 2**30:.1f} GiB, but the cluster has {resources.memory / 2**30:.1f} GiB of memory; raise it, or say auto"
-            )
-    if gpu_per_client == "auto":
-        # No actor spans GPUs: the GPU with most of them sets the share.
-        whole = int(resources.gpus)
-        gpus = 1 / -(-hosts // whole) if whole else resources.gpus / hosts
-    else:
-        gpus = float(gpu_per_client)
-        if gpus > 1:
-            raise PlacementError(f"engine.ray.gpu_per_client is {gpus:g}, but a client trains on one GPU; at most 1")
-        if gpus and hosts > room(resources, gpus):
-            raise PlacementError(
-                f"engine.ray.gpu_per_client: {gpus:g} for {hosts} actors asks for {hosts * gpus:g} GPUs, but the cluster has "
-                f"{resources.gpus:g}; lower it, raise engine.ray.clients_per_actor, or say auto"
-            )
-    return Placement(hosts, min(float(threads), resources.cpus / hosts), gpus)
+    auto, share = clients_per_actor == "auto", None if gpu_per_client == "auto" else float(gpu_per_client)
+    if share is not None and share > 1:
+        raise PlacementError(f"engine.ray.gpu_per_client is {share:g}, but a client trains on one GPU; at most 1")
+    on_gpu = resources.gpus > 0 if share is None else share > 0
+    nodes = [node for node in resources.nodes if (node.gpus if on_gpu else node.cpus) > 0]
+    memory = sum(node.memory for node in nodes)
+    affordable = (memory * 0.8 - cohort * model_bytes) // HOST_BYTES
+    if nodes and affordable < 1:
+        raise PlacementError(
+            f"{cohort} clients a round need {cohort * model_bytes / 2**30:.1f} GiB for their updates, but the cluster has "
+            f"{memory / 2**30:.1f} GiB of memory; lower rounds.participation or take a smaller model"
+        )
 
+    def fits(node: Node, hosts: int) -> bool:
+        if hosts * HOST_BYTES > node.memory * 0.8 or (share and node.slots(share) < hosts):
+            return False
+        if on_gpu and auto and share is None and hosts > GPU_HOSTS * node.gpus:
+            return False
+        return not auto or node.cpus >= hosts * threads or not placed  # one actor may do with fewer CPUs
 
-def room(resources: Resources, gpus: float) -> int:
-    """Actors that find `gpus`, at most 1, on one GPU."""
-    return int(resources.gpus) * int(1 / gpus + 1e-9)
+    def room(node: Node) -> float:
+        """What the next actor would get."""
+        return (node.gpus if on_gpu else node.cpus) / (placed[node.id] + 1)
+
+    wanted = cohort if auto else -(-cohort // int(clients_per_actor))
+    placed: Counter[str] = Counter()
+    while placed.total() < min(wanted, affordable):
+        open_to_more = [node for node in nodes if fits(node, placed[node.id] + 1)]
+        if not open_to_more:
+            break
+        placed[max(open_to_more, key=lambda node: (node.cpus >= threads, room(node))).id] += 1
+    used = [node for node in nodes if placed[node.id]]
+    if not used:
+        need = f"{threads} CPUs" + (f" and {share:g} of a GPU" if share else "")
+        raise PlacementError(
+            f"engine.ray: no actor finds {need} and {HOST_BYTES / 2**30:.1f} GiB of memory. The cluster has {resources}. "
+            "Lower engine.threads or engine.ray.gpu_per_client, or wait until others have ended"
+        )
+    cpus = min(float(threads), min(node.cpus / placed[node.id] for node in used))
+    gpus = share or 0.0 if share is not None or not on_gpu else min(n.gpu_share(placed[n.id]) for n in used)
+    note = "" if auto or placed.total() == wanted else (
+        f"engine.ray.clients_per_actor: {clients_per_actor} asks for {wanted} actors, but {placed.total()} fit: "
+        f"{resources}. Each trains more clients"
+    )  # fmt: skip
+    return Placement(tuple(node.id for node in used for _ in range(placed[node.id])), cpus, gpus, note)

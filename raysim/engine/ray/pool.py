@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
 import ray
-from ray.exceptions import RayActorError
+from ray.exceptions import GetTimeoutError
 
 from raysim.config import Config, RayEngineConfig
 from raysim.engine.ray.actors import new_actor
+from raysim.engine.ray.deaths import DEATHS
 from raysim.engine.ray.placement import PlacementError, Resources, place
+
+START_SECONDS = 120  # to start an actor's process on a busy machine
 
 
 class Pool:
@@ -19,31 +23,34 @@ class Pool:
 
     def __init__(self) -> None:
         self._share = (0.0, 0.0)  # CPUs and GPUs of each
-        self._idle: list[Any] = []
+        self._idle: list[tuple[str, Any]] = []  # node and actor
 
     def free(self, resources: Resources) -> Resources:
         """What the cluster has free when it counts the pool's actors as such."""
-        (cpus, gpus), idle = self._share, len(self._idle)
-        return replace(resources, cpus=resources.cpus + idle * cpus, gpus=resources.gpus + idle * gpus)
+        (cpus, gpus), idle = self._share, Counter(node for node, _ in self._idle)
+        nodes = (replace(n, cpus=n.cpus + idle[n.id] * cpus, gpus=n.gpus + idle[n.id] * gpus) for n in resources.nodes)
+        return Resources(tuple(nodes))
 
-    def take(self, cpus: float, gpus: float) -> Any:
-        """A living actor that reserves this share, or None. Actors of another share make room."""
+    def take(self, node: str, cpus: float, gpus: float) -> Any:
+        """A living actor that reserves this share of the node, or None. Actors of another share make room."""
         if self._share != (cpus, gpus):
             self.clear()
-        while self._idle:
-            actor = self._idle.pop()
-            with suppress(RayActorError):
-                ray.get(actor.forget.remote())
+        for entry in [entry for entry in self._idle if entry[0] == node]:
+            self._idle.remove(entry)
+            actor = entry[1]
+            with suppress(*DEATHS, GetTimeoutError):
+                ray.get(actor.forget.remote(), timeout=START_SECONDS)
                 return actor
+            ray.kill(actor)
         return None
 
-    def give(self, actor: Any, cpus: float, gpus: float) -> None:
+    def give(self, node: str, actor: Any, cpus: float, gpus: float) -> None:
         """Keep an actor that no run needs any more."""
         if self._share != (cpus, gpus):
             self.clear()
         self._share = (cpus, gpus)
         actor.forget.remote()
-        self._idle.append(actor)
+        self._idle.append((node, actor))
 
     def warm(self, config: Config, resources: Resources) -> None:
         """Start the processes that a run of `config` will most likely take; raises nothing, it is only a guess."""
@@ -54,9 +61,9 @@ class Pool:
                 resources, cohort, settings.clients_per_actor, settings.gpu_per_client, settings.threads, model_bytes=0
             )
             self._share = placement.cpus, placement.gpus
-            self._idle = [new_actor(*self._share) for _ in range(placement.hosts)]
+            self._idle = [(node, new_actor(node, *self._share)) for node in placement.nodes]
 
     def clear(self) -> None:
         """Stop the idle actors."""
         while self._idle:
-            ray.kill(self._idle.pop())
+            ray.kill(self._idle.pop()[1])
