@@ -18,7 +18,7 @@ from sabotage import Stalls, ending
 from raysim.engine import scheduler
 from raysim.engine.ray.engine import ray_engine
 from raysim.engine.ray.pool import Pool
-from raysim.federation import MakeEngine
+from raysim.federation import Federation, MakeEngine
 from raysim.federation.resume import RunCheckpoints
 from raysim.methods import CLIENTS
 from raysim.store import tables
@@ -80,6 +80,22 @@ def test_node_lost_during_a_round(tmp_path, cluster, nodes, make_engine, expecte
     assert [t for t, _ in restored] == [2]
     assert tables.read(federation.folder, "rounds")["round"].to_pylist() == [0, 1, 2, 3]
     assert set(tables.read(federation.folder, "clients")["status"].to_pylist()) == {"ok"}
+
+
+def test_mixed_cluster(tmp_path, cluster):
+    """A head without a GPU and a node with one: all actors are on that node, or, without
+    a share of the GPU, nobody sees it."""
+    node = cluster.add_node(num_cpus=2, num_gpus=1)
+    try:
+        for share, actors in ((0.5, {node.node_id}), (0, {node.node_id, ray.get_runtime_context().get_node_id()})):
+            engine = {"ray": {"gpu_per_client": share, "clients_per_actor": 1}}
+            config = tiny(engine=engine, rounds={"total": 1})
+            federation = Federation(config, tmp_path / str(share), make_engine=ray_engine)
+            found = set(federation.engine.nodes), federation.engine.spec.device
+            federation.close()
+            assert found == (actors, "auto" if share else "cpu")
+    finally:
+        cluster.remove_node(node)
 
 
 def test_object_store_of_the_size_asked_for():

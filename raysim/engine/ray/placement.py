@@ -91,7 +91,7 @@ def place(
     if share is not None and share > 1:
         raise PlacementError(f"engine.ray.gpu_per_client is {share:g}, but a client trains on one GPU; at most 1")
     on_gpu = resources.gpus > 0 if share is None else share > 0
-    nodes = [node for node in resources.nodes if (node.gpus if on_gpu else node.cpus) > 0]
+    nodes = [node for node in resources.nodes if node.cpus > 0 and (node.gpus > 0 or not on_gpu)]
     memory = sum(node.memory for node in nodes)
     affordable = (memory * 0.8 - cohort * model_bytes) // HOST_BYTES
     if nodes and affordable < 1:
@@ -107,9 +107,11 @@ def place(
             return False
         return not auto or node.cpus >= hosts * threads or not placed  # one actor may do with fewer CPUs
 
-    def room(node: Node) -> float:
-        """What the next actor would get."""
-        return (node.gpus if on_gpu else node.cpus) / (placed[node.id] + 1)
+    def preference(node: Node) -> tuple[float, ...]:
+        """The next actor goes where it gets most of what it can use; then to the node with the fewest."""
+        hosts = placed[node.id]
+        share = min(1.0, node.gpus / (hosts + 1)) if on_gpu else min(float(threads), node.cpus / (hosts + 1))
+        return share, -hosts, node.cpus
 
     wanted = cohort if auto else -(-cohort // int(clients_per_actor))
     placed: Counter[str] = Counter()
@@ -117,7 +119,7 @@ def place(
         open_to_more = [node for node in nodes if fits(node, placed[node.id] + 1)]
         if not open_to_more:
             break
-        placed[max(open_to_more, key=lambda node: (node.cpus >= threads, room(node))).id] += 1
+        placed[max(open_to_more, key=preference).id] += 1
     used = [node for node in nodes if placed[node.id]]
     if not used:
         need = f"{threads} CPUs" + (f" and {share:g} of a GPU" if share else "")
