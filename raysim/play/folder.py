@@ -9,12 +9,17 @@ from raysim.config import ConfigError
 from raysim.paths import below
 
 
+def _left_by_launch(name: str) -> bool:
+    return name == ".lock" or (name.startswith(".") and name.endswith(".tmp"))
+
+
 def new_folder(out: Path | None, parent: Path, name: str) -> Path:
-    """Make the run's folder: `out`, or NAME-DATE-TIME in `parent`. Refuses a folder that holds anything."""
+    """Make the run's folder: `out`, or NAME-DATE-TIME in `parent`. Refuses a folder that holds anything but what a launch
+    that was killed has left."""
     if out is not None:
         if out.exists() and not out.is_dir():
             raise ConfigError(f"--out {out}: is a file; name a folder.")
-        if out.is_dir() and any(out.iterdir()):
+        if out.is_dir() and not all(_left_by_launch(path.name) for path in out.iterdir()):
             is_run = (out / "config.yaml").exists()
             way_out = f", or continue with `raysim resume {out}`" if is_run else ""
             raise ConfigError(f"--out {out}: is not empty. Name a new or empty folder{way_out}.")

@@ -25,6 +25,11 @@ def replacing(path: Path) -> Iterator[Path]:
         yield temporary
         _sync(temporary)
         os.replace(temporary, path)
+    except OSError as error:
+        temporary.unlink(missing_ok=True)
+        if error.filename is None and error.errno is not None:  # as from a full disk: say where
+            raise OSError(error.errno, os.strerror(error.errno), str(path)) from error
+        raise
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise

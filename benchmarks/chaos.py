@@ -1,0 +1,488 @@
+"""Runs are killed, starved and disturbed. Each must end with the bits and tables of an undisturbed run, or with a sentence
+that names the cause, after which it can be resumed to them. Nothing may hang or be left behind.
+
+    python benchmarks/chaos.py [--trials 40] [--seed 0] [--faults kill_host disk_full ...]
+
+Every trial draws a method, a fault and its moment from the seed. Faults that need a privilege which this process does not
+have are named and left out. Counts go to benchmarks/results/. A short selection is part of the tests.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import multiprocessing
+import os
+import random
+import resource
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+import yaml
+
+CASES: dict[str, dict[str, Any]] = {
+    "fedavg": {},
+    "fedlws": {"server": ["fedlws"]},
+    "scaffold": {"client": ["scaffold"], "local": {"momentum": 0.0, "weight_decay": 0.0}},
+    "fedala": {"client": ["fedala"]},
+    "fedamp": {"client": ["fedamp"], "rounds": {"participation": 1.0}},  # as it asks
+    "ditto": {"client": ["ditto"]},
+}
+ROUNDS = 8
+PATIENCE = 180  # seconds until a command is said to hang
+AGENTS = b"ray::DashboardAgent", b"ray::RuntimeEnvAgent"  # look for a dead cluster for a minute before they give up
+MEASURED = {"seconds", "wall", "host", "node", "transport_up", "transport_down"}  # columns that differ from run to run
+
+
+def configuration(case: str, engine: Any) -> dict[str, Any]:
+    """Eight unequal clients, three a round, a BatchNorm net of 2k parameters."""
+    base: dict[str, Any] = {
+        "name": case, "seed": 3, "engine": engine,
+        "data": {
+            "name": {"synthetic": {"samples": 260, "shape": [1, 8, 8], "classes": 4}},
+            "partition": {"dirichlet_counts": {"alpha": 0.8, "clients": 8, "min_size": 6}},
+        },
+        "model": {"name": "tiny_bn_cnn"},
+        "rounds": {"total": ROUNDS, "participation": 0.4, "checkpoint_every": 2},
+        "local": {"batch_size": 8, "lr": 0.1, "momentum": 0.9, "weight_decay": 1e-4},
+    }  # fmt: skip
+    merged = {key: {**base[key], **value} if key in base else value for key, value in CASES[case].items()}
+    return base | merged
+
+
+# ------------------------------------------------------------------------------------------------- the command line
+
+
+@dataclass(frozen=True)
+class Ended:
+    code: int | None  # None: it hung, and was killed
+    output: str
+
+    @property
+    def with_sentence(self) -> bool:
+        """It failed, and said why without a traceback."""
+        return self.code in (1, 2) and "Traceback" not in self.output and bool(self.output.strip())
+
+
+class Command:
+    """`raysim` in a session of its own, forked from a process that has imported everything. What it starts is marked."""
+
+    server = multiprocessing.get_context("forkserver")
+
+    def __init__(self, *arguments: str | Path, log: Path, setup: Callable[[], None] | None = None):
+        self.server.set_forkserver_preload(["torch", "raysim.cli.app", "raysim.federation", "raysim.play.terminal"])
+        self.mark, self.log = uuid4().hex, log
+        called = [*map(str, arguments)]
+        self.process = self.server.Process(target=_command, args=(called, str(log), self.mark, setup))
+        self.process.start()
+
+    def wait_for(self, text: str) -> bool:
+        """Whether `text` appears before it ends."""
+        deadline = time.monotonic() + PATIENCE
+        while time.monotonic() < deadline:
+            ended = not self.process.is_alive()
+            if self.log.exists() and text in self.log.read_text(errors="replace"):
+                return True
+            if ended:
+                return False
+            time.sleep(0.01)
+        return False
+
+    def end(self) -> Ended:
+        self.process.join(PATIENCE)
+        code = self.process.exitcode
+        if code is None:
+            os.killpg(self.process.pid or 0, signal.SIGKILL)
+            self.process.join()
+        return Ended(code, self.log.read_text(errors="replace") if self.log.exists() else "")
+
+    def processes(self) -> dict[int, bytes]:
+        """Of what it has started: command lines by process id."""
+        found = {}
+        for process in Path("/proc").glob("[0-9]*"):
+            try:
+                if f"RAYSIM_CHAOS={self.mark}".encode() in (process / "environ").read_bytes().split(b"\0"):
+                    found[int(process.name)] = (process / "cmdline").read_bytes().replace(b"\0", b" ")
+            except OSError:  # it has ended meanwhile, or is not ours to look at
+                continue
+        return found
+
+    def left_behind(self) -> list[str]:
+        """Processes that are still there, after a while."""
+        deadline = time.monotonic() + 90
+        while found := [line.decode() for line in self.processes().values() if not line.startswith(AGENTS)]:
+            if time.monotonic() > deadline:
+                break
+            time.sleep(0.1)
+        return found
+
+
+def _command(arguments: list[str], log: str, mark: str, setup: Callable[[], None] | None) -> None:
+    os.setsid()
+    os.environ["RAYSIM_CHAOS"] = mark
+    os.environ.pop("RAY_ADDRESS", None)
+    descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
+    os.dup2(descriptor, 1)
+    os.dup2(descriptor, 2)
+    sys.argv = ["raysim", *arguments]
+    if setup:
+        setup()
+    from raysim.cli.app import main
+
+    code = 0
+    try:
+        main()
+    except SystemExit as end:
+        code = end.code if isinstance(end.code, int) else int(end.code is not None)
+    except BaseException:
+        import traceback
+
+        traceback.print_exc()
+        code = 70
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
+
+
+# ------------------------------------------------------------------------------------------- what happens in the process
+
+
+@dataclass(frozen=True)
+class DiesAtFile:
+    """SIGKILL before the n-th time that something in `folder` is opened for writing, renamed, made or removed."""
+
+    folder: str
+    n: int
+
+    def __call__(self) -> None:
+        seen = 0
+
+        def watch(event: str, arguments: tuple[Any, ...]) -> None:
+            nonlocal seen
+            written = event in ("os.rename", "os.remove", "os.mkdir", "os.rmdir") or (
+                event == "open" and isinstance(arguments[2], int) and arguments[2] & (os.O_WRONLY | os.O_RDWR)
+            )
+            if written and str(arguments[0]).startswith(self.folder):
+                seen += 1
+                if seen == self.n:
+                    os.kill(os.getpid(), signal.SIGKILL)
+
+        sys.addaudithook(watch)
+
+
+@dataclass(frozen=True)
+class FewDescriptors:
+    more: int
+
+    def __call__(self) -> None:
+        used = len(os.listdir("/proc/self/fd"))
+        resource.setrlimit(resource.RLIMIT_NOFILE, (used + self.more, used + self.more))
+
+
+@dataclass(frozen=True)
+class Unprivileged:
+    """As nobody, who owns the folder."""
+
+    folder: str
+
+    def __call__(self) -> None:
+        os.setgid(65534)
+        os.setuid(65534)
+        os.environ["HOME"] = self.folder
+
+
+@dataclass(frozen=True)
+class ClockSetBack:
+    """By an hour, after so many looks at it."""
+
+    looks: int
+
+    def __call__(self) -> None:
+        real, seen = time.time, 0
+
+        def shown() -> float:
+            nonlocal seen
+            seen += 1
+            return real() - (3600 if seen > self.looks else 0)
+
+        time.time = shown
+
+
+@dataclass(frozen=True)
+class Sabotage:
+    """A client method that goes wrong in round `t`."""
+
+    how: str
+    t: int
+
+    def __call__(self) -> None:
+        from dataclasses import make_dataclass
+
+        import raysim
+
+        how, t = self.how, self.t
+
+        def finish(self: Any, run: raysim.LocalRun, upload: raysim.Upload) -> None:
+            if run.t == t and how == "nan":
+                upload.value[0] = float("nan")
+            elif run.t == t and how == "shape":
+                upload.value = upload.value[:-1]
+            elif run.t == t and how == "exception":
+                raise ValueError("this method is wrong")
+
+        made = make_dataclass("Sabotaged", [], bases=(raysim.ClientMethod,), namespace={"finish": finish}, frozen=True)
+        made.__doc__ = "Goes wrong."
+        raysim.method("client", "sabotaged")(made)
+
+
+# ---------------------------------------------------------------------------------------------------------------- trials
+
+
+@dataclass
+class Trial:
+    """One disturbed run and its way to the end."""
+
+    case: str
+    random: random.Random
+    folder: Path  # for everything
+    engine: Any = "local"
+    said: list[str] = field(default_factory=list)  # sentences with which commands ended
+    problems: list[str] = field(default_factory=list)
+    commands: int = 0
+
+    @property
+    def run(self) -> Path:
+        """The run's own folder."""
+        return self.folder / "run"
+
+    def command(self, *arguments: str | Path, setup: Callable[[], None] | None = None) -> Command:
+        self.commands += 1
+        return Command(*arguments, log=self.folder / f"log-{self.commands}", setup=setup)
+
+    def start(self, setup: Callable[[], None] | None = None, **changes: Any) -> Command:
+        """`raysim run`, or `raysim resume` where there is something to resume."""
+        if (self.run / "config.yaml").exists():
+            return self.command("resume", self.run, setup=setup)
+        file = self.folder / "federation.yaml"
+        file.write_text(yaml.safe_dump(configuration(self.case, self.engine) | changes))
+        return self.command("run", file, "--out", self.run, setup=setup)
+
+    def note(self, ended: Ended, *allowed: int) -> None:
+        """A command may have succeeded, been killed (`allowed`), or ended with a sentence; else it is a problem."""
+        if ended.code is None:
+            self.problems.append(f"hung:\n{ended.output[-2000:]}")
+        elif ended.with_sentence:
+            self.said.append(ended.output.strip().splitlines()[-1])
+        elif ended.code != 0 and ended.code not in allowed:
+            self.problems.append(f"ended with {ended.code}:\n{ended.output[-2000:]}")
+
+    def complete(self, reference: Path) -> None:
+        """Play what is left, undisturbed; compare hash and tables with the `reference`, and look for what was left behind."""
+        if not (self.run / "result.json").exists():
+            last = self.start()
+            ended = last.end()
+            if ended.code != 0:
+                self.problems.append(f"could not be resumed ({ended.code}):\n{ended.output[-2000:]}")
+                return
+            self.problems += [f"left behind: {line}" for line in last.left_behind()]
+        self.problems += differences(self.run, reference)
+        self.problems += [f"left behind: {path.name}" for path in self.run.rglob(".*.tmp")]
+
+
+def differences(run: Path, reference: Path) -> list[str]:
+    """Where a finished run is not the reference."""
+    from raysim.store import tables
+
+    ours, theirs = (json.loads((folder / "result.json").read_text()) for folder in (run, reference))
+    found = [f"sha256 {ours['sha256']}, not {theirs['sha256']}"] if ours["sha256"] != theirs["sha256"] else []
+    for table in ("rounds", "clients", "layers", "traffic", "notes", "personal"):
+        mine, other = (tables.read(folder, table) for folder in (run, reference))
+        columns = [c for c in other.column_names if c not in MEASURED and not c.startswith("seconds_")]
+        if not mine.select(columns).equals(other.select(columns)):
+            found.append(f"table {table} differs")
+    return found
+
+
+def kill_at_file(trial: Trial) -> None:
+    """The command line dies at a random operation on a file of the run; twice."""
+    for most in (150, 60):
+        command = trial.start(DiesAtFile(str(trial.run), trial.random.randint(1, most)))
+        trial.note(command.end(), -signal.SIGKILL)
+
+
+def kill_command(trial: Trial) -> None:
+    """The command line dies in a random round; twice."""
+    for _ in range(2):
+        if not (trial.run / "result.json").exists():
+            command = trial.start()
+            command.wait_for(f"round {trial.random.randint(1, ROUNDS):>{len(str(ROUNDS))}}/")
+            time.sleep(trial.random.random() * 0.05)
+            command.process.kill()
+            trial.note(command.end(), -signal.SIGKILL)
+            trial.problems += [f"left behind: {line}" for line in command.left_behind()]
+
+
+def disk_full(trial: Trial) -> None:
+    """A disk with room for some rounds."""
+    with small_disk(trial.run, trial.random.randint(60, 400)):
+        trial.note(trial.start().end())
+        subprocess.run(["mount", "-o", "remount,size=64m", trial.run], check=True)
+        ended = trial.start().end()
+        trial.note(ended)
+        shutil.copytree(trial.run, trial.folder / "copy")
+    shutil.copytree(trial.folder / "copy", trial.run, dirs_exist_ok=True)
+
+
+@contextmanager
+def small_disk(folder: Path, kilobytes: int) -> Iterator[None]:
+    folder.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={kilobytes}k", "tmpfs", folder], check=True)
+    try:
+        yield
+    finally:
+        subprocess.run(["umount", "-l", folder], check=True)
+
+
+def read_only(trial: Trial) -> None:
+    """Nobody's folder is closed to writing after some rounds, and opened again."""
+    trial.run.mkdir()
+    for path in (trial.folder, trial.run):
+        path.chmod(0o777)
+    for parent in trial.folder.parents:
+        if parent != Path(tempfile.gettempdir()) and parent.stat().st_mode & 0o5 != 0o5:
+            parent.chmod(parent.stat().st_mode | 0o5)
+        if parent == Path(tempfile.gettempdir()):
+            break
+    command = trial.start(Unprivileged(str(trial.folder)))
+    command.wait_for(f"round {trial.random.randint(1, ROUNDS - 2):>{len(str(ROUNDS))}}/")
+    folders = [trial.run, *(path for path in trial.run.rglob("*") if path.is_dir())]
+    modes = {path: path.stat().st_mode for path in folders if path.exists()}
+    for path in modes:
+        path.chmod(0o555)
+    trial.note(command.end())
+    for path, mode in modes.items():
+        path.chmod(mode)
+
+
+def few_descriptors(trial: Trial) -> None:
+    """The process may open but a few files more."""
+    trial.note(trial.start(FewDescriptors(trial.random.randint(1, 12))).end())
+
+
+def clock_set_back(trial: Trial) -> None:
+    trial.note(trial.start(ClockSetBack(trial.random.randint(5, 60))).end())
+
+
+def client_fault(trial: Trial) -> None:
+    """A client's model is not finite, of another shape, or cannot be made: the run ends with a sentence or goes on."""
+    how = trial.random.choice(["nan", "shape", "exception"])
+    methods = [*CASES[trial.case].get("client", []), "sabotaged"]
+    ended = trial.start(Sabotage(how, trial.random.randint(1, ROUNDS - 2)), client=methods).end()
+    sentence = "came back" if how == "nan" else "an error in a client's training ends the run"
+    if ended.code != 1 or sentence not in ended.output:
+        trial.problems.append(f"{how} ended with {ended.code}:\n{ended.output[-2000:]}")
+    trial.said.append(sentence)
+    shutil.rmtree(trial.run)  # with that method nobody could go on
+
+
+def storm(trial: Trial) -> None:
+    """Client actors, drivers and at times the command line die at random moments of one run on Ray."""
+    for _ in range(2):
+        if (trial.run / "result.json").exists():
+            return
+        command = trial.start()
+        command.wait_for("round")
+        for _ in range(trial.random.randint(1, 4)):
+            time.sleep(trial.random.random() * 1.5)
+            victims = [
+                pid for pid, line in command.processes().items()
+                if line.startswith((b"ray::HostActor", b"ray::Driver")) or pid == command.process.pid
+            ]  # fmt: skip
+            if victims and command.process.is_alive():
+                try:
+                    os.kill(trial.random.choice(victims), signal.SIGKILL)
+                except ProcessLookupError:
+                    pass
+        if trial.random.random() < 0.2:
+            command.process.kill()
+        trial.note(command.end(), -signal.SIGKILL)
+        trial.problems += [f"left behind: {line}" for line in command.left_behind()]
+
+
+RAY = {"ray": {"clients_per_actor": 2}}
+ROOT = {"disk_full", "read_only"}
+FAULTS: dict[str, tuple[Callable[[Trial], None], Any]] = {
+    "kill_at_file": (kill_at_file, "local"),
+    "kill_command": (kill_command, "local"),
+    "disk_full": (disk_full, "local"),
+    "read_only": (read_only, "local"),
+    "few_descriptors": (few_descriptors, "local"),
+    "clock_set_back": (clock_set_back, "local"),
+    "client_fault": (client_fault, "local"),
+    "storm": (storm, RAY),
+}
+
+
+def play(fault: str, case: str, seed: int, folder: Path) -> Trial:
+    """One trial. `folder` is for all trials: the undisturbed runs are kept there."""
+    reference = folder / f"undisturbed-{case}"
+    if not (reference / "result.json").exists():
+        shutil.rmtree(reference, ignore_errors=True)
+        file = folder / f"{case}.yaml"
+        file.write_text(yaml.safe_dump(configuration(case, "local")))
+        ended = Command("run", file, "--out", reference, log=folder / f"log-{case}").end()
+        if ended.code != 0:
+            raise RuntimeError(f"the undisturbed run of {case} failed:\n{ended.output}")
+    disturb, engine = FAULTS[fault]
+    own = Path(tempfile.mkdtemp(prefix=f"{fault}-{case}-", dir=folder))
+    trial = Trial(case, random.Random(f"{fault} {case} {seed}"), own, engine)
+    disturb(trial)
+    trial.complete(reference)
+    return trial
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--trials", type=int, default=40, help="of each fault")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--faults", nargs="*", default=list(FAULTS), choices=list(FAULTS))
+    args = parser.parse_args()
+    counts: dict[str, Counter[str]] = {}
+    said: dict[str, Counter[str]] = {}
+    with tempfile.TemporaryDirectory() as folder:
+        for fault in args.faults:
+            if fault in ROOT and os.getuid():
+                print(f"{fault}: left out, it needs root")
+                continue
+            counts[fault], said[fault] = Counter(), Counter()
+            for i in range(args.trials):
+                case = list(CASES)[i % len(CASES)]
+                trial = play(fault, case, args.seed + i, Path(folder))
+                end = "problem" if trial.problems else "sentence, then the same bits" if trial.said else "same bits"
+                counts[fault][end] += 1
+                said[fault].update(trial.said)
+                for problem in trial.problems:
+                    print(f"{fault} {case} {args.seed + i}: {problem}", flush=True)
+                shutil.rmtree(trial.folder, ignore_errors=True)
+            print(fault, dict(counts[fault]), flush=True)
+    from raysim.store.manifest import manifest
+
+    result = {"command": " ".join(sys.argv), "counts": counts, "said": said, "machine": manifest("", 0, {})}
+    out = Path(__file__).parent / "results" / f"chaos-{time.strftime('%Y-%m-%dT%H%M')}.json"
+    out.write_text(json.dumps(result, indent=2) + "\n")
+    print(out)
+
+
+if __name__ == "__main__":
+    main()
