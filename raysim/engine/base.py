@@ -151,6 +151,11 @@ class Engine(ABC):
             f"client actors died {LOSSES} times at the same work, the last on node {nodes}; has it enough memory?"
         )
 
+    def device(self) -> str:
+        """What the hosts compute on: cpu or cuda."""
+        kind: str = self.retry_after_loss(lambda: self.ask([Call(0, "computes_on", ())]))[0]
+        return kind
+
     def replace_lost(self, hosts: set[int]) -> None:
         """`replace`, and remember that it was necessary."""
         self.lost += [self.nodes[i] for i in sorted(hosts)]
