@@ -191,6 +191,7 @@ def test_death_at_every_step_of_a_save(tmp_path, monkeypatch):
 
     for moment in range(1000):
         run = tmp_path / str(moment)
+        run.mkdir()
         checkpoints = Checkpoints(run)
         for t in range(3):
             save_round(checkpoints, t)

@@ -447,9 +447,13 @@ def test_a_method_that_computes_with_the_number_of_rounds_is_not_extended(tiny: 
     refused = raysim("resume", "run", "--set", "rounds.total=6")
     assert refused.exit_code == 2
     assert refused.stderr == (
-        "rounds.total: fedphp computes with the number of rounds, so a run of 3 is not the beginning of one of 6. "
-        "Start another run.\n"
+        "run/config.yaml: rounds.total was 3 when the run began, and fedphp computes with it. Put it back, or start "
+        "another run.\n"
     )
+    text = Path("run/config.yaml").read_text()
+    Path("run/config.yaml").write_text(text.replace("total: 3", "total: 6"))
+    assert raysim("resume", "run").stderr == refused.stderr
+    Path("run/config.yaml").write_text(text)
     assert raysim("resume", "run", "--set", "evaluate.batch_size=7").exit_code == 0
 
 

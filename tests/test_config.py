@@ -33,7 +33,7 @@ from raysim.config import (
 )
 from raysim.core.client import ClientMethod
 from raysim.core.facts import RunFacts
-from raysim.core.server import ServerStep, Weighting
+from raysim.core.server import DownlinkRule, ServerStep, Weighting
 from raysim.data.partition import IIDEqual
 from raysim.data.sources import Digits
 
@@ -241,6 +241,23 @@ def test_checks_of_methods_see_the_whole_configuration() -> None:
         "weighting.0.learner: must run as long as the federation.",
     ]
     assert from_dict(plain(data=proxy, weighting=[{"learner": 20}])).weighting == (Learner(20),)
+
+
+@dataclass(frozen=True)
+class Sender(ClientMethod):
+    """Sends clients what it likes."""
+
+    def downlink_rule(self) -> DownlinkRule:
+        return DownlinkRule()
+
+
+@pytest.mark.parametrize("other", ["fedfomo", "apple", "sender"])
+def test_one_method_decides_what_clients_are_sent(other: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(STACKS["client"].entries, "sender", Sender)  # type: ignore[index]
+    client: list[Any] = [{"fedamp": {"init": "cloud"}}, other]
+    changes = {"data": {"client_val_frac": 0.2}, "rounds": {"participation": 1.0}, "weighting": [{"fedldf": 2}]}
+    lines = faults_of(plain(client=client, **changes))
+    assert f"client: 'fedamp' and '{other}' both decide what clients are sent; a stack can have one." in lines
 
 
 def test_float_fields_take_exponents_that_yaml_reads_as_text(tmp_path: Path) -> None:

@@ -18,6 +18,7 @@ from raysim.config import ConfigError, LocalConfig, load
 from raysim.core.client import ClientMethod, LocalRun, Upload
 from raysim.core.server import STAGES, Aggregator
 from raysim.federation import Federation
+from raysim.federation.round import sample
 from raysim.methods import CLIENTS
 from raysim.models import Inputs, build
 from raysim.store import tables
@@ -235,6 +236,27 @@ def test_evaluation_changes_nothing(method, tmp_path):
     assert set(micro["often"]) == {None}
 
 
+@dataclass(frozen=True)
+class Sure(ClientMethod):
+    """A client's own model gives class 0 a logit of the learning rate, whatever the sample, and the others 0."""
+
+    def personal(self, run: LocalRun) -> None:
+        run.params.zero_()
+        run.layers.unflatten(run.params)["head.bias"][0] = run.lr
+
+
+def test_clients_are_tested_at_the_learning_rate_of_the_round_they_would_begin(tmp_path, monkeypatch):
+    monkeypatch.setitem(CLIENTS, "sure", Sure)
+    changes = {"data": {"client_test_frac": 0.4}, "evaluate": {"personal": "after_init"}, "client": ["sure"]}
+    federation = play(tiny(**changes, rounds={"evaluate_every": 1}, local={"lr_decay": 0.5}), tmp_path)
+    found = rows(tmp_path, "personal")
+    assert [row["round"] for row in found] == [t for t in range(3) for _ in range(8)]
+    for row in found:
+        lr, labels = 0.1 * 0.5 ** (row["round"] + 1), federation.data.labels[federation.partition.test[row["client"]]]
+        loss = np.log(np.exp(lr) + 3) - lr * np.mean(labels == 0)
+        assert row["loss"] == pytest.approx(loss, abs=2e-7)
+
+
 def test_sampling_is_the_methods_own_in_nothing(tmp_path):
     """Cohorts, initial model and batches are the seed's: two methods train the same clients on the same rows."""
     plain, scaffold = (traced(c, tmp_path / str(i)) for i, c in enumerate(({"local": SCAFFOLD["local"]}, SCAFFOLD)))
@@ -279,6 +301,20 @@ def test_cohort_of_empty_clients_leaves_the_model_as_it_is(tmp_path):
     nobody = [r for r in rounds if not r.clients]
     assert 0 < len(nobody) < 8
     assert all(np.array_equal(r.before[n], r.after[n]) for r in nobody for n in r.before)
+
+
+def test_a_round_of_empty_clients_does_not_lose_the_one_before(tmp_path):
+    """Nothing is trained in it, which is when the round before is written down; and no checkpoint writes it either."""
+    rounds = {"total": 8, "participation": 0.13, "checkpoint_every": 100}
+    federation = play(tiny(**EMPTY, rounds=rounds, seed=1), tmp_path)
+    drawn = [client for t in range(8) for client in sample(1, t, 8, 1)]
+    trained = sum(federation.partition.sizes[client] > 0 for client in drawn)
+    assert 0 < trained < 8
+    assert [row["round"] for row in rows(tmp_path, "rounds")] == list(range(8))
+    assert [row["client"] for row in rows(tmp_path, "clients")] == drawn
+    whole_model = 4 * federation.server.layers.S
+    result = json.loads((tmp_path / "result.json").read_text())
+    assert (result["bytes_up"], result["bytes_down"]) == (trained * whole_model, trained * whole_model)
 
 
 def test_empty_clients_are_refused_unless_allowed(tmp_path):

@@ -74,6 +74,7 @@ def test_a_sweep_writes_nowhere_else(tmp_path: Path) -> None:
 def test_a_checkpoint_names_no_file_outside(file: str, tmp_path: Path) -> None:
     entry = {"file": file, "sha256": "0" * 64}
     manifest = {"round": 1, "server": entry, "clients": {}, "info": {}}
+    (tmp_path / "checkpoints").mkdir()
     write_json(tmp_path / "checkpoints" / "round-000001.json", manifest)
     with pytest.raises(CheckpointError, match="leads out of"):  # not: is missing, or not as it was written
         Checkpoints(tmp_path).load(1)

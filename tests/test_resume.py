@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -13,10 +14,13 @@ from uuid import uuid4
 import pytest
 from conftest import play, tiny
 
-from raysim.config import to_yaml
+import raysim
+from raysim.config import ConfigError, check_unchanged, to_yaml
 from raysim.engine.base import StateLost
 from raysim.federation import Federation, Round, RunParts, local_engine, play_round
 from raysim.store import tables
+from raysim.store.atomic import FolderGone, write_json
+from raysim.store.parts import DamagedTable
 
 METHODS = {
     "fedavg": {"local": {"state": "persist"}},
@@ -80,6 +84,70 @@ def test_lost_client_states(checkpoint_every, tmp_path):
     assert played == ([0, 1, 2, 3, 2, 3, 4, 5] if checkpoint_every == 2 else [0, 1, 2, 3, *range(6)])
     assert federation.sha256() == undisturbed
     assert tables.read(federation.folder, "rounds")["round"].to_pylist() == list(range(6))
+
+
+LEARNED = {"data": {"proxy": {"samples": 24}}, "weighting": [{"fedlaw": {"epochs": 2}}]}
+
+
+def test_what_a_method_reads_of_the_run_stays(tmp_path):
+    """FedLAW computes in another order where models are not gathered; what no method reads may change."""
+    for name, changes in (("fedlaw", LEARNED), ("fedavg", {})):
+        play(tiny(**changes, rounds={"total": 1}), tmp_path / name)
+    more = {"rounds": {"total": 2}, "engine": {"local": {"gather_bytes": 0}}}
+    check_unchanged(tiny(**more), tmp_path / "fedavg")
+    check_unchanged(tiny(**LEARNED, rounds={"total": 2}), tmp_path / "fedlaw")
+    check_unchanged(tiny(**LEARNED, engine={"ray": {"fan_in": 2}}), tmp_path / "fedlaw")
+    with pytest.raises(
+        ConfigError, match="gather_bytes was 2147483648 when the run began, and fedlaw computes with it"
+    ):
+        check_unchanged(tiny(**LEARNED, **more), tmp_path / "fedlaw")
+
+
+def test_a_run_stays_on_its_kind_of_device(tmp_path):
+    config = tiny(rounds={"total": 1})
+    play(config, tmp_path)
+    manifest = json.loads((tmp_path / "manifest.json").read_text())
+    assert manifest["device"] == "cpu"
+    write_json(tmp_path / "manifest.json", manifest | {"device": "cuda"})
+    with pytest.raises(ConfigError, match="began on cuda, and this engine computes on cpu, which rounds differently"):
+        Federation(config, tmp_path, resume=True)
+
+
+@pytest.mark.parametrize("method", [{"server": [{"feddf": {"epochs": 1}}]}, {"server": [{"fedbe": {"epochs": 1}}]}])
+def test_the_batches_of_an_evaluation_are_no_part_of_the_bits(method, tmp_path):
+    """Also with methods that ask the clients' models for predictions."""
+    changes = {"data": {"proxy": {"samples": 40}}, **method}
+    found = {play(tiny(**changes, evaluate={"batch_size": n}), tmp_path / str(n)).sha256() for n in (512, 1)}
+    assert len(found) == 1
+
+
+# ---- the folder removed under a run
+
+
+@pytest.mark.parametrize("victim", ["", "rounds", "clients", "checkpoints", "rounds/*", "layers/*"])
+def test_what_is_removed_under_a_run_is_missed(victim, tmp_path, monkeypatch):
+    """Nothing is made again in silence: a folder whose first half is lost would be taken for a whole run."""
+    monkeypatch.setattr(tables, "FLUSH_SECONDS", 0.0)
+    run = tmp_path / "run"
+    config = tiny(rounds={"total": 6, "checkpoint_every": 3})
+    with pytest.raises((FolderGone, DamagedTable), match=f"{run}.* (is gone|are missing)"):  # noqa: PT012
+        for played in raysim.stream(config, out=run):
+            if played.number == 4:
+                for path in [*run.glob(victim)] if victim.endswith("*") else [run / victim]:
+                    path.unlink() if path.is_file() else shutil.rmtree(path)
+    assert not (run / "result.json").exists()
+    if not victim.endswith("*"):
+        assert not (run / victim).exists()
+
+
+def test_a_run_with_rows_missing_is_not_continued(tmp_path):
+    config = tiny(rounds={"total": 4, "checkpoint_every": 1})
+    for played in raysim.stream(config, out=tmp_path / "run"):
+        if played.number == 2:
+            break
+    shutil.rmtree(tmp_path / "run" / "rounds")
+    with pytest.raises(DamagedTable, match="rows of 2 of 2 rounds are missing, the first of round 0"):
+        Federation(config, tmp_path / "run", resume=True)
 
 
 # ---- the real command line
@@ -156,6 +224,16 @@ def played_on(folder: Path, long: dict[str, Any], first: int = 1) -> None:
     assert federation.finish()["sha256"] == long["sha256"]
     federation.close()
     assert tables.read(folder, "rounds")["round"].to_pylist() == list(range(16))
+
+
+def test_a_command_whose_folder_is_removed(tmp_path, long):
+    run = Command("run", long["file"], "--out", tmp_path / "run", "--set", "engine=local")
+    run.wait_for("round  2/16")
+    shutil.rmtree(tmp_path / "run")
+    assert run.end() == 1
+    assert f"raysim: {tmp_path / 'run'} is gone: it was removed or moved" in run.output
+    assert "Traceback" not in run.output
+    assert not (tmp_path / "run").exists()
 
 
 def test_ctrl_c(tmp_path, long):

@@ -11,8 +11,10 @@ from typing import Any
 import yaml
 
 from raysim.config.build import plain
+from raysim.config.fields import STACKS
 from raysim.config.messages import ConfigError
-from raysim.config.schema import Config
+from raysim.config.schema import Config, LocalEngineConfig
+from raysim.registry import name_in
 from raysim.store.manifest import DamagedManifest, read_manifest
 
 
@@ -32,15 +34,31 @@ def fingerprint(config: Config) -> str:
     return hashlib.sha256(json.dumps(to_dict(config), sort_keys=True).encode()).hexdigest()
 
 
+READ = {"rounds.total": "reads_total_rounds", "engine.gather_bytes": "reads_gather_bytes"}
+"""Settings on which bits depend only with methods that say so, and how they say it."""
+
+
+def readers(config: Config, setting: str) -> list[str]:
+    """Names of the methods whose arithmetic depends on a setting of `READ`, as they declare."""
+    found = [(STACKS[stack].entries, method) for stack in STACKS for method in getattr(config, stack)]
+    return [name_in(entries, method) for entries, method in found if getattr(method, READ[setting], False)]
+
+
 def decisive(config: Config) -> dict[str, Any]:
     """The settings on which a run's bits depend, as JSON. Left out are its name, where it runs, how long, and what is
-    observed."""
+    observed, but for what one of its methods reads."""
     plain: dict[str, Any] = json.loads(json.dumps(to_dict(config)))
     for section in ("preset", "name", "engine", "evaluate", "record"):
         del plain[section]
     del plain["data"]["root"]
     plain["rounds"] = {"participation": config.rounds.participation}  # the others say when to test, to save, to stop
-    return plain | {"engine": {"threads": config.engine.threads}}  # sums inside an operation follow its threads
+    plain["engine"] = {"threads": config.engine.threads}  # sums inside an operation follow its threads
+    if readers(config, "rounds.total"):
+        plain["rounds"]["total"] = config.rounds.total
+    if readers(config, "engine.gather_bytes"):
+        limit = getattr(config.engine, "gather_bytes", LocalEngineConfig.gather_bytes)
+        plain["engine"]["gather_bytes"] = limit
+    return plain
 
 
 def check_unchanged(config: Config, folder: Path) -> None:
@@ -62,7 +80,10 @@ def check_unchanged(config: Config, folder: Path) -> None:
         both = isinstance(was, dict) and isinstance(now, dict)
         pairs = {f"{section}.{key}": (was.get(key), now[key]) for key in now} if both else {section: (was, now)}
         changed = {key: before for key, (before, after) in pairs.items() if before != after}
-        faults += [f"{key} was {json.dumps(before)} when the run began" for key, before in changed.items()]
+        for key, before in changed.items():
+            who = " and ".join(readers(config, key)) if key in READ else ""
+            why = f", and {who} computes with it" if who else ""
+            faults.append(f"{key} was {json.dumps(before)} when the run began{why}")
     saved = (re.fullmatch(r"round-(\d+)", file.stem) for file in (folder / "checkpoints").glob("round-*.json"))
     played = max((int(name[1]) for name in saved if name), default=0)
     if played > config.rounds.total:

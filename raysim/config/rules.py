@@ -149,6 +149,12 @@ def _check_hooks(config: Config) -> Found:
             yield "client", f"{' and '.join(map(repr, names))} both own the hook '{hook}'; a stack can have one."
 
 
+def _check_downlink(config: Config) -> Found:
+    names = [name for _, name, method in _methods(config, "client") if method.downlink_rule() is not None]
+    if len(set(names)) > 1:
+        yield "client", f"{' and '.join(map(repr, names))} both decide what clients are sent; a stack can have one."
+
+
 def _check_rescale(config: Config) -> Found:
     names = [name for _, name, method in _methods(config, "weighting") if method.stage == "rescale"]
     if len(set(names)) > 1:
@@ -238,6 +244,7 @@ _CHECKS = (
         _check_optimizer,
         _check_twice,
         _check_hooks,
+        _check_downlink,
     ),
     *(_check_rescale, _check_order, _check_proxy, _check_evaluation, _check_record, _check_instruments, _check_methods),
 )

@@ -154,6 +154,8 @@ class Weighting:
     """Whether it plans from an `AskedCohort`, labels and random streams, which are known before training."""
     reads_total_rounds: ClassVar[bool] = False
     """Whether its mathematics depends on the number of rounds in total, so that a run cannot be extended."""
+    reads_gather_bytes: ClassVar[bool] = False
+    """Whether it asks `cohort.gathers`, so that low bits depend on `engine.gather_bytes`, which a run then keeps."""
 
     @property
     def probes(self) -> tuple[Probe, ...]:
@@ -194,6 +196,8 @@ class ServerStep:
     """Whether it reads the clients' models; False: it works on the aggregate alone, so that models need not be stored."""
     reads_total_rounds: ClassVar[bool] = False
     """Whether its mathematics depends on the number of rounds in total, so that a run cannot be extended."""
+    reads_gather_bytes: ClassVar[bool] = False
+    """Whether it asks `cohort.gathers`, so that low bits depend on `engine.gather_bytes`, which a run then keeps."""
 
     @property
     def only_scales(self) -> bool:

@@ -162,6 +162,11 @@ class Engine(ABC):
                 if restore:
                     restore(lost.hosts)
 
+    def device(self) -> str:
+        """What the hosts compute on: cpu or cuda."""
+        kind: str = self.retry_after_loss(lambda: self.ask([Call(0, "computes_on", ())]))[0]
+        return kind
+
     def replace_lost(self, lost: HostLost) -> None:
         """`replace`, and remember that it was necessary."""
         died = [self.nodes[i] for i in sorted(lost.hosts)]

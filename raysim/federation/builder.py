@@ -171,10 +171,10 @@ def task(config: Config, data: Dataset) -> Task:
 def aggregator(config: Config, spec: HostSpec) -> Aggregator:
     """The server's side of the configuration: companions of client methods first, then the configured steps."""
     companions = [step for method in config.client for step in method.server_steps()]
-    rules = [rule for method in config.client if (rule := method.downlink_rule()) is not None]
+    rules = (method.downlink_rule() for method in config.client)  # of which one is not None at most
     weights = next((w.base_weights for w in config.weighting if w.base_weights), spec.stack.base_weights)
     return Aggregator(
-        weights, tuple(config.weighting), (*companions, *config.server), rules[0] if rules else DownlinkRule(),
+        weights, tuple(config.weighting), (*companions, *config.server), next(filter(None, rules), DownlinkRule()),
         spec.stack.personal_layers, config.model.bn_stats,
     )  # fmt: skip
 

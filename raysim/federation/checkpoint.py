@@ -23,7 +23,7 @@ from torch import Tensor
 from typing_extensions import TypedDict
 
 from raysim.paths import UnsafeName, below
-from raysim.store.atomic import write_json, write_tensors
+from raysim.store.atomic import subfolder, write_json, write_tensors
 from raysim.store.documents import OPEN_SHAPE, DamagedFile, read_json
 
 logger = logging.getLogger(__name__)
@@ -112,8 +112,13 @@ class Checkpoints:
         if self._base is not None and t < self._base:
             raise ValueError(f"cannot save round {t} after round {self._base}")
         states = dict(self._states)
+        if self._base is None:
+            subfolder(self.folder)
+        subfolder(self.folder / f"round-{t:06d}")
         written = self._write(f"round-{t:06d}/server.safetensors", server)
         for client, state in clients:
+            if not states:
+                subfolder(self.folder / "states")
             states[str(client)] = self._write(f"states/client-{client:05d}-round-{t:06d}.safetensors", state)
         manifest = json.loads(
             json.dumps({"round": t, "server": written, "clients": states, "info": info})

@@ -4,28 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from raysim.config import STACKS, Config, ConfigError, check_unchanged, fingerprint, load, name_in, to_yaml
+from raysim.config import Config, fingerprint, to_yaml
 from raysim.store.atomic import replacing, write_json
 from raysim.store.documents import read_result
 from raysim.store.manifest import read_manifest
-
-
-def check_extension(config: Config, folder: Path) -> None:
-    """Raises `ConfigError` where `config` would not continue the run in `folder` to the bits of a run that had it from
-    the start."""
-    check_unchanged(config, folder)
-    total = load(folder / "config.yaml").rounds.total
-    if config.rounds.total != total and (names := reads_total_rounds(config)):
-        raise ConfigError(
-            f"rounds.total: {' and '.join(names)} computes with the number of rounds, so a run of {total} is not the "
-            f"beginning of one of {config.rounds.total}. Start another run."
-        )
-
-
-def reads_total_rounds(config: Config) -> list[str]:
-    """Names of the run's methods whose arithmetic depends on `rounds.total`, as they declare."""
-    found = [(STACKS[stack].entries, method) for stack in STACKS for method in getattr(config, stack)]
-    return [name_in(entries, method) for entries, method in found if method.reads_total_rounds]
 
 
 def rewrite(config: Config, folder: Path) -> None:

@@ -28,7 +28,7 @@ def run_lock(folder: Path) -> Iterator[None]:
         try:
             yield
         finally:
-            if list(folder.iterdir()) == [path]:  # a launch that failed leaves nothing behind
+            if folder.is_dir() and list(folder.iterdir()) == [path]:  # a launch that failed leaves nothing behind
                 path.unlink()
 
 

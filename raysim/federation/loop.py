@@ -17,7 +17,7 @@ from raysim.data import Dataset, Partition
 from raysim.engine.base import ATTEMPTS, MachineFailure, StateLost
 from raysim.federation.builder import MakeEngine, build, local_engine, prepare
 from raysim.federation.failures import RoundFailed, failed_clients
-from raysim.federation.resume import RunCheckpoints, check_samples, sha256
+from raysim.federation.resume import RunCheckpoints, check_device, check_samples, sha256
 from raysim.federation.round import PlayRound, Round, play_round
 from raysim.federation.scores import round_summary
 from raysim.federation.writer import Finished, Tracer, Writer, describe
@@ -42,6 +42,8 @@ class Federation:
         if resume:
             check_samples(self.folder, self.data, self.partition)
         self.run = build(config, make_engine, self.data, self.partition)
+        if resume:
+            check_device(self.folder, self.run.engine)
         self.spec, self.aggregator, self.cohort_size = self.run.spec, self.run.aggregator, self.run.cohort_size
         self.server, self.engine = self.run.server, self.run.engine
         self.tracer = Tracer(self.run, self.folder)
@@ -105,10 +107,11 @@ class Federation:
 
     def close(self) -> None:
         """Stop the engine; what was recorded is written."""
-        self.write_down()
-        self.writer.recorder.flush()
-        self.engine.close()
-        self.writer.close()
+        try:
+            self.write_down()
+            self.writer.close()
+        finally:
+            self.engine.close()
 
     def _step(self) -> dict[str, Any]:
         t, started = self.t, time.perf_counter()
@@ -145,6 +148,7 @@ class Federation:
         return events
 
     def _write_later(self, done: Round, shown: dict[str, Any], events: list[Event]) -> None:
+        self.write_down()  # the round before, where nothing was trained meanwhile
         finished = Finished(done, replace(self.server), shown, events, time.time() - self._began)
         collect_logs = done.scheduler.close()
 

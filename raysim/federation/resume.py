@@ -13,6 +13,7 @@ from torch import Tensor
 from raysim.config import ConfigError, fingerprint
 from raysim.core.state import pack, unpack
 from raysim.data import Dataset, Partition
+from raysim.engine.base import Engine
 from raysim.federation.builder import RunParts, start
 from raysim.federation.checkpoint import Checkpoints
 from raysim.host.messages import Arrays
@@ -25,6 +26,18 @@ def check_samples(folder: Path, data: Dataset, partition: Partition) -> None:
     for name, now in (("data", data.sha256()), ("partition", partition.sha256())):
         if manifest and manifest.get(f"{name}_sha256") != now:
             raise ConfigError(f"{name}: not what the run in {folder} began with. Put it back, or start another run.")
+
+
+def check_device(folder: Path, engine: Engine) -> None:
+    """Raises `ConfigError`, and closes the engine, where the run in the folder began on another kind of device."""
+    now = engine.device()
+    began = read_manifest(folder).get("device", now)
+    if began != now:
+        engine.close()
+        raise ConfigError(
+            f"engine: the run in {folder} began on {began}, and this engine computes on {now}, which rounds differently. "
+            "Choose the device that it began on, or start another run."
+        )
 
 
 class RunCheckpoints:

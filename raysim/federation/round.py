@@ -18,7 +18,7 @@ from raysim.core.mixture import Mixture
 from raysim.core.note import Note
 from raysim.core.rng import SERVER, generator
 from raysim.core.score import Score
-from raysim.core.server import Downlink
+from raysim.core.server import Downlink, Server
 from raysim.engine.collectives import HostedCohort
 from raysim.engine.evaluation import evaluate, evaluate_clients
 from raysim.engine.model_store import HostedModels
@@ -66,9 +66,9 @@ def play_round(
     """Sample, broadcast, train, plan, reduce, transform, evaluate. One round is one thing, so this is one function."""
     clock = Clock()
     server, engine, aggregator = run.server, run.engine, run.aggregator
-    server.t, server.lr, server.notes = t, run.config.local.lr * run.config.local.lr_decay**t, []
+    server.t, server.lr, server.notes = t, learning_rate(run, t), []
     server.once, server.batches, server.statistics = {}, [], None
-    info, sizes = round_info(run, t), server.population.sizes
+    info, sizes = round_info(server), server.population.sizes
     drawn = sample(server.seed, t, info.clients, run.cohort_size)
     clients = tuple(c for c, n in zip(drawn, sizes[list(drawn)].tolist(), strict=True) if n)
 
@@ -143,11 +143,15 @@ def sample(seed: int, t: int, clients: int, cohort: int) -> tuple[int, ...]:
     return tuple(sorted(order[:cohort].tolist()))
 
 
-def round_info(run: RunParts, t: int) -> RoundInfo:
-    """What the server and every client know of round t."""
-    server = run.server
-    samples = int(server.population.sizes.sum())
-    return RoundInfo(server.seed, t, server.rounds, len(server.population.sizes), server.lr, samples)
+def learning_rate(run: RunParts, t: int) -> float:
+    """The clients' learning rate in round t."""
+    return run.config.local.lr * run.config.local.lr_decay**t
+
+
+def round_info(server: Server) -> RoundInfo:
+    """What the server and every client know of the server's round."""
+    sizes = server.population.sizes
+    return RoundInfo(server.seed, server.t, server.rounds, len(sizes), server.lr, int(sizes.sum()))
 
 
 def evaluate_personal(run: RunParts, t: int) -> dict[int, Score]:
@@ -156,9 +160,10 @@ def evaluate_personal(run: RunParts, t: int) -> dict[int, Score]:
     clients = [c for c, rows in enumerate(partition.test) if len(rows) and len(partition.train[c])]
     order = torch.randperm(len(clients), generator=generator(run.server.seed, t, SERVER, "evaluate"))
     clients = sorted(clients[i] for i in order[: run.config.evaluate.clients].tolist())
-    server = replace(run.server, t=t, notes=[])  # what is noted here is not part of a round
+    # What is noted here is not part of a round.
+    server = replace(run.server, t=t, lr=learning_rate(run, t), notes=[])
     downlink = run.aggregator.rule.downlink(clients, HostedModels(run.engine), server)
-    return evaluate_clients(run.engine, round_info(run, t), clients, downlink)
+    return evaluate_clients(run.engine, round_info(server), clients, downlink)
 
 
 def find_nonfinite_step(run: RunParts, target: Tensor, mixture: Mixture, cohort: HostedCohort) -> str:

@@ -28,7 +28,7 @@ from raysim.host.messages import ClientResult
 from raysim.store.atomic import replacing, write_json
 from raysim.store.manifest import manifest
 from raysim.store.sinks import Sinks
-from raysim.store.tables import Recorder, read, write_table
+from raysim.store.tables import Recorder, check_complete, read, write_table
 from raysim.store.traces import Trace
 
 Rows = dict[str, Any]  # columns of a table
@@ -44,6 +44,7 @@ def describe(run: RunParts, folder: Path) -> None:
         "data_sha256": run.data.sha256(),
         "partition_sha256": run.partition.sha256(),
         "parameters": run.server.layers.P,
+        "device": run.engine.device(),
         "inputs": asdict(run.spec.inputs),  # what the model is built for
         "settings": decisive(run.config),
     }
@@ -67,6 +68,7 @@ class Writer:
     def __init__(self, run: RunParts, folder: Path, t: int):
         self.run, self.folder = run, folder
         self.recorder = Recorder(folder, t)
+        check_complete(folder, t)
         self.sinks = Sinks(run.config.record.sinks, folder, run.config.name, to_dict(run.config), t)
         # Tables have the names of the configuration.
         stacks = ((STACKS[stack].entries, getattr(run.config, stack)) for stack in STACKS)
@@ -113,8 +115,9 @@ class Writer:
         from safetensors.torch import save_file
 
         self.recorder.close()
-        self.sinks.close(finished=True)
         server = self.run.server
+        check_complete(self.folder, server.rounds)
+        self.sinks.close(finished=True)
         with replacing(self.folder / "model.safetensors") as path:
             save_file(server.layers.state_dict(server.value), path)
         rounds = read(self.folder, "rounds")

@@ -37,6 +37,8 @@ from raysim.host.sums import LogEntry, PartialSums
 from raysim.host.trained import TrainedModels
 from raysim.host.trainer import Trainer
 
+PREDICT_BATCH = 512  # samples; part of the bits, and so none of the settings
+
 
 class ClientHost:
     """Trains clients on one model, and keeps what they trained until the round is closed.
@@ -65,6 +67,10 @@ class ClientHost:
     def ping(self) -> int:
         """The round whose trained models this host holds."""
         return self.t
+
+    def computes_on(self) -> str:
+        """The kind of its device: cpu or cuda."""
+        return self.device.type
 
     # Clients.
 
@@ -143,10 +149,10 @@ class ClientHost:
 
     def predict(self, clients: Sequence[int], rows: np.ndarray) -> np.ndarray:
         """[k, M, C] logits of the clients' models on M `rows` of the data set, in eval mode."""
-        x, logits = self.samples.inputs(rows), []
+        parts, logits = self.samples.inputs(rows).split(PREDICT_BATCH), []
         for client in clients:
             torch.add(self._server, self.trained.update(client), out=self.flat.value)
-            logits.append(self.evaluator.logits(x).cpu().numpy())
+            logits.append(torch.cat([self.evaluator.logits(x) for x in parts]).cpu().numpy())
         return np.stack(logits)
 
     def rows(self, clients: Sequence[int]) -> np.ndarray:

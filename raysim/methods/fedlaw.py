@@ -65,6 +65,7 @@ class LearnedWeights(Weighting):
     """Epochs after which the learning rate is halved."""
 
     needs_proxy: ClassVar[bool] = True
+    reads_gather_bytes: ClassVar[bool] = True
 
     def check(self, facts: RunFacts) -> str | None:
         keeper = next((m for m in facts.client if m.personal_layers), None)

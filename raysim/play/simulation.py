@@ -12,9 +12,9 @@ from typing import Any, Self
 
 from torch import nn
 
-from raysim.config import Config
+from raysim.config import Config, check_unchanged
 from raysim.engine.ray.placement import Resources
-from raysim.federation.extend import check_extension, rewrite
+from raysim.federation.extend import rewrite
 from raysim.federation.lock import finished_result, how_to_continue, machine_changes, run_lock
 from raysim.play.interrupts import Interrupts
 from raysim.play.launch import launcher
@@ -84,7 +84,7 @@ class Simulation(Iterator[PlayedRound]):
         with self._stopped_on_error():
             self._open.enter_context(run_lock(folder))
             if resume:
-                check_extension(config, folder)
+                check_unchanged(config, folder)
                 doubt = "; bits may differ from those of a run that was not stopped"
                 self.warnings += [change + doubt for change in machine_changes(folder)]
                 self.result = finished_result(config, folder)

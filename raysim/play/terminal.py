@@ -23,7 +23,7 @@ def play(
     """Run to the end, or to Ctrl-C or SIGTERM; returns the exit code. What was started is stopped, however it ends.
 
     `resources` are the run's part of a cluster that it shares; without, it takes what is free. With `resume`, `config`
-    may differ from what the folder says in all that `check_extension` allows, and the folder then says so too.
+    may differ from what the folder says in all that `check_unchanged` allows, and the folder then says so too.
     """
     from raysim.federation.lock import how_to_continue
     from raysim.play.simulation import Simulation

@@ -87,6 +87,7 @@ class Canvas(Figure):
         if kind not in self.canvas.get_supported_filetypes():
             raise ReportError(f"{path}: the name of a figure ends with .pdf, .svg or .png.")
         undated = {"pdf": {"CreationDate": None}, "svg": {"Date": None}}.get(kind, {})
+        path.parent.mkdir(parents=True, exist_ok=True)
         with styled(), replacing(path) as temporary:
             self.savefig(temporary, format=kind, dpi=300, metadata=undated)
 

@@ -80,6 +80,7 @@ def write(runs: Sequence[RunFolder], out: Path, target: float | None = None) -> 
         machines=_machines(runs),
         configs=[{"label": group.label, "seed": group.first.seed, "yaml": _config(group.first)} for group in groups],
     )
+    Path(out).parent.mkdir(parents=True, exist_ok=True)
     with replacing(Path(out)) as path:
         path.write_text(text, encoding="utf-8")
     return summary

@@ -16,24 +16,42 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
+class FolderGone(OSError):
+    """A folder was removed while files were written into it. The message is a sentence that names it."""
+
+    @classmethod
+    def at(cls, folder: Path) -> FolderGone:
+        return cls(f"{folder} is gone: it was removed or moved while files were written into it.")
+
+
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """Yield a temporary path. At the end that file is on disk and renamed to `path`; after an error nothing changes."""
-    path.parent.mkdir(parents=True, exist_ok=True)
+    """Yield a temporary path. At the end that file is on disk and renamed to `path`; after an error nothing changes.
+
+    Raises `FolderGone` where the folder is not there: what was written into it before would be missing in a new one.
+    """
     temporary = path.with_name(f".{path.name}.tmp")  # hidden: no reader's pattern matches it
     try:
         yield temporary
         _sync(temporary)
         os.replace(temporary, path)
-    except OSError as error:
+    except BaseException as error:
         temporary.unlink(missing_ok=True)
-        if error.filename is None and error.errno is not None:  # as from a full disk: say where
-            raise OSError(error.errno, os.strerror(error.errno), str(path)) from error
-        raise
-    except BaseException:
-        temporary.unlink(missing_ok=True)
+        if isinstance(error, Exception) and not path.parent.is_dir():
+            raise FolderGone.at(path.parent) from None
+        if isinstance(error, OSError) and error.filename is None and error.errno is not None:
+            raise OSError(error.errno, os.strerror(error.errno), str(path)) from error  # as from a full disk: where
         raise
     _sync(path.parent)  # or a power cut may undo the rename
+
+
+def subfolder(path: Path) -> Path:
+    """Make the folder `path`, if need be, inside one that is there. Raises `FolderGone`."""
+    try:
+        path.mkdir(exist_ok=True)
+    except FileNotFoundError:
+        raise FolderGone.at(path.parent) from None
+    return path
 
 
 def _sync(path: Path) -> None:

@@ -20,6 +20,7 @@ import pyarrow as pa
 
 from raysim.paths import below
 from raysim.store import parts
+from raysim.store.atomic import subfolder
 
 FLUSH_SECONDS = 5.0  # how far readers may lag behind
 
@@ -172,7 +173,9 @@ def add_phase(name: str, about: str) -> None:
 
 def write_table(folder: Path, table: str, rows: pa.Table) -> None:
     """Write a table that is known as a whole, such as the partition; `read` finds it. Replaces an earlier one."""
-    parts.write(parts.Part.at(below(folder, table), 0, 0, 0, 0), rows)
+    inside = below(folder, table)
+    inside.mkdir(parents=True, exist_ok=True)
+    parts.write(parts.Part.at(inside, 0, 0, 0, 0), rows)
 
 
 def read(folder: Path, table: str) -> pa.Table:
@@ -187,6 +190,17 @@ def read(folder: Path, table: str) -> pa.Table:
     return rows.sort_by("round") if "round" in rows.column_names else rows
 
 
+def check_complete(folder: Path, rounds: int) -> None:
+    """Raises `DamagedTable` where the tables that have rows of every round lack some of the first `rounds`."""
+    for table in ("layers", "clients", "rounds"):
+        there = set(read(folder, table)["round"].unique().to_pylist())
+        if missing := sorted(set(range(rounds)) - there):
+            raise parts.DamagedTable(
+                f"{folder / table}: the rows of {len(missing)} of {rounds} rounds are missing, the first of round "
+                f"{missing[0]}. They were removed and cannot be written again: start another run."
+            )
+
+
 class Recorder:
     """Writes the tables of one run into its folder.
 
@@ -195,12 +209,15 @@ class Recorder:
     """
 
     def __init__(self, folder: Path, start_round: int = 0):
-        """Raises `DamagedTable` where an earlier round's rows cannot be read."""
+        """Make the folder, if need be. Raises `DamagedTable` where an earlier round's rows cannot be read."""
         self.folder = Path(folder)
+        self.folder.mkdir(parents=True, exist_ok=True)
         self._buffers: dict[str, list[tuple[int, dict[str, Any]]]] = defaultdict(list)
         self._flushed = time.monotonic()
         for table in TABLES:
             parts.trim(self.folder / table, start_round)
+        # A table gets its folder with its first rows, and only then: should it vanish later, its rows are lost.
+        self._begun = {table for table in TABLES if (self.folder / table).is_dir()}
 
     def __enter__(self) -> Self:
         return self
@@ -235,13 +252,16 @@ class Recorder:
             self.flush()
 
     def flush(self) -> None:
-        """Write what was added since the last flush. Raises ValueError, naming table and column, for a wrong type."""
+        """Write what was added since the last flush. Raises ValueError, naming table and column, for a wrong type, and
+        `FolderGone` where a table's folder is there no more."""
+        # Emptied first: what fails is not tried again as the run closes.
+        added, self._buffers = self._buffers, defaultdict(list)
         for table in reversed(TABLES):
-            if self._buffers[table]:
-                rows = _assemble(table, self._buffers[table])
-                if rows.num_rows:
-                    parts.append(self.folder / table, rows, TABLES[table])
-                self._buffers[table] = []
+            if table in added and (rows := _assemble(table, added[table])).num_rows:
+                if table not in self._begun:
+                    subfolder(self.folder / table)
+                    self._begun.add(table)
+                parts.append(self.folder / table, rows, TABLES[table])
         self._flushed = time.monotonic()
 
     def close(self) -> None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 
 from raysim.paths import below
-from raysim.store.atomic import write_tensors
+from raysim.store.atomic import subfolder, write_tensors
 from raysim.store.documents import read_tensors
 
 if TYPE_CHECKING:
@@ -36,9 +36,12 @@ class Trace:
     def path(self, t: int, name: str) -> Path:
         return below(self.folder, f"round-{t:04d}/{name}.safetensors")
 
-    def write(self, t: int, name: str, tensors: Mapping[str, Tensor]) -> None:
+    def write(self, t: int, name: str, tensors: Mapping[str, Tensor | np.ndarray]) -> None:
         """Write tensors under their `state_dict` names."""
-        write_tensors(self.path(t, name), tensors)
+        path = self.path(t, name)
+        subfolder(self.folder)
+        subfolder(path.parent)
+        write_tensors(path, tensors)
 
     def write_arrays(self, t: int, name: str, arrays: Sequence[Sequence[int] | np.ndarray]) -> None:
         """Write integer arrays of unequal lengths, such as the sample indices of every step, for `read_arrays`.
@@ -49,7 +52,7 @@ class Trace:
         parts = [np.asarray(array, dtype=np.int64) for array in arrays]
         values = np.concatenate([np.empty(0, np.int64), *parts])
         offsets = np.cumsum([0, *(len(part) for part in parts)], dtype=np.int64)
-        write_tensors(self.path(t, name), {"values": values, "offsets": offsets})
+        self.write(t, name, {"values": values, "offsets": offsets})
 
 
 def read_arrays(path: Path) -> list[np.ndarray]:

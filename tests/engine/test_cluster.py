@@ -1,10 +1,18 @@
-"""Four nodes on this machine: four raylets with an object store each. The same bits, also when one of them is lost."""
+"""Four nodes on this machine: four raylets with an object store each. The same bits, also when one of them is lost.
+And a cluster that raysim starts, which nobody else can use."""
 
+import http.client
+import json
 import os
+import socket
+import stat
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import suppress
 from functools import partial
+from pathlib import Path
+from typing import Any
 
 import pytest
 import ray
@@ -98,13 +106,159 @@ def test_mixed_cluster(tmp_path, cluster):
         cluster.remove_node(node)
 
 
-def test_object_store_of_the_size_asked_for():
+# ---- a cluster that raysim starts
+
+
+OWN = """
+import json, os, sys, ray
+from raysim.engine.ray.cluster import cluster
+with cluster(None, 100 << 20) as address:
+    facts = {
+        "address": address,
+        "store": int(ray.cluster_resources()["object_store_memory"]),
+        "token": os.environ["RAY_AUTH_TOKEN_PATH"],
+        "sockets": ray._private.worker._global_node.get_session_dir_path() + "/sockets",
+    }
+    print(json.dumps(facts), flush=True)
+    sys.stdin.read()
+print([name for name in os.environ if name.startswith("RAY_AUTH")], os.path.exists(os.path.dirname(facts["token"])))
+"""
+
+# What somebody else would try: to read the token, to open the sockets, to ask without a token or with another.
+KNOCK = """
+import contextlib, json, os, socket, sys, grpc
+facts, tried = json.loads(sys.argv[1]), {}
+def attempt(name, action):
+    try:
+        tried[name] = action() and "ok"
+    except grpc.RpcError as error:
+        tried[name] = error.code().name
+    except OSError as error:
+        tried[name] = type(error).__name__
+def ask(*metadata):
+    with grpc.insecure_channel(facts["address"]) as channel:
+        channel.unary_unary("/ray.rpc.NodeInfoGcsService/CheckAlive")(b"", timeout=20, metadata=metadata)
+    return True
+def connect(name):
+    with contextlib.closing(socket.socket(socket.AF_UNIX)) as end:
+        end.connect(facts["sockets"] + "/" + name)
+    return True
+attempt("without", ask)  # which imports what is needed, and may lie where another user cannot look
+if len(sys.argv) > 2:
+    os.setgroups([]), os.setgid(int(sys.argv[2])), os.setuid(int(sys.argv[2]))
+attempt("token", lambda: open(facts["token"]).read())
+attempt("raylet", lambda: connect("raylet"))
+attempt("store", lambda: connect("plasma_store"))
+attempt("without", ask)
+attempt("wrong", lambda: ask(("authorization", "Bearer " + "0" * 64)))
+attempt("right", lambda: ask(("authorization", "Bearer " + open(facts["token"]).read())))
+print(json.dumps(tried))
+"""
+
+
+def without_address(**more: str) -> dict[str, str]:
+    return {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"} | more
+
+
+@pytest.fixture(scope="module")
+def own() -> Iterator[dict[str, Any]]:
+    """What a process tells of a cluster of its own, and that process's number."""
+    command, pipes = [sys.executable, "-c", OWN], {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    with subprocess.Popen(command, env=without_address(RAY_AUTH_TOKEN="a stranger's"), **pipes) as process:
+        facts = json.loads(process.stdout.readline())
+        yield facts | {"pid": process.pid}
+        rest, _ = process.communicate("")
+    assert rest == "['RAY_AUTH_TOKEN'] False\n"  # all is as before, and nothing is left behind
+
+
+def knock(facts: dict[str, Any], *user: int) -> dict[str, str]:
+    command = [sys.executable, "-c", KNOCK, json.dumps(facts), *map(str, user)]
+    return json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
+
+
+def listening(facts: dict[str, Any]) -> list[tuple[str, int]]:
+    """Address and port of everything that listens in the cluster's processes."""
+    import psutil  # which Ray brings
+
+    first = psutil.Process(facts["pid"])
+    found = [c for p in (first, *first.children(recursive=True)) for c in p.net_connections("tcp")]
+    return [(c.laddr.ip, c.laddr.port) for c in found if c.status == "LISTEN"]
+
+
+def test_object_store_of_the_size_asked_for(own):
     """On a cluster of its own; one that is joined has its own size, so there the setting is refused."""
-    code = "import ray; from raysim.engine.ray.cluster import cluster\nwith cluster(None, 100 << 20): "
-    code += "print(int(ray.cluster_resources()['object_store_memory']))"
-    env = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"}
-    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=env, check=True)
-    assert int(found.stdout) == 100 << 20
+    assert own["store"] == 100 << 20
     code = "from raysim.engine.ray.cluster import cluster\nwith cluster('somewhere:6379', 100 << 20): pass"
-    refused = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=env)
+    refused = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=without_address())
     assert "the cluster at somewhere:6379 has its own object store" in refused.stderr
+
+
+def test_nothing_of_it_listens_to_other_machines(own):
+    found = listening(own)
+    assert len(found) >= 5  # the driver, the control store, the raylet's two, agents
+    assert {ip.removeprefix("::ffff:") for ip, _ in found} == {"127.0.0.1"}
+
+
+def test_only_who_has_the_token_is_let_in(own):
+    assert stat.S_IMODE(os.stat(own["token"]).st_mode) == 0o600
+    assert stat.S_IMODE(os.stat(Path(own["token"]).parent).st_mode) == 0o700
+    assert knock(own) == {
+        "token": "ok", "raylet": "ok", "store": "ok", "without": "UNAUTHENTICATED", "wrong": "UNAUTHENTICATED",
+        "right": "ok",
+    }  # fmt: skip
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can be somebody else")
+def test_another_user_is_not_let_in(own):
+    assert knock(own, 65534) == {
+        "token": "PermissionError", "raylet": "PermissionError", "store": "PermissionError",
+        "without": "UNAUTHENTICATED", "wrong": "UNAUTHENTICATED", "right": "PermissionError",
+    }  # fmt: skip
+
+
+def test_no_metrics_for_anybody(own):
+    for _, port in listening(own):
+        for path in ("/metrics", "/"):
+            with suppress(OSError, http.client.HTTPException):
+                connection = http.client.HTTPConnection("127.0.0.1", port, timeout=2)
+                connection.request("GET", path)
+                assert connection.getresponse().status in (401, 403, 404), port
+
+
+@pytest.fixture
+def elsewhere() -> Iterator[tuple[list[str], str]]:
+    """The beginning of a command that runs it on another network, and this machine's address there."""
+    name, here, there = "raysim-test", "10.213.97.1", "10.213.97.2"
+    steps = f"""netns add {name}
+        link add {name} type veth peer name there netns {name}
+        addr add {here}/30 dev {name}
+        link set {name} up
+        -n {name} addr add {there}/30 dev there
+        -n {name} link set there up"""
+    try:
+        for step in steps.splitlines():
+            subprocess.run(["ip", *step.split()], check=True, capture_output=True)
+        yield ["ip", "netns", "exec", name], here
+    except (OSError, subprocess.CalledProcessError) as error:
+        pytest.skip(f"another network needs the command ip, and root: {error}")
+    finally:
+        for step in (f"link del {name}", f"netns del {name}"):
+            with suppress(OSError):
+                subprocess.run(["ip", *step.split()], check=False, capture_output=True)
+
+
+def test_from_another_network_nothing_answers(own, elsewhere):
+    code = """
+import socket, sys
+for port in sys.argv[2:]:
+    try:
+        socket.create_connection((sys.argv[1], int(port)), 5).close()
+        print("open")
+    except ConnectionRefusedError:
+        print("refused")"""
+    inside, here = elsewhere
+    ports = [port for _, port in listening(own)]
+    with socket.create_server(("0.0.0.0", 0)) as control:  # which listens to all
+        command = [*inside, sys.executable, "-c", code, here, *map(str, [control.getsockname()[1], *ports])]
+        answers = subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()
+    assert answers == ["open", *["refused"] * len(ports)]

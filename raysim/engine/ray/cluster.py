@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import ray
@@ -12,41 +12,52 @@ from ray._private.state import available_resources_per_node  # Ray's public func
 
 from raysim.config import ConfigError
 from raysim.engine.ray.placement import Node, Resources
+from raysim.engine.ray.private import private
+
+QUIET: dict[str, Any] = {"log_to_driver": False, "logging_level": "ERROR"}
 
 
 @contextmanager
 def cluster(address: str | None = None, object_store: int | None = None) -> Iterator[str]:
     """Join the cluster at `address` or RAY_ADDRESS, or start one on this machine, with an `object_store` of so many bytes,
-    and stop it at the end. Inside another `cluster`, that one serves. Yields where other processes join it."""
+    and stop it at the end. Inside another `cluster`, that one serves. Yields where other processes join it: those that
+    this one starts, if the cluster is its own."""
     joined = address or cluster_address()
-    quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": "ERROR"}
-    started = not ray.is_initialized()
-    if started and joined and object_store:
+    if joined and object_store and not ray.is_initialized():
         raise ConfigError(f"engine.ray.state_bytes: the cluster at {joined} has its own object store; leave it out")
-    if started and joined:
-        try:
-            ray.init(address=joined, **quiet)
-        except ConnectionError as error:
-            raise ConnectionError(
-                f"{error}. If the cluster asks for a token, set RAY_AUTH_MODE=token, and RAY_AUTH_TOKEN where "
-                "~/.ray/auth_token is not the cluster's"
-            ) from None
-    elif started:
-        cores = len(os.sched_getaffinity(0))
-        try:
-            ray.init(
-                address="local", num_cpus=cores, include_dashboard=False, object_store_memory=object_store, **quiet
-            )
-        except Exception as error:  # Ray raises a bare one where its processes are not up in time
-            ray.shutdown()
-            raise ConnectionError(
-                f"Ray did not start on this machine: {error}. Is it busy? Try again, or --set engine=local"
-            ) from None
-    try:
+    with ExitStack() as started:
+        if not ray.is_initialized():
+            if joined:
+                _join(joined)
+            else:
+                _start(started.enter_context(private()), object_store)
+            started.callback(ray.shutdown)
         yield joined or ray.get_runtime_context().gcs_address
-    finally:
-        if started:
-            ray.shutdown()
+
+
+def _join(address: str) -> None:
+    try:
+        ray.init(address=address, **QUIET)
+    except ConnectionError as error:
+        raise ConnectionError(
+            f"{error}. If the cluster asks for a token, set RAY_AUTH_MODE=token, and RAY_AUTH_TOKEN where "
+            "~/.ray/auth_token is not the cluster's"
+        ) from None
+
+
+def _start(folder: str, object_store: int | None) -> None:
+    """Start a cluster whose files lie in `folder`."""
+    cores = len(os.sched_getaffinity(0))
+    try:
+        ray.init(
+            address="local", num_cpus=cores, include_dashboard=False, object_store_memory=object_store, _temp_dir=folder,
+            **QUIET,
+        )  # fmt: skip
+    except Exception as error:  # Ray raises a bare one where its processes are not up in time
+        ray.shutdown()
+        raise ConnectionError(
+            f"Ray did not start on this machine: {error}. Is it busy? Try again, or --set engine=local"
+        ) from None
 
 
 def cluster_address() -> str | None:

@@ -1,0 +1,58 @@
+"""A cluster that is started here belongs to this process and its children: nobody else can connect to it, also as another
+user of this machine."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from ray._common.utils import get_default_system_temp_dir
+from ray._private import ray_constants
+from ray._raylet import AuthenticationTokenLoader, Config
+
+METRICS = "RAY_enable_metrics_collection"
+
+
+@contextmanager
+def private() -> Iterator[str]:
+    """Let Ray start a cluster that listens on the loopback interface alone, asks everybody for a token, and publishes no
+    metrics (unless `METRICS` in the environment asks for them). Yields where its files go: in a folder that only this user
+    can open, and that is removed at the end. The token lies there, too; Ray's processes, and those that this one starts,
+    read where it is in their environment.
+    """
+    with tempfile.TemporaryDirectory(
+        prefix="raysim-", dir=get_default_system_temp_dir(), ignore_cleanup_errors=True
+    ) as folder:
+        token = Path(folder) / "token"
+        token.touch(0o600)
+        token.write_text(secrets.token_hex(32), encoding="utf-8")
+        settings = {
+            "RAY_AUTH_MODE": "token",
+            "RAY_AUTH_TOKEN_PATH": str(token),
+            "RAY_AUTH_TOKEN": None,  # would be taken before the path
+            "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # which is to say: no node but this one, at 127.0.0.1
+            METRICS: os.environ.get(METRICS, "0"),
+        }
+        before = {name: os.environ.get(name) for name in settings}
+        many = ray_constants.ENABLE_RAY_CLUSTER
+        try:
+            _put(settings, many=False)
+            yield f"{folder}/r"  # one letter: paths of sockets must be short. Ray lets everybody write there
+        finally:
+            _put(before, many)
+
+
+def _put(settings: dict[str, str | None], many: bool) -> None:
+    """Set or unset variables of the environment, and let Ray, which has read them as it was imported, read them again."""
+    for name, value in settings.items():
+        if value is None:
+            os.environ.pop(name, None)
+        else:
+            os.environ[name] = value
+    ray_constants.ENABLE_RAY_CLUSTER = many
+    Config.initialize("")
+    AuthenticationTokenLoader.instance().reset_cache()
