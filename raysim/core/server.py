@@ -16,7 +16,7 @@ from raysim.core.cohort import AskedCohort, Cohort
 from raysim.core.facts import RunFacts
 from raysim.core.layers import LayerMap
 from raysim.core.mixture import Mixture
-from raysim.core.note import Note
+from raysim.core.note import FELL_BACK, Note
 from raysim.core.probe import Probe
 from raysim.core.rng import SERVER, generator
 from raysim.core.workbench import Workbench
@@ -119,6 +119,10 @@ class Server:
     def fork(self) -> Server:
         """A copy to plan on: what it notes and remembers does not reach this one."""
         return replace(self, memory=dict(self.memory), notes=[], once={})
+
+    def fell_back(self, method: object, happened: bool) -> None:
+        """Record whether `method` could not do its work this round and left the plan as it was; see `FELL_BACK`."""
+        self.note(method, FELL_BACK, torch.tensor(float(happened)))
 
     def note(self, method: object, name: str, value: Tensor, *axes: str, clients: Sequence[int] | None = None) -> None:
         """Record `value` of this round; one axis name a dimension. `clients`, if not those that came back, are "client"."""

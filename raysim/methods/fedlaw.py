@@ -158,7 +158,9 @@ class LearnedWeights(Weighting):
         server.note(self, "lambda", lam, "epoch", "client")
         server.note(self, "proxy_loss_before", losses[0])
         server.note(self, "proxy_loss_after", losses[1])
-        if not (history[-1].isfinite().all() and statistics.isfinite().all()):
+        learned = bool(history[-1].isfinite().all() and statistics.isfinite().all())
+        server.fell_back(self, not learned)
+        if not learned:
             return lam[0], gamma[0]
         server.statistics = statistics
         return lam[-1], gamma[-1]
@@ -171,7 +173,7 @@ class FedLAW(LearnedWeights):
     With `swa`, in two stages of half the epochs each: λ with γ fixed, averaging its iterates, and γ with λ fixed. The
     released code learns λ first, the paper γ. Nothing bounds γ but `gamma_clamp`. While the mean of the clients is
     worse than chance, shrinking it lowers the loss, and over the rounds the model can vanish. If it does, bound γ from
-    below or lower `lr`.
+    below or lower `lr`. Weights that do not stay finite are replaced by those with which learning began.
     """
 
     swa: bool = False
