@@ -164,6 +164,12 @@ class Weighting:
         """What clients measure for this method while they train."""
         return ()
 
+    @property
+    def scales(self) -> bool:
+        """Whether it multiplies parameters by a learned or constant factor, with which averaged running statistics do
+        not go."""
+        return False
+
     def check(self, facts: RunFacts) -> str | None:
         """What is wrong with the method's fields or with the run around it, as a sentence; None where nothing is."""
         return None
@@ -212,6 +218,12 @@ class ServerStep:
     def measures_distances_to(self, mixture: Mixture) -> Mixture | None:
         """Whose `cohort.distances_to_mixture` this step will ask for, after an aggregation by `mixture`."""
         return None
+
+    @property
+    def scales(self) -> bool:
+        """Whether it multiplies parameters by a learned or constant factor, with which averaged running statistics do
+        not go."""
+        return False
 
     def check(self, facts: RunFacts) -> str | None:
         """What is wrong with the step's fields or with the run around it, as a sentence; None where nothing is."""

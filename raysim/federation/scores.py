@@ -107,7 +107,9 @@ def personal_summary(rounds: pa.Table) -> Scores | None:
 def fallen_back(notes: pa.Table) -> dict[str, dict[str, int]]:
     """For each method that fell back at all: how many times, of how many. Where each client notes it (FedFomo), one of
     its rounds is a time, elsewhere a round is."""
-    its = notes.filter(pc.field("name") == FELL_BACK).group_by("method").aggregate([("value", "sum"), ("value", "count")])
+    its = (
+        notes.filter(pc.field("name") == FELL_BACK).group_by("method").aggregate([("value", "sum"), ("value", "count")])
+    )
     return {
         row["method"]: {"times": int(row["value_sum"]), "of": row["value_count"]}
         for row in its.to_pylist()

@@ -185,6 +185,10 @@ class FedLAW(LearnedWeights):
 
     stage: ClassVar[str] = "rescale"
 
+    @property
+    def scales(self) -> bool:
+        return True
+
     def check(self, facts: RunFacts) -> str | None:
         return refuse_weightings(self, facts) or refuse_shrinking(self.gamma_clamp, facts) or super().check(facts)
 
@@ -237,6 +241,10 @@ class AdaptiveGWS(LearnedWeights):
     """Step size of the server (η), applied before γ."""
 
     stage: ClassVar[str] = "rescale"
+
+    @property
+    def scales(self) -> bool:
+        return True
 
     def check(self, facts: RunFacts) -> str | None:
         return refuse_shrinking(self.gamma_clamp, facts) or super().check(facts)
