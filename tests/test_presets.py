@@ -1,8 +1,11 @@
 """Presets are configurations: sections, and fields of the methods that a file lists."""
 
+import numpy as np
 import pytest
+from toy import ToyCohort, noted, planned, toy_server
 
 from raysim.config import from_dict
+from raysim.data import Dataset, make_partition
 from raysim.data.partition import DirichletCounts, IIDEqual
 from raysim.methods.feddisco import FedDisco
 from raysim.methods.fedlws import FedLWS
@@ -50,9 +53,21 @@ def test_official_000_trains_in_batches_of_128():
 def test_paper_is_the_equations():
     config = resolved("paper")
     assert config.server == (FedLWS(0.1),)
-    assert config.weighting == (FedDisco(normalize_kl=False),)
+    assert config.weighting == (FedDisco(),)
     assert config.model.layer_by == "unit"
     assert (config.data.client_val_frac, config.local.state) == (0.0, "reset")
+
+
+@pytest.mark.parametrize("preset", ["raysim", "paper", "official_000"])
+@pytest.mark.parametrize("alpha", [0.1, 100.0])
+def test_feddisco_weighs_clients_at_every_heterogeneity(preset, alpha):
+    """Divided by their sum, the KL values cannot make all of K terms negative: Σ_k (p_k − a D_k + b) = 1 − a + b K."""
+    y = np.arange(5000) % 10
+    data = Dataset("labels", np.zeros((5000, 1), np.float32), y, 5000, tuple("0123456789"))
+    labels = make_partition(data, DirichletCounts(alpha, min_size=1), seed=8).label_counts(data)
+    cohort = ToyCohort(toy_server(labels=labels.tolist()), [[0.0, 0.0]] * 20, labels.sum(1))
+    planned(resolved(preset).weighting[0], cohort)
+    assert noted(cohort.server, "fell_back").item() == 0
 
 
 @pytest.mark.parametrize("preset", ["official_000", "paper"])

@@ -1,5 +1,6 @@
 """The server's own samples, and BatchNorm statistics that come from them."""
 
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from raysim.core.server import Downlink, ProxyData
 from raysim.engine.base import Engine
 from raysim.engine.collectives import HostedCohort
 from raysim.engine.scheduler import Scheduler
-from raysim.federation import Federation
+from raysim.federation import Federation, prepare
 from raysim.play.lines import header
 from raysim.store import tables
 
@@ -68,6 +69,28 @@ def test_batches_belong_to_seed_round_and_method():
     assert [b.tolist() for b in server.batches[:3]] == [(100 + o).tolist() for o in orders[0].split(8)]
     server.t = 1
     assert not torch.equal(server.proxy_orders(FedLAW(), 2, 8), orders)
+
+
+@pytest.mark.parametrize(
+    ("changes", "ways"),
+    [
+        (FEDLAW, {"average": "proxy or recalibrate", "proxy": None, "recalibrate": None}),
+        ({"weighting": ["adaptive_gws"]}, {"average": "proxy or recalibrate"}),
+        ({"weighting": ["attentive_law"]}, {"average": None}),
+        ({"server": [{"fixed_shrink": {"gamma": 0.9}}]}, {"average": "recalibrate, with some", "recalibrate": None}),
+        ({"server": [{"fixed_shrink": {"gamma": 1.0}}]}, {"average": None}),
+        ({**FEDLAW, "model": {"name": "mlp"}}, {"average": None}),  # without BatchNorm
+    ],
+)
+def test_scaled_weights_want_statistics_of_their_own(changes, ways):
+    for bn_stats, way in ways.items():
+        model = {"name": "tiny_bn_cnn", **changes.get("model", {}), "bn_stats": bn_stats}
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            prepare(tiny(**{**PROXY, **changes, "model": model}))
+        found = [str(one.message) for one in caught]
+        assert len(found) == (way is not None)
+        assert all(f"Set it to {way}" in message for message in found)
 
 
 @pytest.mark.parametrize("split", ["test", "train"])

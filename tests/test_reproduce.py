@@ -6,8 +6,10 @@ import json
 import re
 from pathlib import Path
 from statistics import mean, stdev
+from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 from typer.testing import CliRunner
 
@@ -15,6 +17,7 @@ from raysim.cli.app import app
 from raysim.config import ConfigError
 from raysim.store.tables import read
 from raysim.sweep.items import Item, find, folder, items, listing
+from raysim.sweep.scores import SCORES
 
 TABLE = """
 data: {name: digits, partition: {iid_equal: {clients: 4}}}
@@ -109,6 +112,21 @@ def test_a_small_table_from_end_to_end(item: Item) -> None:
     assert rows(again.output) == [head, lws, prox]
 
 
+def test_a_note_may_be_of_some_rounds_and_layers() -> None:
+    values = {(t, layer): 10 * t + len(layer) for t in range(4) for layer in ("conv1", "block0.mlp")}
+    notes = [("fedlws", "gamma", t, layer, value) for (t, layer), value in values.items()]
+    notes += [("fedlws", "model_gamma", t, None, 7.0) for t in range(4)]
+    columns = zip(*notes, strict=True)
+    arrays = dict(zip(("method", "name", "round", "layer", "value"), map(np.array, columns), strict=True))
+    run: Any = SimpleNamespace(columns=lambda table: arrays | {"index": np.full(len(notes), np.nan)})
+    of = SCORES["note"][0]
+    assert of(run, "fedlws.gamma") == mean([35, 40])
+    assert of(run, "fedlws.gamma", rounds=(1, 2)) == mean([15, 20, 25, 30])
+    assert of(run, "fedlws.gamma", rounds=(1, 3), layers="mlp") == mean([20, 30, 40])
+    assert of(run, "fedlws.gamma", layers="attention") is None
+    assert of(run, "fedlws.gamma", rounds=(90, 110)) is None
+
+
 def test_absent_data_are_named_before_anything_starts(item: Item) -> None:
     done = reproduce("toy/table1", "--out", "out")
     assert done.exit_code == 2
@@ -133,6 +151,7 @@ def test_absent_data_are_named_before_anything_starts(item: Item) -> None:
             "MB sent: error at MB,",
             "table.score: write 'error at MB' as {HEADING: {error at MB: VALUE}}",
         ),
+        ("{error at MB: 0.015}", "{error at MB: 0.015, rounds: [1, 2]}", "score: error at MB takes no 'rounds'"),
         ("small:\n", "smal:\n", "table.smal: "),
         ("    fast: {}", "    digits: {}", "'digits' names two choices"),
     ],

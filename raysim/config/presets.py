@@ -15,7 +15,6 @@ PRESETS: dict[str, dict[str, Any]] = {
         "model": {"layer_by": "unit"},
         "local": {"state": "reset"},
         "fields": {
-            "feddisco": {"normalize_kl": False},
             "fedlaw": {"swa_order": "gamma_first"},
             "fedlws": {"tau_clamp": None},
         },

@@ -6,6 +6,9 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+FELL_BACK = "fell_back"
+"""The note, 1 or 0, of a method with a way out where its rule gives nothing; the end of a run counts those rounds."""
+
 
 @dataclass(frozen=True)
 class Note:

@@ -16,7 +16,7 @@ from raysim.core.cohort import AskedCohort, Cohort
 from raysim.core.facts import RunFacts
 from raysim.core.layers import LayerMap
 from raysim.core.mixture import Mixture
-from raysim.core.note import Note
+from raysim.core.note import FELL_BACK, Note
 from raysim.core.probe import Probe
 from raysim.core.rng import SERVER, generator
 from raysim.core.workbench import Workbench
@@ -120,6 +120,10 @@ class Server:
         """A copy to plan on: what it notes and remembers does not reach this one."""
         return replace(self, memory=dict(self.memory), notes=[], once={})
 
+    def fell_back(self, method: object, happened: bool) -> None:
+        """Record whether `method` could not do its work this round and left the plan as it was; see `FELL_BACK`."""
+        self.note(method, FELL_BACK, torch.tensor(float(happened)))
+
     def note(self, method: object, name: str, value: Tensor, *axes: str, clients: Sequence[int] | None = None) -> None:
         """Record `value` of this round; one axis name a dimension. `clients`, if not those that came back, are "client"."""
         if value.requires_grad or value.is_cuda or value.dtype != torch.float64:
@@ -161,6 +165,12 @@ class Weighting:
     def probes(self) -> tuple[Probe, ...]:
         """What clients measure for this method while they train."""
         return ()
+
+    @property
+    def scales(self) -> bool:
+        """Whether it multiplies parameters by a learned or constant factor, with which averaged running statistics do
+        not go."""
+        return False
 
     def check(self, facts: RunFacts) -> str | None:
         """What is wrong with the method's fields or with the run around it, as a sentence; None where nothing is."""
@@ -212,6 +222,12 @@ class ServerStep:
     def measures_distances_to(self, mixture: Mixture) -> Mixture | None:
         """Whose `cohort.distances_to_mixture` this step will ask for, after an aggregation by `mixture`."""
         return None
+
+    @property
+    def scales(self) -> bool:
+        """Whether it multiplies parameters by a learned or constant factor, with which averaged running statistics do
+        not go."""
+        return False
 
     def check(self, facts: RunFacts) -> str | None:
         """What is wrong with the step's fields or with the run around it, as a sentence; None where nothing is."""

@@ -8,7 +8,9 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
+from raysim.core.note import FELL_BACK
 from raysim.core.score import Score
 from raysim.core.task import Task
 from raysim.federation.round import Round
@@ -94,3 +96,16 @@ def personal_summary(rounds: pa.Table) -> Scores | None:
     columns = ("personal_accuracy_macro", "personal_accuracy_std", "personal_accuracy_worst10", "personal_auc")
     ends = {name.removeprefix("personal_").removeprefix("accuracy_"): last[name] for name in columns}
     return score_summary(rounds["personal_accuracy_micro"].to_pylist(), max) | ends
+
+
+def fallen_back(notes: pa.Table) -> dict[str, dict[str, int]]:
+    """For each method that fell back at all: how many times, of how many. Where each client notes it (FedFomo), one of
+    its rounds is a time, elsewhere a round is."""
+    its = (
+        notes.filter(pc.field("name") == FELL_BACK).group_by("method").aggregate([("value", "sum"), ("value", "count")])
+    )
+    return {
+        row["method"]: {"times": int(row["value_sum"]), "of": row["value_count"]}
+        for row in its.to_pylist()
+        if row["value_sum"]
+    }

@@ -23,7 +23,7 @@ from raysim.engine.base import Span
 from raysim.engine.traffic import ledger
 from raysim.federation.builder import RunParts
 from raysim.federation.round import Round
-from raysim.federation.scores import personal_summary, run_summary
+from raysim.federation.scores import fallen_back, personal_summary, run_summary
 from raysim.host.messages import ClientResult
 from raysim.store.atomic import replacing, write_json
 from raysim.store.manifest import manifest
@@ -123,6 +123,7 @@ class Writer:
         rounds = read(self.folder, "rounds")
         result = run_summary(rounds, self.run.spec.task) | {
             "personal": personal_summary(rounds),
+            "fell_back": fallen_back(read(self.folder, "notes")),
             "bytes_up": sum(rounds["bytes_up"].to_pylist()),
             "bytes_down": sum(rounds["bytes_down"].to_pylist()),
             "sha256": sha256,

@@ -89,7 +89,7 @@ class CCN(Weighting):
 
     row_k = Σ_p cos(z_k, z_p) of the clients' mean latents, ν are the weights of the base method. The paper leaves open
     its `temperature` (below 1), when latents are computed and on which side of the activation. A zero latent resembles
-    nothing but itself.
+    nothing but itself. Where no weight is left, as of a single client, the weights stay ν.
     """
 
     temperature: Positive = 0.5
@@ -124,8 +124,10 @@ class CCN(Weighting):
         rows = inverse * np.einsum("kd,d->k", z, total) + 1 - (length * inverse) ** 2
         exponentials = np.exp((rows - rows.max()) / self.temperature)
         factor = 1 - exponentials / exponentials.sum()  # sums to K − 1; of a single client it is 0, and ν stays
-        mixture = prior.reweighted(torch.from_numpy(factor * prior.lam.numpy()))
+        lam = factor * prior.lam.numpy()
+        mixture = prior.reweighted(torch.from_numpy(lam))
         server.note(self, "similarity", torch.from_numpy(rows), "client")
         server.note(self, "factor", torch.from_numpy(factor), "client")
         server.note(self, "lambda", mixture.lam / mixture.lam.sum(), "client")
+        server.fell_back(self, not lam.sum() > 0)
         return mixture

@@ -59,7 +59,7 @@ class FedDisco(Weighting):
         mixture = prior.reweighted(lam)
         server.note(self, "discrepancy", distance, "client")
         server.note(self, "lambda", mixture.lam / mixture.lam.sum(), "client")
-        server.note(self, "fell_back", (lam.sum() <= 0).double())
+        server.fell_back(self, bool(lam.sum() <= 0))
         return mixture
 
 

@@ -14,6 +14,7 @@ from raysim.core.cohort import Cohort
 from raysim.core.facts import RunFacts
 from raysim.core.layers import LayerMap
 from raysim.core.mixture import Mixture
+from raysim.core.note import FELL_BACK
 from raysim.core.server import Downlink, DownlinkRule, ModelStore, Server, ServerStep
 
 EPS = 1e-5  # the authors'
@@ -85,6 +86,7 @@ class FedFomo(ClientMethod, DownlinkRule):
                 distance = float((model - state.value)[: run.layers.P].norm())
                 scores[peer] = (before - validation_loss(run, model)) / (distance + EPS)
             useful = scores.clamp_min(0)
+            run.note(self, FELL_BACK, (useful.sum() <= 0).double())
             mix = run.previous.clone()
             for peer in useful.nonzero()[:, 0].tolist():
                 mix.add_(run.peers[peer] - run.previous, alpha=float(useful[peer] / useful.sum()))

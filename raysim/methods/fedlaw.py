@@ -159,7 +159,9 @@ class LearnedWeights(Weighting):
         server.note(self, "lambda", lam, "epoch", "client")
         server.note(self, "proxy_loss_before", losses[0])
         server.note(self, "proxy_loss_after", losses[1])
-        if not (history[-1].isfinite().all() and statistics.isfinite().all()):
+        learned = bool(history[-1].isfinite().all() and statistics.isfinite().all())
+        server.fell_back(self, not learned)
+        if not learned:
             return lam[0], gamma[0]
         server.statistics = statistics
         return lam[-1], gamma[-1]
@@ -172,7 +174,7 @@ class FedLAW(LearnedWeights):
     With `swa`, in two stages of half the epochs each: λ with γ fixed, averaging its iterates, and γ with λ fixed. The
     released code learns λ first, the paper γ. Nothing bounds γ but `gamma_clamp`. While the mean of the clients is
     worse than chance, shrinking it lowers the loss, and over the rounds the model can vanish. If it does, bound γ from
-    below or lower `lr`.
+    below or lower `lr`. Weights that do not stay finite are replaced by those with which learning began.
     """
 
     swa: bool = False
@@ -183,6 +185,10 @@ class FedLAW(LearnedWeights):
     """Lower and upper bound of γ; null: none."""
 
     stage: ClassVar[str] = "rescale"
+
+    @property
+    def scales(self) -> bool:
+        return True
 
     def check(self, facts: RunFacts) -> str | None:
         return refuse_weightings(self, facts) or refuse_shrinking(self.gamma_clamp, facts) or super().check(facts)
@@ -236,6 +242,10 @@ class AdaptiveGWS(LearnedWeights):
     """Step size of the server (η), applied before γ."""
 
     stage: ClassVar[str] = "rescale"
+
+    @property
+    def scales(self) -> bool:
+        return True
 
     def check(self, facts: RunFacts) -> str | None:
         return refuse_shrinking(self.gamma_clamp, facts) or super().check(facts)

@@ -33,6 +33,10 @@ class FixedShrink(ServerStep):
     def only_scales(self) -> bool:
         return True
 
+    @property
+    def scales(self) -> bool:
+        return self.gamma != 1 or self.decrement != 0
+
     def fits(self, model: nn.Module, layers: LayerMap, classes: int) -> str | None:
         last = self.gamma - self.decrement * (layers.L - 1)
         return f"gamma of the last of {layers.L} layers would be {last:g}; it must be positive." if last <= 0 else None

@@ -37,12 +37,19 @@ def ending(result: Mapping[str, Any]) -> str:
     rows = [
         *([(name, summed_up(name, result))] if result["final"] is not None or personal is None else []),
         *([("personal", summed_up("accuracy", personal)), ("clients", among_clients(personal))] if personal else []),
+        *([("fell back", fallbacks(result["fell_back"]))] if result.get("fell_back") else []),
         ("traffic", f"up {bytes_(result['bytes_up'])}   down {bytes_(result['bytes_down'])}"),
         ("time", f"{result['rounds']} round{'s' * (result['rounds'] != 1)} in {result['seconds']:.1f} s"),
         ("sha256", result["sha256"]),
         ("folder", str(result["folder"])),
     ]
     return "\n" + "\n".join(aligned(rows))
+
+
+def fallbacks(counted: Mapping[str, Mapping[str, int]]) -> str:
+    """Which methods could not do their work, and how often: `result["fell_back"]` as a sentence."""
+    often = [f"{method} {count['times']} of {count['of']} times" for method, count in counted.items()]
+    return f"{', '.join(often)}; `raysim explain {next(iter(counted))}` says what it does then"
 
 
 def summed_up(metric: str, scores: Mapping[str, Any]) -> str:

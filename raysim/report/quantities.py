@@ -31,7 +31,7 @@ WORDS = {  # with the method's name where methods use one word for different thi
     "uploads": "sent (1) or not (0)",
     "divergence": "divergence",
     "discrepancy": "distance from the target's classes",
-    "fell_back": "fell back to sizes (1: yes)",
+    "fell_back": "fell back (1: yes)",
     "normaliser": "local steps counted, ‖a‖₁",
     "tau_eff": "effective local steps τ",
     "kept": "share of the neurons sent",

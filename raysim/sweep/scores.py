@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import re
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -48,13 +50,18 @@ def _aggregation(run: Run) -> float:
     return float(np.median(rounds["seconds_plan"] + rounds["seconds_reduce"] + rounds["seconds_server"]))
 
 
-def _note(run: Run, name: str) -> float | None:
-    """Mean of what a method reports as METHOD.NAME in the last round; of a learned value, at its last epoch."""
+def _note(run: Run, name: str, rounds: Sequence[int] = (), layers: str = "") -> float | None:
+    """Mean of what a method reports as METHOD.NAME, in the last round or in those from one to another, both included; of
+    a learned value, at its last epoch; of layers, over those whose name the regular expression `layers` finds."""
     notes, (method, what) = run.columns("notes"), name.split(".")
     its = (notes["method"] == method) & (notes["name"] == what)
+    if layers:
+        its &= np.array([isinstance(name, str) and re.search(layers, name) is not None for name in notes["layer"]])
+    if its.any():
+        first, last = rounds or (notes["round"][its].max(),) * 2
+        its &= (notes["round"] >= first) & (notes["round"] <= last)
     if not its.any():
         return None
-    its &= notes["round"] == notes["round"][its].max()
     index = notes["index"].astype(float)
     if not np.isnan(index[its]).any():
         its &= index == index[its].max()
@@ -77,18 +84,28 @@ SCORES: dict[str, tuple[Callable[..., float | None], str]] = {  # and what a hea
 }
 PERCENT = ("final", "best", "last10", "error", "error at MB")
 
-Measure = str | dict[str, float | str]  # a key of SCORES, or {key: argument} where it has no words for a heading
+OPTIONS = {"note": ("rounds", "layers")}  # what may stand beside a score's argument
+
+# A key of SCORES, or {key: argument} where it has no words for a heading; its options stand beside it:
+# {note: fedlws.gamma, rounds: [90, 110], layers: attention}
+Measure = str | dict[str, float | str | tuple[int, int]]
 Score = str | dict[str, Measure]  # one, or several under headings
 
 
 def wrong_scores(score: Score) -> Iterator[str]:
     for measure in [score] if isinstance(score, str) else score.values():
-        name, argument = key_of(measure)
+        name, argument, options = key_of(measure)
         if name not in SCORES:
             yield f"score: there is no {name!r}. There are {', '.join(SCORES)}."
+        elif unknown := [option for option in options if option not in OPTIONS.get(name, ())]:
+            yield f"score: {name} takes no {unknown[0]!r}."
         elif bool(argument) == bool(SCORES[name][1]):
             yield f"score: write {name!r} {'alone' if argument else f'as {{HEADING: {{{name}: VALUE}}}}'}."
 
 
-def key_of(measure: Measure) -> tuple[str, tuple[float | str, ...]]:
-    return (measure, ()) if isinstance(measure, str) else next((k, (v,)) for k, v in measure.items())
+def key_of(measure: Measure) -> tuple[str, tuple[Any, ...], dict[str, Any]]:
+    """The key of SCORES, its argument if it has one, and its options: the first entry of a mapping and the others."""
+    if isinstance(measure, str):
+        return measure, (), {}
+    (name, argument), *options = measure.items()
+    return name, (argument,), dict(options)

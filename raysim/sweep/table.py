@@ -2,7 +2,8 @@
 
     table:
       items: {Table 1: accuracy with and without FedLWS, Figure 10: "curves of these runs: raysim plot accuracy"}
-      score: last10                              # what is compared; or {heading: score}, a column for each
+      score: last10                              # what is compared; or {heading: score}, a column for each, such as
+                                                 # {gamma: {note: fedlws.gamma, rounds: [90, 110], layers: conv}}
       columns: {alpha 100: {data.partition.dirichlet_counts.alpha: 100}, alpha 0.1: {}}
       rows: {FedAvg: {server: []}, FedAvg + LWS: {}, FedLAW: {server: [], weighting: [fedlaw]}}
       cells:                                     # settings that hold where all these choices meet

@@ -71,9 +71,9 @@ def _cell(points: Sequence[Point], measure: Measure, theirs: float | None) -> st
     """The mean over the seeds' finished runs, beside the paper's number if it has one."""
     if not points:
         return ""
-    name, argument = key_of(measure)
+    name, argument, options = key_of(measure)
     of = SCORES[name][0]
-    ours = OverSeeds.of([of(Run(point.folder), *argument) if point.finished else None for point in points])
+    ours = OverSeeds.of([of(Run(point.folder), *argument, **options) if point.finished else None for point in points])
     decimals = 2 if name in PERCENT else None
     text = ours.show(decimals)
     if theirs is None:

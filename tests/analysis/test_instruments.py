@@ -99,6 +99,14 @@ def test_balance_of_a_fixed_shrink() -> None:
     assert found["tau"] == pytest.approx((np.sqrt(5) + np.sqrt(17) + np.sqrt(26)) / 9)
 
 
+def test_the_ratios_are_negative_where_the_model_grows() -> None:
+    """γ = 1.25: (1 − γ) ‖w‖ / (γ ‖d‖) = −0.25 · 5 / (1.25 · √0.625)."""
+    found = seen(Balance(), toy_server(), step=FixedShrink(1.25))
+    assert found["decay"] == pytest.approx(1.25)
+    assert found["fedlws_ratio"] == pytest.approx(-1 / np.sqrt(0.625))
+    assert found["fedlaw_ratio"] == pytest.approx(-np.sqrt(0.625))
+
+
 def test_balance_where_the_weights_or_the_layers_shrink() -> None:
     server = toy_server()
     learned = Mixture.of(vector(1, 1, 2), server.layers).scaled(vector(0.9))  # as FedLAW's γ
@@ -202,7 +210,7 @@ def test_balance_of_a_learned_factor(tmp_path: Path) -> None:
     gradient, decay = np.linalg.norm(after - gamma * before), abs(1 - gamma) * np.linalg.norm(before)
     assert round_.note("balance", "gradient") == pytest.approx(gradient, rel=1e-4)
     assert round_.note("balance", "decay") == pytest.approx(decay, rel=1e-4)
-    assert round_.note("balance", "fedlaw_ratio") == pytest.approx(gradient / decay, rel=1e-4)
+    assert round_.note("balance", "fedlaw_ratio") == pytest.approx(np.sign(1 - gamma) * gradient / decay, rel=1e-4)
 
 
 def test_a_round_of_one_client(tmp_path: Path) -> None:

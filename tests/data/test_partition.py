@@ -178,6 +178,29 @@ def test_p3_thins_classes_to_a_long_tail():
     assert total[9] == 40
 
 
+@pytest.mark.parametrize(("alpha", "seed"), [(0.1, 8), (1.0, 9), (100.0, 10)])
+def test_p3_is_the_authors_split_client_by_client(alpha, seed):
+    """Their procedure in plain words: shuffle a class and cut it to its share of the tail, class after class; then one
+    matrix, whose rounded counts are dealt from the front of each class; then shuffle each client's rows."""
+    rng, clients = np.random.RandomState(seed), 20
+    classes = [[row for row in range(DATA.train_rows) if DATA.y[row] == c] for c in range(10)]
+    for c, rows in enumerate(classes):
+        rng.shuffle(rows)
+        del rows[int(200 * 0.2 ** (c / 9)) :]
+    shares = rng.dirichlet([alpha] * clients, 10)
+    expected: list[list[int]] = [[] for _ in range(clients)]
+    for c, rows in enumerate(classes):
+        start = 0
+        for k in range(clients):
+            stop = len(rows) if k == clients - 1 else start + round(shares[c, k] * len(rows))
+            expected[k] += rows[start:stop]
+            start = min(stop, len(rows))
+    for rows in expected:
+        rng.shuffle(rows)
+    part = make_partition(DATA, DirichletLongtail(alpha, rho=5, clients=clients), seed=seed)
+    assert [rows.tolist() for rows in part.train] == expected
+
+
 MNIST_COUNTS = (6903, 7877, 6990, 7141, 6824, 6313, 6876, 7293, 6825, 6958)  # of the classes, train and test together
 # Client sizes of the MNIST split, Dirichlet(0.1) over 20 clients, that FedALA's authors published.
 FEDALA_SIZES = [2630, 499, 1630, 2541, 1917, 6189, 1256, 1269, 3600, 4006]

@@ -10,6 +10,8 @@ from toy import ToyCohort, noted, planned, toy_server
 
 from raysim.config import ConfigError
 from raysim.methods.feddisco import FedDisco
+from raysim.play.lines import ending
+from raysim.store.documents import read_result
 
 LABELS = [[2, 2], [4, 0], [2, 6]]  # sizes 4, 4, 8
 
@@ -65,6 +67,19 @@ def test_where_no_weight_is_positive_p_stays():
     result = planned(FedDisco(a=5, normalize_kl=False), cohort)
     assert torch.equal(result, cohort.reduce(cohort.by_size()))
     assert noted(cohort.server, "fell_back").item() == 1
+
+
+def test_the_end_of_a_run_says_how_often_a_method_fell_back(tmp_path):
+    for normalize_kl in (False, True):
+        method = {"feddisco": {"a": 5.0, "b": 0.0, "normalize_kl": normalize_kl}}
+        play(tiny(weighting=[method], rounds={"total": 4}), tmp_path / str(normalize_kl))
+    always, sometimes = (read_result(tmp_path / name) | {"folder": tmp_path} for name in ("False", "True"))
+    assert always["fell_back"] == {"feddisco": {"times": 4, "of": 4}}
+    assert "\nfell back  feddisco 4 of 4 times; `raysim explain feddisco` says what it does then" in ending(always)
+    share = table(tmp_path / "True", "notes")
+    times = share["value"][share["name"] == "fell_back"].sum()
+    assert sometimes["fell_back"] == ({"feddisco": {"times": times, "of": 4}} if times else {})
+    assert ("fell back" in ending(sometimes)) == bool(times)
 
 
 def test_label_counts_are_sent_once(tmp_path):

@@ -49,6 +49,8 @@ def test_goes_on_from_its_own_model_where_no_other_helps(peers):
     with quadratics():
         federation.stack.start(run)
     assert run.params.item() == 3.0
+    [note] = run.notes
+    assert (note.name, note.value.tolist()) == ("fell_back", [1.0 if 0 not in peers else 0.0])
 
 
 def test_newcomers_start_from_the_global_model():

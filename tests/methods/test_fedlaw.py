@@ -327,12 +327,14 @@ def test_weights_that_are_not_finite_are_dropped():
     mixture = plan(FedLAW(epochs=2), cohort)
     assert torch.allclose(mixture.weights, cohort.by_size().weights, atol=1e-15)
     assert cohort.server.statistics is None
+    assert noted(cohort.server, "fell_back") == 1
 
 
 def test_what_is_learned_is_recorded():
     cohort = ProxyCohort()
     mixture = plan(FedLAW(epochs=30), cohort)
     lam, gamma = noted(cohort.server, "lambda"), noted(cohort.server, "gamma")
+    assert noted(cohort.server, "fell_back") == 0
     assert lam.shape == (31, 3)
     assert gamma.shape == (31,)
     assert torch.allclose(lam[0], cohort.by_size().per_client())

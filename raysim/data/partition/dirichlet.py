@@ -45,13 +45,20 @@ class DirichletCounts(Scheme):
 
     def split(self, data: Dataset, rows: np.ndarray, rng: np.random.RandomState) -> list[np.ndarray]:
         pools = [rng.permutation(pool) for pool in class_pools(data, rows)]
-        drawn = redraw(
-            "dirichlet_counts",
-            lambda: rounded_draw(pools, rng.dirichlet(np.full(self.clients, self.alpha), len(pools))),
-            self.min_size,
-            "raise alpha, or lower min_size or clients",
-        )
-        return [rng.permutation(shard) for shard in share_out(*drawn)]
+        return counts_split("dirichlet_counts", pools, self.alpha, self.clients, rng, self.min_size)
+
+
+def counts_split(
+    scheme: str, pools: Sequence[np.ndarray], alpha: float, clients: int, rng: np.random.RandomState, least: int = 0
+) -> list[np.ndarray]:
+    """P1 from the shuffled rows of each class on."""
+    drawn = redraw(
+        scheme,
+        lambda: rounded_draw(pools, rng.dirichlet(np.full(clients, alpha), len(pools))),
+        least,
+        "raise alpha, or lower min_size or clients" if least else "raise alpha, or lower clients",
+    )
+    return [rng.permutation(shard) for shard in share_out(*drawn)]
 
 
 @dataclass(frozen=True)
@@ -133,8 +140,8 @@ class DirichletLongtail(Scheme):
     def split(self, data: Dataset, rows: np.ndarray, rng: np.random.RandomState) -> list[np.ndarray]:
         pools = [rng.permutation(pool) for pool in class_pools(data, rows)]
         keep = long_tail(np.array([len(pool) for pool in pools]), self.rho)
-        kept = np.concatenate([pool[:k] for pool, k in zip(pools, keep, strict=True)])
-        return DirichletCounts(self.alpha, self.clients).split(data, kept, rng)
+        kept = [pool[:k] for pool, k in zip(pools, keep, strict=True)]
+        return counts_split("dirichlet_longtail", kept, self.alpha, self.clients, rng)
 
 
 def capped_draw(
