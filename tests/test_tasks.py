@@ -15,6 +15,8 @@ from raysim.data import DataError, Dataset, Partition, Proxy, make_partition
 from raysim.data.partition import DirichletCounts, IIDEqual, LabelSwap, Pathological
 from raysim.data.sources import Characters, Diabetes, Multilabel
 from raysim.federation import Federation
+from raysim.report.groups import compare
+from raysim.report.summary import summarise
 from raysim.store import tables
 
 CHEAP = {
@@ -155,4 +157,10 @@ def test_a_report_and_a_stream_of_a_regression(tmp_path):
     data = {"data": {"name": "diabetes", "partition": {"iid_equal": {"clients": 4}}}, "model": MODELS["regression"]}
     rounds = list(raysim.stream(changes | data, out=tmp_path / "run"))
     assert all(round.headline == "rmse" and round.score == round.metrics["rmse"] > 0 for round in rounds)
-    raysim.load(tmp_path / "run").figure("metric:rmse")
+    run = raysim.load(tmp_path / "run")
+    run.figure("metric:rmse")
+    summary = summarise(compare([run]))
+    assert summary.sentence == ""  # it knows accuracies alone
+    shown = dict(zip(*summary.scores, strict=True))
+    assert shown["final rmse"] == f"{rounds[-1].score:.4f}"
+    assert not any("%" in heading for heading in shown)

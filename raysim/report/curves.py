@@ -10,16 +10,12 @@ from matplotlib.ticker import MaxNLocator
 
 from raysim.report import NoData
 from raysim.report.canvas import COLUMN, Canvas, colour, decades, legend, whole_rounds
-from raysim.report.folder import RunFolder
 from raysim.report.groups import Group
 from raysim.report.series import Curve, plot_curves
-from raysim.report.summary import COSTS, GLOBAL, final, judged_by
-from raysim.store.tables import OPEN
+from raysim.report.summary import COSTS, GLOBAL, METRIC, final, judged_by
 
 AGAINST = {"rounds": "round", "uplink": "MB up", "traffic": "MB", "time": "s"}
 """What a figure calls the costs of `summary.COSTS`."""
-
-METRIC = OPEN["rounds"].prefix
 
 
 def accuracy(groups: Sequence[Group], against: str) -> Canvas:
@@ -50,10 +46,6 @@ def worst(groups: Sequence[Group], against: str) -> Canvas:
 def metric(groups: Sequence[Group], name: str) -> Canvas:
     """A further metric of the task, of the global model on the test samples."""
     return _curves(groups, f"{METRIC}{name}", name.replace("_", " "), "rounds")
-
-
-def metric_names(run: RunFolder) -> list[str]:
-    return [name.removeprefix(METRIC) for name in run["rounds"].column_names if name.startswith(METRIC)]
 
 
 def _curves(groups: Sequence[Group], column: str, label: str, against: str, scale: float = 1.0) -> Canvas:
