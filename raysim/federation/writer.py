@@ -43,6 +43,7 @@ def describe(run: RunParts, folder: Path) -> None:
         "data_sha256": run.data.sha256(),
         "partition_sha256": run.partition.sha256(),
         "parameters": run.server.layers.P,
+        "loss_unit": run.spec.task.loss_unit,
         "inputs": asdict(run.spec.inputs),  # what the model is built for
         "settings": decisive(run.config),
     }

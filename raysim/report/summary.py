@@ -10,7 +10,7 @@ from functools import partial
 import numpy as np
 
 from raysim.report.folder import RunFolder
-from raysim.report.groups import Group
+from raysim.report.groups import Group, runs_of
 from raysim.store.tables import OPEN
 
 SHORTFALL = 0.95  # the default target is this share of the score that all runs have reached
@@ -133,7 +133,7 @@ def default_target(runs: Sequence[RunFolder], column: str) -> float | None:
 
 def summarise(groups: Sequence[Group], target: float | None = None) -> Summary:
     """Scores and costs of each group, and what it took to reach `target` (default: `default_target`), a fraction."""
-    runs = [run for group in groups for run in group.runs]
+    runs = runs_of(groups)
     by = judged_by(runs)
     target = default_target(runs, by) if target is None else target
 
@@ -215,7 +215,7 @@ def _sentence(groups: Sequence[Group], by: str, target: float | None) -> str:
     finals = [(_percent(group, final, by), group) for group in groups]
     scored = [(score, group) for score, group in finals if score.values]
     if not scored:
-        judged = any(metric_names(run) for group in groups for run in group.runs)
+        judged = any(metric_names(run) for run in runs_of(groups))
         return "" if judged else "No model has been evaluated yet."
     top, group = max(scored, key=lambda pair: pair[0].mean)
     kind = "test accuracy" if by == GLOBAL else "personal test accuracy"
