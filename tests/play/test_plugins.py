@@ -103,7 +103,7 @@ SETTINGS: dict[str, Any] = {
     "local": {"batch_size": 10, "lr": 0.5}, "client": [{"signsgd": {"scale": 0.1}}],
     "evaluate": {"metrics": ["doubt"]}, "record": {"instruments": ["drift"]},
 }  # fmt: skip
-ON_RAY = {"ray": {"clients_per_actor": 2}}
+ON_RAY = {"ray": {"clients_per_actor": 3}}  # one actor: its start takes longer than the runs
 PLAY = f"""
 def played(engine):
     run = raysim.run({SETTINGS!r}, out=f"out/{{engine}}", engine={{"local": "local", "ray": {ON_RAY!r}}}[engine])
