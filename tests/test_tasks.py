@@ -8,6 +8,8 @@ import pytest
 from conftest import play, tiny
 
 import raysim
+from raysim.analysis import MEASURES
+from raysim.analysis.measure import write
 from raysim.config import ConfigError, load
 from raysim.config.shipped import find
 from raysim.core.task import Classification
@@ -15,6 +17,9 @@ from raysim.data import DataError, Dataset, Partition, Proxy, make_partition
 from raysim.data.partition import DirichletCounts, IIDEqual, LabelSwap, Pathological
 from raysim.data.sources import Characters, Diabetes, Multilabel
 from raysim.federation import Federation
+from raysim.federation.saved import SavedRun
+from raysim.report.groups import compare
+from raysim.report.summary import summarise
 from raysim.store import tables
 
 CHEAP = {
@@ -43,7 +48,7 @@ def small(task: str, **changes):
     ],
 )
 def test_the_shipped_federations_learn(name, least, tmp_path):
-    changes = ["rounds.total=20", "rounds.participation=1.0"] if name == "characters" else []
+    changes = ["rounds.total=16"] if name == "characters" else []
     config = load(find(name), changes)
     federation = Federation(config, tmp_path)
     while (shown := federation.step()) is not None:
@@ -153,6 +158,17 @@ def test_a_run_without_metrics_is_judged_by_nothing(tmp_path):
 def test_a_report_and_a_stream_of_a_regression(tmp_path):
     changes = {"name": "numbers", "engine": "local", "rounds": {"total": 2}, "local": {"batch_size": 16, "lr": 0.03}}
     data = {"data": {"name": "diabetes", "partition": {"iid_equal": {"clients": 4}}}, "model": MODELS["regression"]}
-    rounds = list(raysim.stream(changes | data, out=tmp_path / "run"))
+    own = {"data": data["data"] | {"client_test_frac": 0.2}, "evaluate": {"personal": "after_init"}}
+    rounds = list(raysim.stream(changes | data | own, out=tmp_path / "run"))
     assert all(round.headline == "rmse" and round.score == round.metrics["rmse"] > 0 for round in rounds)
-    raysim.load(tmp_path / "run").figure("metric:rmse")
+    run = raysim.load(tmp_path / "run")
+    run.figure("metric:rmse")
+    assert run.figure("loss").axes[0].get_ylabel() == "test loss (squared error)"
+    write("rescaling", MEASURES["rescaling"](points=3), SavedRun(tmp_path / "run"))
+    run = raysim.load(tmp_path / "run")  # which has no accuracy, and lists no figure that it cannot draw
+    assert [name for name in run.figures if name.startswith(("rescaling", "accuracy", "clients"))] == ["rescaling:loss"]
+    summary = summarise(compare([run]))
+    assert summary.sentence == ""  # it knows accuracies alone
+    shown = dict(zip(*summary.scores, strict=True))
+    assert shown["final rmse"] == f"{rounds[-1].score:.4f}"
+    assert not any("%" in heading for heading in shown)

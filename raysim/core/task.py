@@ -32,6 +32,8 @@ class Task:
     """How outputs are scored. The first one is the headline, which lines and summaries show."""
 
     name: ClassVar[str] = "own"
+    loss_unit: ClassVar[str] = ""
+    """What the loss is measured in, as figures show it; empty: they show none."""
 
     @property
     def headline(self) -> Metric | None:
@@ -78,6 +80,7 @@ class Classification(Task):
 
     metrics: tuple[Metric, ...] = (Metric("accuracy", score.correct),)
     name: ClassVar[str] = "classification"
+    loss_unit: ClassVar[str] = "nats"
 
     def check(self, y: np.ndarray, outputs: int) -> str | None:
         fits = y.ndim == 1 and y.dtype == np.int64
@@ -106,6 +109,7 @@ class MultiLabel(Task):
 
     metrics: tuple[Metric, ...] = (Metric("f1", score.label_overlap), Metric("label_accuracy", score.correct_labels))
     name: ClassVar[str] = "multilabel"
+    loss_unit: ClassVar[str] = "nats"
 
     def check(self, y: np.ndarray, outputs: int) -> str | None:
         if y.shape[1:] == (outputs,) and y.dtype == np.float32 and np.isin(y, (0, 1)).all():
@@ -128,6 +132,7 @@ class Regression(Task):
         Metric("r2", score.target_moments, score.explained_variance),
     )
     name: ClassVar[str] = "regression"
+    loss_unit: ClassVar[str] = "squared error"
 
     def check(self, y: np.ndarray, outputs: int) -> str | None:
         fits = y.shape[1:] == (outputs,) and y.dtype == np.float32
@@ -146,6 +151,7 @@ class NextToken(Task):
         Metric("perplexity", score.position_losses, score.exp_mean, higher_is_better=False),
     )
     name: ClassVar[str] = "next_token"
+    loss_unit: ClassVar[str] = "nats"
 
     def check(self, y: np.ndarray, outputs: int) -> str | None:
         fits = y.ndim == 2 and y.dtype == np.int64

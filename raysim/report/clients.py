@@ -53,7 +53,7 @@ def client_accuracy(groups: Sequence[Group]) -> Canvas:
         if any(len(one) for one in shares):
             held.append((i, group.label, 100 * np.sort(np.concatenate(shares))))
     if not held:
-        raise NoData("No run has tested its clients' own models (evaluate.personal).")
+        raise NoData("No run has accuracies of its clients' own models (evaluate.personal).")
     figure = Canvas(COLUMN, 2.4)
     axes = figure.add_subplot()
     axes.axhspan(0, 10, color="#f0f0f0", linewidth=0)
@@ -70,12 +70,13 @@ def client_accuracy(groups: Sequence[Group]) -> Canvas:
 
 
 def _accuracies(run: RunFolder) -> np.ndarray:
-    """Accuracies of the clients tested at the last evaluation, as fractions."""
+    """Accuracies of the clients tested at the last evaluation, as fractions; none where the task has no accuracy."""
     tested = run.columns("personal")
     if not len(tested["round"]):
         return np.empty(0)
     last = (tested["round"] == tested["round"].max()) & (tested["samples"] > 0)
-    return np.asarray(tested["correct"][last] / tested["samples"][last])
+    shares = np.asarray(tested["correct"][last] / tested["samples"][last], np.float64)
+    return shares[~np.isnan(shares)]
 
 
 def weights(run: RunFolder) -> Canvas:

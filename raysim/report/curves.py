@@ -10,16 +10,13 @@ from matplotlib.ticker import MaxNLocator
 
 from raysim.report import NoData
 from raysim.report.canvas import COLUMN, Canvas, colour, decades, legend, whole_rounds
-from raysim.report.folder import RunFolder
-from raysim.report.groups import Group
+from raysim.report.folder import of_loss
+from raysim.report.groups import Group, runs_of
 from raysim.report.series import Curve, plot_curves
-from raysim.report.summary import COSTS, GLOBAL, final, judged_by
-from raysim.store.tables import OPEN
+from raysim.report.summary import COSTS, GLOBAL, METRIC, final, judged_by
 
 AGAINST = {"rounds": "round", "uplink": "MB up", "traffic": "MB", "time": "s"}
 """What a figure calls the costs of `summary.COSTS`."""
-
-METRIC = OPEN["rounds"].prefix
 
 
 def accuracy(groups: Sequence[Group], against: str) -> Canvas:
@@ -29,12 +26,12 @@ def accuracy(groups: Sequence[Group], against: str) -> Canvas:
 
 def loss(groups: Sequence[Group], against: str) -> Canvas:
     """Test loss of the global model, mean and standard deviation over seeds."""
-    return _curves(groups, "loss", "test loss (nats)", against)
+    return _curves(groups, "loss", of_loss("test loss", runs_of(groups)), against)
 
 
 def train_loss(groups: Sequence[Group], against: str) -> Canvas:
     """Mean training loss of each round's clients in their last local epoch."""
-    return _curves(groups, "train_loss", "training loss (nats)", against)
+    return _curves(groups, "train_loss", of_loss("training loss", runs_of(groups)), against)
 
 
 def personal(groups: Sequence[Group], against: str) -> Canvas:
@@ -50,10 +47,6 @@ def worst(groups: Sequence[Group], against: str) -> Canvas:
 def metric(groups: Sequence[Group], name: str) -> Canvas:
     """A further metric of the task, of the global model on the test samples."""
     return _curves(groups, f"{METRIC}{name}", name.replace("_", " "), "rounds")
-
-
-def metric_names(run: RunFolder) -> list[str]:
-    return [name.removeprefix(METRIC) for name in run["rounds"].column_names if name.startswith(METRIC)]
 
 
 def _curves(groups: Sequence[Group], column: str, label: str, against: str, scale: float = 1.0) -> Canvas:
@@ -106,7 +99,7 @@ def _time(longest: float) -> tuple[str, float]:
 
 def final_scores(groups: Sequence[Group]) -> Canvas:
     """Score at the end of each run (circles), and mean and standard deviation over the seeds of each configuration."""
-    by = judged_by([run for group in groups for run in group.runs])
+    by = judged_by(runs_of(groups))
     held = [(g.label, 100 * np.array([s for run in g.runs if (s := final(run, by)) is not None])) for g in groups]
     held = [(label, values) for label, values in held if len(values)]
     if not held:

@@ -21,6 +21,7 @@ from raysim.report import (
 from raysim.report.canvas import Canvas, styled
 from raysim.report.folder import RunFolder
 from raysim.report.groups import compare
+from raysim.report.summary import metric_names
 
 Variants = Callable[[RunFolder], list[str]]
 """Names of the variants of a figure for a run, in their order."""
@@ -54,7 +55,7 @@ FIGURES: dict[str, Comparison | Portrait] = {
     "accuracy": Comparison(curves.accuracy, AGAINST),
     "loss": Comparison(curves.loss, AGAINST),
     "train-loss": Comparison(curves.train_loss, AGAINST),
-    "metric": Comparison(curves.metric, curves.metric_names),
+    "metric": Comparison(curves.metric, metric_names),
     "personal": Comparison(curves.personal, AGAINST),
     "worst": Comparison(curves.worst, AGAINST),
     "clients": Comparison(clients.client_accuracy),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -199,6 +199,13 @@ def _flatten(value: Any, path: str, found: dict[str, Any]) -> None:
             _flatten(one, f"{inside}{key}", found)
     else:
         found[path] = value
+
+
+def of_loss(words: str, runs: Iterable[RunFolder]) -> str:
+    """`words` for a loss, with its unit where all runs have the same one."""
+    units = {run.manifest.get("loss_unit", "nats") for run in runs}  # an older manifest has none: cross-entropies
+    unit = units.pop() if len(units) == 1 else ""
+    return f"{words} ({unit})" if unit else words
 
 
 @dataclass(frozen=True)

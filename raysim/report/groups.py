@@ -45,6 +45,11 @@ def compare(runs: Sequence[RunFolder]) -> list[Group]:
     return [Group(label, tuple(members)) for label, members in zip(labels, groups.values(), strict=True)]
 
 
+def runs_of(groups: Sequence[Group]) -> list[RunFolder]:
+    """The runs of all groups."""
+    return [run for group in groups for run in group.runs]
+
+
 def differences(runs: Sequence[RunFolder]) -> list[str]:
     """Paths of the settings that differ between runs. A setting that a run lacks does not count for it."""
     paths = dict.fromkeys(path for run in runs for path in run.settings)

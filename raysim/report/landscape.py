@@ -12,8 +12,8 @@ from matplotlib.ticker import MaxNLocator, NullFormatter
 
 from raysim.report import NoData
 from raysim.report.canvas import COLUMN, INK, SEQUENTIAL, Canvas, colour, dash, legend, whole_rounds
-from raysim.report.folder import RunFolder
-from raysim.report.groups import Group
+from raysim.report.folder import RunFolder, of_loss
+from raysim.report.groups import Group, runs_of
 from raysim.report.measured import at_last_round, measured, tables_of
 
 BEST = "#d55e00"
@@ -41,7 +41,10 @@ def _mean_curves(
 
 def rescaling(groups: Sequence[Group], variant: str) -> Canvas:
     """Loss or accuracy of the global model times a factor, at the last measured round; a diamond marks the best factor."""
-    label, scale, best = {"loss": ("loss (nats)", 1, np.argmin), "accuracy": ("accuracy (%)", 100, np.argmax)}[variant]
+    label, scale, best = {
+        "loss": (of_loss("loss", runs_of(groups)), 1, np.argmin),
+        "accuracy": ("accuracy (%)", 100, np.argmax),
+    }[variant]
     figure, axes, drawn = _mean_curves(groups, "rescaling", "factor", variant, scale)
     for i, x, y, _ in drawn:
         axes.plot(x[best(y)], y[best(y)], "D", color=colour(i), markersize=5, markeredgecolor="white", zorder=5)
@@ -54,7 +57,7 @@ def rescaling(groups: Sequence[Group], variant: str) -> Canvas:
 def slice_(groups: Sequence[Group]) -> Canvas:
     """Loss along the first eigenvector of the loss's Hessian, a unit vector, at the last measured round."""
     figure, axes, _ = _mean_curves(groups, "slice", "step", "loss")
-    axes.set(xlabel="step a along v₁", ylabel="loss of w + a·v₁ (nats)")
+    axes.set(xlabel="step a along v₁", ylabel=of_loss("loss of w + a·v₁", runs_of(groups)))
     return figure
 
 
@@ -111,7 +114,7 @@ def simplex(run: RunFolder, variant: str) -> Canvas:
         shades = axes.tricontourf(x, y, table["loss"][rows[-1]], levels=16, cmap=SEQUENTIAL)
         marks += axes.plot(*best[-1], "*", color=BEST, markersize=9, markeredgecolor="white", linestyle="")
         labels.append("best")
-        shown = f"loss (nats), round {rounds[-1] + 1}"
+        shown = f"{of_loss('loss', [run])}, round {rounds[-1] + 1}"
     else:
         x, y = best.T
         axes.plot(x, y, color="#888888", linewidth=0.6, zorder=2)
@@ -156,7 +159,7 @@ def trajectory(run: RunFolder) -> Canvas:
             color="white", fontweight="bold",
         )  # fmt: skip
     axes.grid(False)
-    axes.set_title(f"training loss of client {about['client']} (nats)", loc="left")
+    axes.set_title(of_loss(f"training loss of client {about['client']}", [run]), loc="left")
     shares = [f"{100 * share:.0f} %" for share in about["explained"]]
     axes.set(xlabel=f"first direction ({shares[0]} of variance)", ylabel=f"second ({shares[1]})")
     legend(figure, [begin, finish], ["start of training", "end"])

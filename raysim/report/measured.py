@@ -43,7 +43,10 @@ def tables_of(groups: Sequence[Group], name: str) -> list[tuple[int, str, list[d
 
 
 def at_last_round(table: dict[str, np.ndarray], *columns: str) -> list[np.ndarray]:
-    """Columns of a measure's table, at the last of the measured rounds."""
+    """Columns of a measure's table, at the last of the measured rounds. Raises `NoData` where it lacks one: only
+    tasks with accuracies have the column `accuracy`."""
+    if missing := [column for column in columns if column not in table]:
+        raise NoData(f"The measure has recorded no {missing[0]}.")
     last = table["round"] == table["round"].max()
     return [table[column][last] for column in columns]
 

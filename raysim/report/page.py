@@ -12,7 +12,7 @@ from typing import Any
 
 from raysim.report import NoData, ReportError, need
 from raysim.report.folder import RunFolder
-from raysim.report.groups import Group, compare, differences
+from raysim.report.groups import Group, compare, differences, runs_of
 from raysim.report.summary import Summary, summarise
 from raysim.store.atomic import replacing
 
@@ -87,7 +87,7 @@ def write(runs: Sequence[RunFolder], out: Path, target: float | None = None) -> 
 
 
 def _sections(groups: Sequence[Group]) -> Iterable[Section]:
-    runs = [run for group in groups for run in group.runs]
+    runs = runs_of(groups)
     for title, names in SECTIONS.items():
         if title == "Scores" and len(runs) == 1:
             names = names[1:]  # a single number is no figure

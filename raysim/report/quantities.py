@@ -10,7 +10,7 @@ import numpy as np
 from matplotlib.axes import Axes
 
 from raysim.report.canvas import COLUMN, PAGE, Canvas, every_nth, heat_map, name_rows, whole_rounds
-from raysim.report.folder import RunFolder
+from raysim.report.folder import RunFolder, of_loss
 from raysim.report.series import plot_rounds
 
 AXES = ("client", "layer", "index")  # in this order
@@ -35,9 +35,9 @@ WORDS = {  # with the method's name where methods use one word for different thi
     "normaliser": "local steps counted, ‖a‖₁",
     "tau_eff": "effective local steps τ",
     "kept": "share of the neurons sent",
-    "loss": "loss of learning (nats)",
-    "proxy_loss_before": "proxy loss before (nats)",
-    "proxy_loss_after": "proxy loss after (nats)",
+    "loss": "loss of learning",
+    "proxy_loss_before": "proxy loss before",
+    "proxy_loss_after": "proxy loss after",
     "preference": "preference for the peer",
     "weights": "weight of the peer's model",
     "relation": "weight of the peer's model",
@@ -56,6 +56,7 @@ WORDS = {  # with the method's name where methods use one word for different thi
     "balance.fedlws_ratio": "FedLWS's r ‖(1 − γ)w‖ / ‖γd‖",
     "similarity.client": "cosine with the new global model",
 }
+LOSSES = ("loss", "proxy_loss_before", "proxy_loss_after")
 PLACES = {  # what the index of a quantity counts
     "loss": "epoch of learning",
     "gamma": "epoch of learning",
@@ -171,7 +172,7 @@ def layers(run: RunFolder, name: str) -> Canvas:
     height = float(np.clip(0.75 + 0.17 * rows, 1.5, 8))
     if "client" not in quantity.axes:
         figure = Canvas(COLUMN, height)
-        _map(figure.add_subplot(), quantity, "layer", "round", height, words(name))
+        _map(figure.add_subplot(), quantity, "layer", "round", height, _label(run, name))
         return figure
     figure = Canvas(PAGE, height)
     left, right = figure.subplots(1, 2, sharey=True)
@@ -180,8 +181,8 @@ def layers(run: RunFolder, name: str) -> Canvas:
         _map(left, share, "layer", "round", height, "clients that sent the layer (%)", (0, 100))
         _map(right, share, "layer", "client", height, "of its rounds, those with the layer (%)", (0, 100))
     else:
-        _map(left, quantity, "layer", "round", height, f"{words(name)}, mean over clients")
-        _map(right, quantity, "layer", "client", height, f"{words(name)}, mean over rounds")
+        _map(left, quantity, "layer", "round", height, f"{_label(run, name)}, mean over clients")
+        _map(right, quantity, "layer", "client", height, f"{_label(run, name)}, mean over rounds")
     return figure
 
 
@@ -192,14 +193,14 @@ def notes(run: RunFolder, name: str) -> Canvas:
         figure = Canvas(COLUMN, 1.9)
         axes = figure.add_subplot()
         plot_rounds(axes, 0, quantity.values)
-        axes.set(xlabel="round", ylabel=fill(words(name), 24))
+        axes.set(xlabel="round", ylabel=fill(_label(run, name), 24))
         whole_rounds(axes)
         return figure
     rows, columns = (quantity.axes[0], "round") if len(quantity.axes) == 1 else quantity.axes
     height = float(np.clip(0.75 + 0.12 * len(quantity.labels[rows]), 1.8, 3.4))
     figure = Canvas(COLUMN, height)
     over = "" if columns == "round" else ", mean over rounds"
-    _map(figure.add_subplot(), quantity, rows, columns, height, words(name) + over)
+    _map(figure.add_subplot(), quantity, rows, columns, height, _label(run, name) + over)
     return figure
 
 
@@ -219,8 +220,12 @@ def _map(
         axes.set_xticks(range(0, values.shape[1], every), quantity.labels[columns][::every])
 
 
+def _label(run: RunFolder, name: str) -> str:
+    return of_loss(words(name), [run]) if name.rpartition(".")[2] in LOSSES else words(name)
+
+
 def words(name: str) -> str:
-    """What a quantity is called on an axis, with its unit where it has one."""
+    """What a quantity is called on an axis."""
     method, _, what = name.rpartition(".")
     of = what.removeprefix("model_")
     known = WORDS.get(name) or WORDS.get(f"{method}.{of}") or WORDS.get(of, of.replace("_", " "))

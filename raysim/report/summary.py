@@ -10,7 +10,8 @@ from functools import partial
 import numpy as np
 
 from raysim.report.folder import RunFolder
-from raysim.report.groups import Group
+from raysim.report.groups import Group, runs_of
+from raysim.store.tables import OPEN
 
 SHORTFALL = 0.95  # the default target is this share of the score that all runs have reached
 
@@ -62,6 +63,7 @@ class Summary:
     costs: Table
 
 
+METRIC = OPEN["rounds"].prefix
 GLOBAL, PERSONAL = "accuracy", "personal_accuracy_micro"  # columns of `rounds` by which runs are judged
 
 
@@ -70,6 +72,11 @@ def judged_by(runs: Sequence[RunFolder]) -> str:
     first and every run has the second."""
     has = {score: all(len(scores(run, score)) for run in runs) for score in (GLOBAL, PERSONAL)}
     return PERSONAL if has[PERSONAL] and not has[GLOBAL] else GLOBAL
+
+
+def metric_names(run: RunFolder) -> list[str]:
+    """The task's metrics besides accuracy, such as rmse, in the order of the task."""
+    return [name.removeprefix(METRIC) for name in run["rounds"].column_names if name.startswith(METRIC)]
 
 
 def scores(run: RunFolder, column: str) -> np.ndarray:
@@ -126,7 +133,7 @@ def default_target(runs: Sequence[RunFolder], column: str) -> float | None:
 
 def summarise(groups: Sequence[Group], target: float | None = None) -> Summary:
     """Scores and costs of each group, and what it took to reach `target` (default: `default_target`), a fraction."""
-    runs = [run for group in groups for run in group.runs]
+    runs = runs_of(groups)
     by = judged_by(runs)
     target = default_target(runs, by) if target is None else target
 
@@ -141,6 +148,11 @@ def summarise(groups: Sequence[Group], target: float | None = None) -> Summary:
         f"{own}best (%)": percent(best, by),
         f"{own}mean of last 10 (%)": percent(last10, by),
     }
+    shared = [name for name in metric_names(runs[0]) if all(name in metric_names(run) for run in runs)]
+    if shared and not any(len(scores(run, by)) for run in runs):
+        scored = {heading: show for heading, show in scored.items() if "%" not in heading}
+    for name in shared:
+        scored[f"final {name.replace('_', ' ')}"] = partial(_metric, f"{METRIC}{name}")
     if by == GLOBAL:
         scored["personal (%)"] = percent(final, PERSONAL)
     scored["worst tenth (%)"] = percent(final, "personal_accuracy_worst10")
@@ -183,6 +195,10 @@ def _percent(group: Group, of: Callable[[RunFolder, str], float | None], column:
     return OverSeeds.of([None if value is None else 100 * value for value in values])
 
 
+def _metric(column: str, group: Group) -> str:
+    return OverSeeds.of([final(run, column) for run in group.runs]).show(4)
+
+
 def _cost(spent: Callable[[RunFolder, str], float | None], cost: str, group: Group) -> str:
     several = len(group.runs) > 1
     return OverSeeds.of([spent(run, cost) for run in group.runs]).show(int(several) if cost == "round" else None)
@@ -199,7 +215,8 @@ def _sentence(groups: Sequence[Group], by: str, target: float | None) -> str:
     finals = [(_percent(group, final, by), group) for group in groups]
     scored = [(score, group) for score, group in finals if score.values]
     if not scored:
-        return "No model has been evaluated yet."
+        judged = any(metric_names(run) for run in runs_of(groups))
+        return "" if judged else "No model has been evaluated yet."
     top, group = max(scored, key=lambda pair: pair[0].mean)
     kind = "test accuracy" if by == GLOBAL else "personal test accuracy"
     over = f" (mean ± standard deviation over {len(group.runs)} runs)" if len(group.runs) > 1 else ""

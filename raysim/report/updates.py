@@ -11,7 +11,7 @@ from matplotlib.lines import Line2D
 from raysim.report import NoData
 from raysim.report.canvas import COLUMN, INK, PAGE, Canvas, colour, decades, heat_map, legend, name_rows, whole_rounds
 from raysim.report.clouds import scatter_groups
-from raysim.report.folder import RunFolder
+from raysim.report.folder import RunFolder, of_loss
 from raysim.report.groups import Group
 from raysim.report.quantities import Quantity, noted, quantities
 from raysim.report.series import over_rounds, plot, plot_rounds
@@ -114,7 +114,7 @@ def objective(run: RunFolder) -> Canvas:
         if not len(values):
             raise NoData("The run has no instrument objective.")
         plot_rounds(axes, i, values)
-    axes.set(xlabel="round", ylabel="training loss (nats)", yscale="log")
+    axes.set(xlabel="round", ylabel=of_loss("training loss", [run]), yscale="log")
     decades(axes.yaxis)
     whole_rounds(axes)
     legend(figure, axes.get_lines(), ["before local training", "after"])

@@ -31,6 +31,7 @@ class Manifest(TypedDict, total=False):
     versions: dict[str, str]
     hardware: dict[str, Any]
     partition_sha256: str
+    loss_unit: str
     settings: dict[str, Any]
 
 

@@ -3,8 +3,9 @@
 import numpy as np
 import pytest
 
+from raysim.core.task import TASKS
 from raysim.data import DataError, Dataset
-from raysim.data.sources import Characters, Diabetes, Multilabel
+from raysim.data.sources import Characters, Diabetes, Multilabel, Npz
 
 
 def test_characters_are_windows_and_what_follows(tmp_path):
@@ -63,6 +64,50 @@ def test_multilabel_samples_are_sums_of_prototypes():
     assert data.y.mean() == pytest.approx(0.3, abs=0.03)
     with pytest.raises(DataError, match="the share must lie between 0 and 1"):
         Multilabel(share=1).load(None)
+
+
+@pytest.mark.parametrize(
+    ("y", "task"),
+    [
+        (np.array([0.5, -1.0, 2.0]), "regression"),
+        (np.array([[5, 1], [2, 3], [4, 5]]), "regression"),
+        (np.array([[0, 1], [1, 1], [0, 0]], np.uint8), "multilabel"),
+        (np.array([[False, True], [True, True], [False, False]]), "multilabel"),
+    ],
+)
+def test_an_archive_holds_targets_or_labels(y, task, tmp_path):
+    np.savez(tmp_path / "a.npz", x_train=np.ones((2, 4)), y_train=y[:2], x_test=np.ones((1, 4)), y_test=y[2:])
+    data = Npz("a.npz", task).load(tmp_path)
+    assert (data.task, data.y.dtype, data.train_rows) == (task, np.float32, 2)
+    assert np.array_equal(data.y, y.reshape(3, -1))
+    assert TASKS[task].check(data.y, data.outputs) is None
+    with pytest.raises(DataError, match=f"{task} has as many outputs as y has columns; leave `classes` out"):
+        Npz("a.npz", task, classes=2).load(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("task", "train", "test", "sentence"),
+    [
+        ("multilabel", np.array([[0, 2]]), np.array([[0, 1]]), r"y_train is int64 \(1, 2\); multilabel needs 0 and 1 "),
+        ("multilabel", np.array([1]), np.array([1]), r"y_train is int64 \(1,\); multilabel needs"),
+        ("multilabel", np.array([[0, 1]]), np.array([[0, 1, 1]]), r"y_test is .* n = 1, in the columns of y_train"),
+        (
+            "regression",
+            np.array([0.5]),
+            np.array(["a"]),
+            r"y_test is <U1 \(1,\); regression needs numbers \[n\] or \[n, F",
+        ),
+        ("regression", np.ones((1, 2, 2)), np.ones((1, 2, 2)), r"y_train is float64 \(1, 2, 2\); regression"),
+        ("regression", np.array([0.5]), None, "holds no y_test"),
+        ("regression", np.array([np.inf]), np.array([0.5]), "row 0 has label inf, outside finite numbers"),
+        ("classification", np.array([0.5]), np.array([0.5]), r"one a row; for labels or targets set `task`"),
+    ],
+)
+def test_archives_with_wrong_targets_or_labels(task, train, test, sentence, tmp_path):
+    arrays = {"x_train": np.ones((1, 4)), "y_train": train, "x_test": np.ones((1, 4))}
+    np.savez(tmp_path / "a.npz", **arrays, **({} if test is None else {"y_test": test}))
+    with pytest.raises(DataError, match=sentence):
+        Npz("a.npz", task).load(tmp_path)
 
 
 def test_targets_must_be_finite():

@@ -23,7 +23,9 @@ from ray._private.node import Node
 from ray.cluster_utils import Cluster
 from sabotage import Stalls, ending
 
+from raysim.config import ConfigError
 from raysim.engine import scheduler
+from raysim.engine.ray.cluster import cluster as joined_or_started
 from raysim.engine.ray.engine import ray_engine
 from raysim.engine.ray.pool import Pool
 from raysim.federation import Federation, MakeEngine
@@ -185,12 +187,13 @@ def listening(facts: dict[str, Any]) -> list[tuple[str, int]]:
     return [(c.laddr.ip, c.laddr.port) for c in found if c.status == "LISTEN"]
 
 
-def test_object_store_of_the_size_asked_for(own):
+def test_object_store_of_the_size_asked_for(own, monkeypatch):
     """On a cluster of its own; one that is joined has its own size, so there the setting is refused."""
     assert own["store"] == 100 << 20
-    code = "from raysim.engine.ray.cluster import cluster\nwith cluster('somewhere:6379', 100 << 20): pass"
-    refused = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=without_address())
-    assert "the cluster at somewhere:6379 has its own object store" in refused.stderr
+    monkeypatch.setattr(ray, "is_initialized", lambda: False)
+    refused = pytest.raises(ConfigError, match="the cluster at somewhere:6379 has its own object store")
+    with refused, joined_or_started("somewhere:6379", 100 << 20):
+        pass
 
 
 def test_nothing_of_it_listens_to_other_machines(own):

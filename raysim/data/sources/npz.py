@@ -5,6 +5,7 @@ import os
 import zipfile
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 
@@ -19,6 +20,9 @@ class Npz(Source):
 
     path: str
     """The .npz file."""
+    task: Literal["classification", "multilabel", "regression"] = "classification"
+    """What y holds: integers [n], the classes; 0 and 1 [n, L], which of L labels a sample has; numbers [n] or [n, F],
+    targets."""
     classes: int | None = None
     """Number of classes; needed where a class has no training row."""
     normalise: Normalise = "half"
@@ -49,9 +53,7 @@ class Npz(Source):
 
         splits = [split for split in ("train", "test") if f"x_{split}" in arrays]
         x = [self._samples(file, f"x_{split}", arrays) for split in splits]
-        y = [self._numbers(file, f"y_{split}", arrays, len(part)) for split, part in zip(splits, x, strict=True)]
-        labels = [(f"{file} y_{split}", part) for split, part in zip(splits, y, strict=True)]
-        classes = class_names(labels[:1], labels[1:], count=self.classes)
+        y, classes = self._labels(file, arrays, {split: len(part) for split, part in zip(splits, x, strict=True)})
         client = None
         if "client_train" in arrays:
             arrays.setdefault("client_test", np.full(sum(map(len, x[1:])), -1))
@@ -62,7 +64,7 @@ class Npz(Source):
             raise DataError(f"{file}: x_test {x[1].shape} {x[1].dtype} is unlike x_train {x[0].shape} {x[0].dtype}")
         preprocessing = PREPROCESSING[self.normalise] if x[0].dtype == np.uint8 else {}
         samples = np.concatenate(x)
-        return Dataset(file.stem, samples, np.concatenate(y), len(x[0]), classes, client, **preprocessing)
+        return Dataset(file.stem, samples, y, len(x[0]), classes, client, task=self.task, **preprocessing)
 
     @staticmethod
     def _samples(file: Path, key: str, arrays: dict[str, np.ndarray]) -> np.ndarray:
@@ -89,15 +91,49 @@ class Npz(Source):
             "or floating-point features [n, F]"
         )
 
+    def _labels(
+        self, file: Path, arrays: dict[str, np.ndarray], sizes: dict[str, int]
+    ) -> tuple[np.ndarray, tuple[str, ...]]:
+        """All of y, training rows first, and the names of a model's outputs."""
+        if self.task == "classification":
+            y = [self._numbers(file, f"y_{split}", arrays, size) for split, size in sizes.items()]
+            named = [(f"{file} y_{split}", part) for split, part in zip(sizes, y, strict=True)]
+            return np.concatenate(y), class_names(named[:1], named[1:], count=self.classes)
+        if self.classes is not None:
+            raise DataError(f"{file}: {self.task} has as many outputs as y has columns; leave `classes` out")
+        y = [self._columns(file, f"y_{split}", arrays, size) for split, size in sizes.items()]
+        return np.concatenate(y), tuple(str(column) for column in range(y[0].shape[1]))
+
+    def _columns(self, file: Path, key: str, arrays: dict[str, np.ndarray], n: int) -> np.ndarray:
+        """Labels or targets [n, columns] float32."""
+        y = _member(file, key, arrays)
+        if self.task == "multilabel":
+            fits, words = y.ndim == 2 and y.dtype.kind in "bui" and bool(np.isin(y, (0, 1)).all()), "0 and 1 [n, L]"
+        else:
+            fits, words = y.ndim in (1, 2) and y.dtype.kind in "fui", "numbers [n] or [n, F]"
+        if not (fits and y.size and len(y) == n and y.shape[1:] == arrays["y_train"].shape[1:]):
+            raise DataError(
+                f"{file}: {key} is {y.dtype} {y.shape}; {self.task} needs {words}, n = {n}, in the columns of y_train"
+            )
+        with np.errstate(over="ignore"):  # `Dataset` refuses what float32 does not hold
+            return y.reshape(n, -1).astype(np.float32)
+
     @staticmethod
     def _numbers(file: Path, key: str, arrays: dict[str, np.ndarray], n: int) -> np.ndarray:
-        if key not in arrays:
-            raise DataError(f"{file}: holds no {key}; it has {', '.join(arrays)}")
-        if arrays[key].shape != (n,) or not np.issubdtype(arrays[key].dtype, np.integer):
+        """Classes or clients [n] int64."""
+        numbers = _member(file, key, arrays)
+        if numbers.shape != (n,) or not np.issubdtype(numbers.dtype, np.integer):
+            other = "; for labels or targets set `task`" if key.startswith("y_") else ""
             raise DataError(
-                f"{file}: {key} is {arrays[key].dtype} {arrays[key].shape}; it must be {n} integers, one a row"
+                f"{file}: {key} is {numbers.dtype} {numbers.shape}; it must be {n} integers, one a row{other}"
             )
-        return arrays[key].astype(np.int64)
+        return numbers.astype(np.int64)
+
+
+def _member(file: Path, key: str, arrays: dict[str, np.ndarray]) -> np.ndarray:
+    if key not in arrays:
+        raise DataError(f"{file}: holds no {key}; it has {', '.join(arrays)}")
+    return arrays[key]
 
 
 def _check_sizes(file: Path) -> None:
