@@ -16,6 +16,7 @@ from safetensors.numpy import load_file
 
 from raysim.config import ConfigError, LocalConfig, load
 from raysim.core.client import ClientMethod, LocalRun, Upload
+from raysim.core.failures import ClientFailure
 from raysim.core.server import STAGES, Aggregator
 from raysim.federation import Federation
 from raysim.federation.round import sample
@@ -443,7 +444,8 @@ class Late(ClientMethod):
     """Client 5 fails in the first round."""
 
     def finish(self, run: LocalRun, upload: Upload) -> None:
-        assert (run.t, run.client) != (0, 5)
+        if (run.t, run.client) == (0, 5):
+            raise ClientFailure("too late")
 
 
 @pytest.mark.parametrize(

@@ -75,8 +75,8 @@ def test_no_model_passes_the_driver(name, tmp_path, warm_ray, monkeypatch):
     fetched = []
     fetch = RayEngine.fetch
 
-    def watched(engine, calls):
-        values = fetch(engine, calls)
+    def watched(engine, calls, **options):
+        values = fetch(engine, calls, **options)
         fetched.extend(values)
         return values
 
