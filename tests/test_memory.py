@@ -17,10 +17,10 @@ from raysim.federation import Federation, MakeEngine, local_engine
 WARM_UP, ROUNDS, EVERY = 40, 120, 10
 MODEL = {"name": "mlp", "options": {"hidden": [1000]}}  # 69,004 parameters: Ray puts them into the object store
 METHODS = {
-    "models are summed as they come": {},
+    "models are summed as they come": {"local": {"batch_size": 32}},  # few steps, because rounds matter
     "models, uploads and states are kept": {
         "client": [{"scaffold": {"c_update": "mean_grad"}}, "fedala"],
-        "local": {"momentum": 0.0, "weight_decay": 0.0},
+        "local": {"momentum": 0.0, "weight_decay": 0.0, "batch_size": 32},
         "weighting": [{"fedldf": {"top_n": 2}}], "server": ["fedlws"],
     },
 }  # fmt: skip

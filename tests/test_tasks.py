@@ -48,7 +48,7 @@ def small(task: str, **changes):
     ],
 )
 def test_the_shipped_federations_learn(name, least, tmp_path):
-    changes = ["rounds.total=20", "rounds.participation=1.0"] if name == "characters" else []
+    changes = ["rounds.total=16"] if name == "characters" else []
     config = load(find(name), changes)
     federation = Federation(config, tmp_path)
     while (shown := federation.step()) is not None:

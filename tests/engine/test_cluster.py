@@ -1,8 +1,5 @@
 """Four nodes on this machine: four raylets with an object store each. The same bits, also when one of them is lost."""
 
-import os
-import subprocess
-import sys
 from collections.abc import Iterator
 from functools import partial
 
@@ -15,7 +12,9 @@ from ray._private.node import Node
 from ray.cluster_utils import Cluster
 from sabotage import Stalls, ending
 
+from raysim.config import ConfigError
 from raysim.engine import scheduler
+from raysim.engine.ray.cluster import cluster as joined_or_started
 from raysim.engine.ray.engine import ray_engine
 from raysim.engine.ray.pool import Pool
 from raysim.federation import MakeEngine
@@ -82,13 +81,9 @@ def test_node_lost_during_a_round(tmp_path, cluster, nodes, make_engine, expecte
     assert set(tables.read(federation.folder, "clients")["status"].to_pylist()) == {"ok"}
 
 
-def test_object_store_of_the_size_asked_for():
-    """On a cluster of its own; one that is joined has its own size, so there the setting is refused."""
-    code = "import ray; from raysim.engine.ray.cluster import cluster\nwith cluster(None, 100 << 20): "
-    code += "print(int(ray.cluster_resources()['object_store_memory']))"
-    env = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"}
-    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=env, check=True)
-    assert int(found.stdout) == 100 << 20
-    code = "from raysim.engine.ray.cluster import cluster\nwith cluster('somewhere:6379', 100 << 20): pass"
-    refused = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=env)
-    assert "the cluster at somewhere:6379 has its own object store" in refused.stderr
+def test_an_object_store_is_asked_for_where_a_cluster_is_joined(monkeypatch):
+    """It has its own size. What a run's own cluster does with the size is seen in test_state_store.py."""
+    monkeypatch.setattr(ray, "is_initialized", lambda: False)
+    refused = pytest.raises(ConfigError, match="the cluster at somewhere:6379 has its own object store")
+    with refused, joined_or_started("somewhere:6379", 100 << 20):
+        pass

@@ -2,6 +2,7 @@
 
 import gc
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -132,22 +133,26 @@ from pathlib import Path
 import ray
 from ray._private.internal_api import memory_summary
 from conftest import play, tiny
+from raysim.engine.ray.cluster import cluster
 from raysim.engine.ray.engine import ray_engine
 
 changes, folder, store = json.loads(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3])
-ray.init("local", num_cpus=2, include_dashboard=False, log_to_driver=False, object_store_memory=store)
-federation = play(tiny(**changes, engine={"ray": {"clients_per_actor": 10}}), folder, make_engine=ray_engine)
-print(json.dumps([federation.sha256(), memory_summary(ray.get_runtime_context().gcs_address, stats_only=True)]))
+with cluster(None, store) as address:
+    size = int(ray.cluster_resources()["object_store_memory"])
+    federation = play(tiny(**changes, engine={"ray": {"clients_per_actor": 20}}), folder, make_engine=ray_engine)
+    print(json.dumps([federation.sha256(), size, memory_summary(address, stats_only=True)]))
 """
 
 
 def test_ray_spills_what_exceeds_its_object_store(tmp_path):
-    """In a cluster of its own, with the smallest store that Ray allows; the same bits as in one process that spills."""
+    """In a cluster of the run's own, with the smallest store that Ray allows, which is the size asked for; the same bits as
+    in one process that spills."""
     local = play(tiny(**LARGE, engine={"local": {"state_bytes": 20 << 20}}), tmp_path / "local")
     assert local.engine.state_store.spilled > 100 << 20
     command = [sys.executable, "-c", ON_RAY, json.dumps(LARGE), str(tmp_path / "ray"), str(76 << 20)]
-    run = subprocess.run(command, capture_output=True, text=True, cwd=Path(__file__).parents[1], timeout=250)
+    alone = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"}
+    run = subprocess.run(command, capture_output=True, text=True, cwd=Path(__file__).parents[1], env=alone, timeout=250)
     assert run.returncode == 0, run.stderr
-    sha256, memory = json.loads(run.stdout.splitlines()[-1])
-    assert sha256 == local.sha256()
+    sha256, size, memory = json.loads(run.stdout.splitlines()[-1])
+    assert (sha256, size) == (local.sha256(), 76 << 20)
     assert "Spilled" in memory

@@ -117,10 +117,11 @@ def test_runs_on_ray_in_one_kernel_leak_no_cluster(tmp_path: Path, cluster: Any)
     """Inside a cluster that is there already, as in a notebook that has called `ray.init`."""
     import ray
 
-    on_ray, free = settings(engine={"ray": {"clients_per_actor": 2}}), ray.available_resources()["CPU"]
-    runs = [raysim.run(on_ray, out=tmp_path / str(i), progress=False) for i in range(2)]
+    on_ray, free = settings(engine={"ray": {"clients_per_actor": 3}}), ray.available_resources()["CPU"]
+    run = raysim.run(on_ray, out=tmp_path / "run", progress=False)
     local = raysim.run(settings(), out=tmp_path / "local")
-    assert {run.result["sha256"] for run in runs} == {local.result["sha256"]}
+    assert run.result["sha256"] == local.result["sha256"]
+    assert ray.available_resources()["CPU"] == free
     simulation = raysim.stream(on_ray, out=tmp_path / "streamed")
     next(simulation)
     now = simulation.model().state_dict()

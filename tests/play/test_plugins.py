@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import json
+import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
+import nbformat
 import pytest
+import yaml
+from nbclient import NotebookClient
 
-SCRIPT = '''
+OWN = '''
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar
@@ -89,41 +95,86 @@ class Drift(raysim.Instrument):
 
     def observe(self, done, population):
         yield self.note("norm", (done.after - done.before).norm())
-
-
-def settings(engine):
-    return {
-        "name": "own", "engine": engine,
-        "data": {"name": {"points": {"samples": 120}}, "partition": {"in_turn": {"clients": 3}}, "task": "focal"},
-        "model": {"name": "net", "options": {"width": 8}}, "rounds": {"total": 3},
-        "local": {"batch_size": 10, "lr": 0.5}, "client": [{"signsgd": {"scale": 0.1}}],
-        "evaluate": {"metrics": ["doubt"]}, "record": {"instruments": ["drift"]},
-    }
-
-
-if __name__ == "__main__":
-    import sys
-
-    runs = {engine: raysim.run(settings(engine), out=f"{sys.argv[1]}/{engine}") for engine in ("local", "ray")}
-    assert runs["local"].result["sha256"] == runs["ray"].result["sha256"]
-    assert runs["ray"].result["final"] > 0.85, runs["ray"].result
-    doubts = [run["rounds"]["metric.doubt"].to_pylist() for run in runs.values()]
-    assert doubts[0] == doubts[1] and doubts[0][0] > doubts[0][-1] > 0, doubts
-    assert [n["method"] for n in runs["ray"]["notes"].to_pylist()] == ["drift"] * 3
-    assert isinstance(runs["ray"].model()(torch.zeros(2, 5)), torch.Tensor)
-    print("all well")
 '''
+SETTINGS: dict[str, Any] = {
+    "name": "own",
+    "data": {"name": {"points": {"samples": 120}}, "partition": {"in_turn": {"clients": 3}}, "task": "focal"},
+    "model": {"name": "net", "options": {"width": 8}}, "rounds": {"total": 3},
+    "local": {"batch_size": 10, "lr": 0.5}, "client": [{"signsgd": {"scale": 0.1}}],
+    "evaluate": {"metrics": ["doubt"]}, "record": {"instruments": ["drift"]},
+}  # fmt: skip
+ON_RAY = {"ray": {"clients_per_actor": 3}}  # one actor: its start takes longer than the runs
+PLAY = f"""
+def played(engine):
+    run = raysim.run({SETTINGS!r}, out=f"out/{{engine}}", engine={{"local": "local", "ray": {ON_RAY!r}}}[engine])
+    doubts = run["rounds"]["metric.doubt"].to_pylist()
+    assert run.result["final"] > 0.85 and doubts[0] > doubts[-1] > 0, doubts
+    assert [note["method"] for note in run["notes"].to_pylist()] == ["drift"] * 3
+    assert isinstance(run.model()(torch.zeros(2, 5)), torch.Tensor)
+    return run.result["sha256"]
+"""
+PRINT = "print(played('local'), played('ray'), sep='\\n')"
+ENTRIES = {
+    "methods": "SignSGD", "models": "Net", "datasets": "points", "partitions": "in_turn", "tasks": "Focal",
+    "metrics": "doubt", "instruments": "Drift",
+}  # fmt: skip
+BUILD = '[build-system]\nrequires = ["hatchling"]\nbuild-backend = "hatchling.build"\n[project]\nname = "mine"\nversion = "1"\n'
 
 
 @pytest.fixture
-def script(tmp_path: Path) -> Path:
-    path = tmp_path / "mine.py"
-    path.write_text(SCRIPT)
-    return path
+def environment(cluster: Any) -> dict[str, str]:
+    """Of a process that joins this session's cluster, in which nothing but raysim is known."""
+    return os.environ | {"RAY_ADDRESS": cluster.address}
 
 
-def test_in_a_script(script: Path) -> None:
+def lines(*command: object, **settings: Any) -> list[str]:
+    """What a Python process prints."""
     done = subprocess.run(
-        [sys.executable, script, script.parent], capture_output=True, text=True, timeout=250, check=False
+        [sys.executable, *map(str, command)], capture_output=True, text=True, timeout=250, check=False, **settings
     )
-    assert done.stdout.endswith("all well\n"), done.stdout + done.stderr
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout.splitlines()
+
+
+def test_in_a_script(environment: dict[str, str], tmp_path: Path) -> None:
+    script = tmp_path / "mine.py"
+    script.write_text(OWN + PLAY + f'if __name__ == "__main__":\n    {PRINT}\n')
+    local, ray = lines(script, env=environment, cwd=tmp_path)[-2:]
+    assert local == ray
+
+
+def test_in_a_notebook(environment: dict[str, str], tmp_path: Path) -> None:
+    """Each definition in a cell of its own. The one of the method is run again after a change."""
+    parts = OWN.split("\n\n\n")
+    method = next(part for part in parts if "SignSGD" in part)
+    cells = [parts[0], method.replace("1e-2", "1e-3"), *parts[1:], PLAY, PRINT]
+    notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(cell) for cell in cells])
+    resources = {"metadata": {"path": tmp_path}}
+    NotebookClient(notebook, timeout=250, kernel_name="python3", resources=resources).execute(env=environment)
+    printed = "".join(out.text for out in notebook.cells[-1].outputs if out.get("name") == "stdout")
+    local, ray = printed.splitlines()[-2:]
+    assert local == ray
+
+
+def test_in_an_installed_package(tmp_path: Path) -> None:
+    """Found by its entry points alone, from the command line; in a cluster of its own, whose nodes have the package."""
+    package, site = tmp_path / "package", tmp_path / "site"
+    (package / "mine").mkdir(parents=True)
+    (package / "mine" / "__init__.py").write_text(OWN)
+    groups = [
+        f'[project.entry-points."raysim.{group}"]\n{name.lower()} = "mine:{name}"' for group, name in ENTRIES.items()
+    ]
+    (package / "pyproject.toml").write_text(BUILD + "\n".join(groups))
+    quiet = ("--quiet", "--no-index", "--no-deps", "--no-build-isolation", "--no-cache-dir")
+    lines("-m", "pip", "install", *quiet, "--target", site, package)
+    (tmp_path / "own.yaml").write_text(yaml.safe_dump(SETTINGS))
+    environment = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"}
+    environment["PYTHONPATH"] = os.pathsep.join([str(site), environment.get("PYTHONPATH", "")])
+    hashes = [
+        json.loads((tmp_path / name / "result.json").read_text())["sha256"]
+        for name, engine in (("local", "local"), ("ray", json.dumps(ON_RAY)))
+        if lines(
+            "-m", "raysim", "run", "own.yaml", "--out", name, "--set", f"engine={engine}", env=environment, cwd=tmp_path
+        )
+    ]
+    assert hashes[0] == hashes[1]
