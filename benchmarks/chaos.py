@@ -10,6 +10,7 @@ have are named and left out. Counts go to benchmarks/results/. A short selection
 from __future__ import annotations
 
 import argparse
+import ctypes
 import json
 import multiprocessing
 import os
@@ -23,7 +24,7 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -192,14 +193,31 @@ class FewDescriptors:
 
 @dataclass(frozen=True)
 class Unprivileged:
-    """As nobody, who owns the folder."""
+    """As nobody, who may start so many processes more."""
 
     folder: str
+    processes: int = 1 << 12
 
     def __call__(self) -> None:
+        resource.setrlimit(resource.RLIMIT_NPROC, (self.processes, self.processes))
         os.setgid(65534)
         os.setuid(65534)
         os.environ["HOME"] = self.folder
+
+
+@dataclass(frozen=True)
+class LittleSharedMemory:
+    """Its /dev/shm has so many megabytes."""
+
+    megabytes: int
+
+    def __call__(self) -> None:
+        CLONE_NEWNS = 0x20000  # what is mounted here is seen here only
+        if ctypes.CDLL(None).unshare(CLONE_NEWNS):
+            raise OSError("no mount namespace of its own")
+        subprocess.run(["mount", "--make-rprivate", "/"], check=True)
+        size = f"size={self.megabytes}m"
+        subprocess.run(["mount", "-t", "tmpfs", "-o", size, "tmpfs", "/dev/shm"], check=True)
 
 
 @dataclass(frozen=True)
@@ -257,6 +275,7 @@ class Trial:
     random: random.Random
     folder: Path  # for everything
     engine: Any = "local"
+    changes: dict[str, Any] = field(default_factory=dict)
     said: list[str] = field(default_factory=list)  # sentences with which commands ended
     problems: list[str] = field(default_factory=list)
     commands: int = 0
@@ -270,13 +289,14 @@ class Trial:
         self.commands += 1
         return Command(*arguments, log=self.folder / f"log-{self.commands}", setup=setup)
 
-    def start(self, setup: Callable[[], None] | None = None, **changes: Any) -> Command:
+    def start(self, setup: Callable[[], None] | None = None, address: str = "", **changes: Any) -> Command:
         """`raysim run`, or `raysim resume` where there is something to resume."""
+        joined = ("--address", address) if address else ()
         if (self.run / "config.yaml").exists():
-            return self.command("resume", self.run, setup=setup)
+            return self.command("resume", self.run, *joined, setup=setup)
         file = self.folder / "federation.yaml"
-        file.write_text(yaml.safe_dump(configuration(self.case, self.engine) | changes))
-        return self.command("run", file, "--out", self.run, setup=setup)
+        file.write_text(yaml.safe_dump(configuration(self.case, self.engine) | self.changes | changes))
+        return self.command("run", file, "--out", self.run, *joined, setup=setup)
 
     def note(self, ended: Ended, *allowed: int) -> None:
         """A command may have succeeded, been killed (`allowed`), or ended with a sentence; else it is a problem."""
@@ -410,44 +430,92 @@ def storm(trial: Trial) -> None:
                 if line.startswith((b"ray::HostActor", b"ray::Driver")) or pid == command.process.pid
             ]  # fmt: skip
             if victims and command.process.is_alive():
-                try:
+                with suppress(ProcessLookupError):
                     os.kill(trial.random.choice(victims), signal.SIGKILL)
-                except ProcessLookupError:
-                    pass
         if trial.random.random() < 0.2:
             command.process.kill()
         trial.note(command.end(), -signal.SIGKILL)
         trial.problems += [f"left behind: {line}" for line in command.left_behind()]
 
 
+def nodes_come_and_go(trial: Trial) -> None:
+    """Of a cluster of three nodes one is removed, another is added, one of the old ones goes."""
+    from ray.cluster_utils import Cluster
+
+    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
+    try:
+        nodes = [cluster.add_node(num_cpus=1) for _ in range(2)]
+        command = trial.start(address=cluster.address)
+        command.wait_for("round")
+        for _ in range(2):
+            time.sleep(trial.random.random() * 2)
+            cluster.remove_node(nodes.pop(trial.random.randrange(len(nodes))), allow_graceful=False)
+            nodes.append(cluster.add_node(num_cpus=1, wait=False))
+        trial.note(command.end())
+    finally:
+        cluster.shutdown()
+
+
+def few_processes(trial: Trial) -> None:
+    """Nobody may start but a few processes: Ray cannot come up, and says so."""
+    trial.run.mkdir()
+    for path in (trial.folder.parent, trial.folder, trial.run):
+        path.chmod(0o777)
+    trial.note(trial.start(Unprivileged(str(trial.folder), processes=trial.random.randint(2, 60))).end())
+
+
+def shared_memory_full(trial: Trial) -> None:
+    """Little is left of /dev/shm, where Ray's object store would be."""
+    trial.note(trial.start(LittleSharedMemory(trial.random.randint(8, 200))).end())
+
+
+def spilling(trial: Trial) -> None:
+    """Client states that are larger than the object store."""
+    trial.note(trial.start().end())
+
+
+@dataclass(frozen=True)
+class Fault:
+    disturb: Callable[[Trial], None]
+    engine: Any = "local"
+    root: bool = False  # it mounts a disk or is somebody else
+    changes: dict[str, Any] = field(default_factory=dict)  # of the configuration
+
+
 RAY = {"ray": {"clients_per_actor": 2}}
-ROOT = {"disk_full", "read_only"}
-FAULTS: dict[str, tuple[Callable[[Trial], None], Any]] = {
-    "kill_at_file": (kill_at_file, "local"),
-    "kill_command": (kill_command, "local"),
-    "disk_full": (disk_full, "local"),
-    "read_only": (read_only, "local"),
-    "few_descriptors": (few_descriptors, "local"),
-    "clock_set_back": (clock_set_back, "local"),
-    "client_fault": (client_fault, "local"),
-    "storm": (storm, RAY),
-}
+FAULTS = {
+    "kill_at_file": Fault(kill_at_file),
+    "kill_command": Fault(kill_command),
+    "disk_full": Fault(disk_full, root=True),
+    "read_only": Fault(read_only, root=True),
+    "few_descriptors": Fault(few_descriptors),
+    "clock_set_back": Fault(clock_set_back),
+    "client_fault": Fault(client_fault),
+    "storm": Fault(storm, RAY),
+    "nodes_come_and_go": Fault(nodes_come_and_go, RAY),
+    "few_processes": Fault(few_processes, RAY, root=True),
+    "shared_memory_full": Fault(shared_memory_full, RAY, root=True),
+    "spilling": Fault(
+        spilling, {"ray": {"clients_per_actor": 2, "state_bytes": 80 << 20}},
+        changes={"model": {"name": "mlp", "options": {"hidden": [4000, 1000]}}},
+    ),
+}  # fmt: skip
 
 
 def play(fault: str, case: str, seed: int, folder: Path) -> Trial:
     """One trial. `folder` is for all trials: the undisturbed runs are kept there."""
-    reference = folder / f"undisturbed-{case}"
+    of = FAULTS[fault]
+    reference = folder / f"undisturbed-{case}{f'-{fault}' if of.changes else ''}"
     if not (reference / "result.json").exists():
         shutil.rmtree(reference, ignore_errors=True)
         file = folder / f"{case}.yaml"
-        file.write_text(yaml.safe_dump(configuration(case, "local")))
+        file.write_text(yaml.safe_dump(configuration(case, "local") | of.changes))
         ended = Command("run", file, "--out", reference, log=folder / f"log-{case}").end()
         if ended.code != 0:
             raise RuntimeError(f"the undisturbed run of {case} failed:\n{ended.output}")
-    disturb, engine = FAULTS[fault]
     own = Path(tempfile.mkdtemp(prefix=f"{fault}-{case}-", dir=folder))
-    trial = Trial(case, random.Random(f"{fault} {case} {seed}"), own, engine)
-    disturb(trial)
+    trial = Trial(case, random.Random(f"{fault} {case} {seed}"), own, of.engine, of.changes)
+    of.disturb(trial)
     trial.complete(reference)
     return trial
 
@@ -462,7 +530,7 @@ def main() -> None:
     said: dict[str, Counter[str]] = {}
     with tempfile.TemporaryDirectory() as folder:
         for fault in args.faults:
-            if fault in ROOT and os.getuid():
+            if FAULTS[fault].root and os.getuid():
                 print(f"{fault}: left out, it needs root")
                 continue
             counts[fault], said[fault] = Counter(), Counter()

@@ -29,6 +29,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize(("fault", "case"), TRIALS)
 def test_the_end_is_undisturbed_or_explained(fault, case, folder):
-    if fault in chaos.ROOT and os.getuid():
+    if chaos.FAULTS[fault].root and os.getuid():
         pytest.skip(f"{fault} needs root, to mount a small disk or to be somebody else")
     assert not chaos.play(fault, case, 1, folder).problems
