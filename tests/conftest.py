@@ -72,6 +72,15 @@ def play(config: Config, out: Path, **kwargs: Any) -> Federation:
     return federation
 
 
+def contents(folder: Path) -> Iterator[tuple[Path, bytes]]:
+    """Every file below the folder, and what is in it; of a table also what its compressed pages hold."""
+    for path in (path for path in folder.rglob("*") if path.is_file()):
+        content = path.read_bytes()
+        if path.suffix == ".parquet":
+            content += f"{pq.read_table(path).to_pydict()} {pq.read_schema(path).metadata}".encode()
+        yield path, content
+
+
 def table(folder: Path, name: str) -> dict[str, np.ndarray]:
     """The columns of one of a finished run's tables; what is null is NaN or None."""
     rows = pq.read_table(folder / name)

@@ -12,7 +12,7 @@ from typing import Any
 from uuid import uuid4
 
 import pytest
-from conftest import play, tiny
+from conftest import contents, play, tiny
 
 import raysim
 from raysim.config import ConfigError, check_unchanged, to_yaml
@@ -246,6 +246,8 @@ def test_ctrl_c(tmp_path, long):
     assert f"raysim resume {tmp_path / 'run'}" in run.output
     assert "Traceback" not in run.output
     assert not run.left_behind()
+    secret = run.mark.partition("=")[2].encode()  # an environment variable of all its processes
+    assert not [path for path, content in contents(tmp_path / "run") if secret in content]
 
     played_on(tmp_path / "run", long)
 

@@ -47,7 +47,7 @@ def metric_column(name: str) -> str:
 
 def personal_scores(personal: Mapping[int, Score], task: Task) -> dict[str, float]:
     """The clients' own models: micro and macro accuracy, its standard deviation over clients, the mean of the worst
-    tenth, the AUC; and other metrics of the task on all their samples together.
+    tenth, the AUC where it is defined; and other metrics of the task on all their samples together.
 
     Empty where no client has test samples.
     """
@@ -65,7 +65,7 @@ def personal_scores(personal: Mapping[int, Score], task: Task) -> dict[str, floa
             "personal_accuracy_std": float(shares.std()),
             "personal_accuracy_worst10": float(shares[: max(1, len(shares) // 10)].mean()),
         }
-    if found or not math.isnan(auc):
+    if not math.isnan(auc):  # as it is where all samples are of one class
         found["personal_auc"] = auc
     return found | {metric_column(f"personal_{name}"): value for name, value in values.items()}
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from ray._common.utils import get_default_system_temp_dir
 from ray._private import ray_constants
-from ray._raylet import AuthenticationTokenLoader, Config
+from ray._raylet import AuthenticationTokenLoader, Config  # type: ignore[attr-defined]  # compiled
 
 METRICS = "RAY_enable_metrics_collection"
 
