@@ -193,16 +193,64 @@ class FewDescriptors:
 
 @dataclass(frozen=True)
 class Unprivileged:
-    """As nobody, who may start so many processes more."""
+    """As nobody, who owns the folder."""
 
     folder: str
-    processes: int = 1 << 12
 
     def __call__(self) -> None:
-        resource.setrlimit(resource.RLIMIT_NPROC, (self.processes, self.processes))
         os.setgid(65534)
         os.setuid(65534)
         os.environ["HOME"] = self.folder
+
+
+@dataclass(frozen=True)
+class Hungry:
+    """A client method that takes up to 8 GB, once, in round `t`; Ray lets all processes together have 3 GB more."""
+
+    marker: str
+    t: int
+
+    def __call__(self) -> None:
+        from dataclasses import make_dataclass
+
+        import psutil
+
+        import raysim
+
+        memory = psutil.virtual_memory()
+        threshold = (memory.total - memory.available + 3e9) / memory.total
+        os.environ |= {"RAY_memory_usage_threshold": f"{threshold:.3f}", "RAY_memory_monitor_refresh_ms": "50"}
+        marker, t = self.marker, self.t
+
+        def finish(self: Any, run: raysim.LocalRun, upload: raysim.Upload) -> None:
+            import os
+            import time
+
+            import torch
+
+            if run.t == t and not os.path.exists(marker):
+                os.mkdir(marker)
+                blocks = []
+                for _ in range(80):
+                    blocks.append(torch.ones(25_000_000))
+                    time.sleep(0.02)
+
+        made = make_dataclass("Hungry", [], bases=(raysim.ClientMethod,), namespace={"finish": finish}, frozen=True)
+        made.__doc__, made.__module__ = "Takes memory.", "__main__"
+        raysim.method("client", "hungry")(made)
+
+
+@dataclass(frozen=True)
+class FewProcesses:
+    """Its control group may have so many processes and threads."""
+
+    most: int
+
+    def __call__(self) -> None:
+        group = Path("/sys/fs/cgroup/pids", f"raysim-{os.getpid()}")  # removed with the machine
+        group.mkdir()
+        (group / "pids.max").write_text(str(self.most))
+        (group / "cgroup.procs").write_text(str(os.getpid()))
 
 
 @dataclass(frozen=True)
@@ -276,6 +324,7 @@ class Trial:
     folder: Path  # for everything
     engine: Any = "local"
     changes: dict[str, Any] = field(default_factory=dict)
+    setup: Callable[[], None] | None = None  # in every command that has none of its own
     said: list[str] = field(default_factory=list)  # sentences with which commands ended
     problems: list[str] = field(default_factory=list)
     commands: int = 0
@@ -287,7 +336,7 @@ class Trial:
 
     def command(self, *arguments: str | Path, setup: Callable[[], None] | None = None) -> Command:
         self.commands += 1
-        return Command(*arguments, log=self.folder / f"log-{self.commands}", setup=setup)
+        return Command(*arguments, log=self.folder / f"log-{self.commands}", setup=setup or self.setup)
 
     def start(self, setup: Callable[[], None] | None = None, address: str = "", **changes: Any) -> Command:
         """`raysim run`, or `raysim resume` where there is something to resume."""
@@ -457,11 +506,15 @@ def nodes_come_and_go(trial: Trial) -> None:
 
 
 def few_processes(trial: Trial) -> None:
-    """Nobody may start but a few processes: Ray cannot come up, and says so."""
-    trial.run.mkdir()
-    for path in (trial.folder.parent, trial.folder, trial.run):
-        path.chmod(0o777)
-    trial.note(trial.start(Unprivileged(str(trial.folder), processes=trial.random.randint(2, 60))).end())
+    """There may be but a few processes and threads: Ray cannot come up, or loses some of its own."""
+    trial.note(trial.start(FewProcesses(trial.random.randint(4, 300))).end())
+
+
+def memory_runs_out(trial: Trial) -> None:
+    """A client takes memory until Ray's memory monitor ends a process, the first time that it trains in some round."""
+    methods = [*CASES[trial.case].get("client", []), "hungry"]
+    trial.setup = Hungry(str(trial.folder / "has eaten"), trial.random.randint(1, ROUNDS - 1))
+    trial.note(trial.start(client=methods).end())
 
 
 def shared_memory_full(trial: Trial) -> None:
@@ -492,6 +545,7 @@ FAULTS = {
     "clock_set_back": Fault(clock_set_back),
     "client_fault": Fault(client_fault),
     "storm": Fault(storm, RAY),
+    "memory_runs_out": Fault(memory_runs_out, RAY),
     "nodes_come_and_go": Fault(nodes_come_and_go, RAY),
     "few_processes": Fault(few_processes, RAY, root=True),
     "shared_memory_full": Fault(shared_memory_full, RAY, root=True),

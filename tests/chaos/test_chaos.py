@@ -19,6 +19,7 @@ TRIALS = [
     ("clock_set_back", "fedlws"),
     ("client_fault", "fedavg"),
     ("storm", "scaffold"),
+    ("memory_runs_out", "fedala"),
 ]
 
 
