@@ -30,7 +30,7 @@ def vector(*values: Any) -> Tensor:
 def toy_server(layers: LayerMap = ONE_LAYER, value: Any = W, labels: Any = None, **fields: Any) -> Server:
     """A server with the model `value` [S]; `labels` [N, C] are its population's."""
     labels = torch.tensor(labels if labels is not None else [[n] for n in SIZES])
-    fields = {"seed": 0, "rounds": 10, "population": Population(labels.sum(1), labels), **fields}
+    fields = {"seed": 0, "rounds": 10, "population": Population(labels.sum(1), lambda: labels), **fields}
     return Server(vector(value), layers, **fields)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from hashlib import blake2b
 
+import numpy as np
 import torch
 
 SERVER = -1  # the "client" of draws made by the server
@@ -18,6 +19,24 @@ def stream_seed(seed: int, round_: int, client: int, purpose: str) -> int:
 def generator(seed: int, round_: int, client: int, purpose: str) -> torch.Generator:
     """A CPU generator at the start of the stream (seed, round, client, purpose)."""
     return torch.Generator().manual_seed(stream_seed(seed, round_, client, purpose))
+
+
+def draw(n: int, k: int, seed: int) -> list[int]:
+    """The first k of `torch.randperm(n)` with this seed: k of n without replacement, in random order.
+
+    Of few among many the rest is not made: torch's shuffle fixes one place after the other, with one 32-bit number of its
+    Mersenne Twister each, and NumPy has the same twister.
+    """
+    if 8 * k > n or n >= 1 << 27:  # where torch shuffles in another way
+        return torch.randperm(n, generator=torch.Generator().manual_seed(seed))[:k].tolist()
+    numbers = np.random.RandomState(seed & 0xFFFFFFFF).randint(0, 1 << 32, size=k, dtype=np.uint32)
+    there: dict[int, int] = {}  # what has been moved to a place by an exchange
+    drawn = []
+    for i, number in enumerate(numbers.tolist()):
+        j = i + number % (n - i)
+        drawn.append(there.get(j, j))
+        there[j] = there.get(i, i)
+    return drawn
 
 
 def seed_layers(seed: int, device: torch.device) -> None:

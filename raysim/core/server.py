@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import takewhile
@@ -29,7 +29,12 @@ class Population:
     """What the server knows of all N clients."""
 
     sizes: Tensor  # [N] int64 training samples
-    labels: Tensor  # [N, C] int64 training samples of each class
+    count_labels: Callable[[], Tensor]
+
+    @cached_property
+    def labels(self) -> Tensor:
+        """[N, C] int64 training samples of each class; counted when first asked for."""
+        return self.count_labels()
 
 
 @dataclass(frozen=True)

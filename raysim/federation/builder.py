@@ -53,7 +53,7 @@ def build(config: Config, make_engine: MakeEngine, data: Dataset, partition: Par
     spec = host_spec(config, data)
     server = Server(
         torch.empty(0), spec.network()[1], config.seed, config.rounds.total,
-        Population(*map(torch.from_numpy, (partition.sizes, partition.label_counts(data)))),
+        Population(torch.from_numpy(partition.sizes), lambda: torch.from_numpy(partition.label_counts(data))),
         proxy=ProxyData(partition.proxy, data.labels[partition.proxy], config.data.proxy.balanced_sampling),
     )  # fmt: skip
     steps = aggregator(config, spec)
@@ -99,7 +99,7 @@ def prepare(config: Config) -> tuple[Dataset, Partition]:
             f"data.partition: {len(empty)} clients have no training samples ({names}). Ask for fewer clients or, where the "
             "partition has it, a min_size; data.allow_empty_clients: true leaves them out of their rounds"
         )
-    if config.evaluate.personal and not any(len(rows) for rows in partition.test):
+    if config.evaluate.personal and not len(partition.test.rows):
         faults.append(
             "evaluate.personal: no client has test samples; set data.client_test_frac, or name clients in the test rows as well"
         )

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
-import torch
+import numpy as np
 from torch import Tensor
 
 from raysim.config import STACKS, name_in
@@ -16,7 +16,7 @@ from raysim.core.flat import finite
 from raysim.core.local_run import RoundInfo
 from raysim.core.mixture import Mixture
 from raysim.core.note import Note
-from raysim.core.rng import SERVER, generator
+from raysim.core.rng import SERVER, draw, stream_seed
 from raysim.core.score import Score
 from raysim.core.server import Downlink, Server
 from raysim.engine.collectives import HostedCohort
@@ -139,8 +139,7 @@ def _evaluated(done: Round, run: RunParts, clock: Clock) -> Round:
 
 def sample(seed: int, t: int, clients: int, cohort: int) -> tuple[int, ...]:
     """The sorted cohort of round t: drawn without replacement from (seed, round) alone, so that methods share it."""
-    order = torch.randperm(clients, generator=generator(seed, t, SERVER, "cohort"))
-    return tuple(sorted(order[:cohort].tolist()))
+    return tuple(sorted(draw(clients, cohort, stream_seed(seed, t, SERVER, "cohort"))))
 
 
 def learning_rate(run: RunParts, t: int) -> float:
@@ -157,9 +156,10 @@ def round_info(server: Server) -> RoundInfo:
 def evaluate_personal(run: RunParts, t: int) -> dict[int, Score]:
     """Test, on each client's own test samples, the model it would receive in round t. `evaluate.clients` limits them."""
     partition = run.partition
-    clients = [c for c, rows in enumerate(partition.test) if len(rows) and len(partition.train[c])]
-    order = torch.randperm(len(clients), generator=generator(run.server.seed, t, SERVER, "evaluate"))
-    clients = sorted(clients[i] for i in order[: run.config.evaluate.clients].tolist())
+    clients = np.flatnonzero((partition.test.sizes > 0) & (partition.train.sizes > 0)).tolist()
+    tested = len(clients) if run.config.evaluate.clients is None else min(run.config.evaluate.clients, len(clients))
+    order = draw(len(clients), tested, stream_seed(run.server.seed, t, SERVER, "evaluate"))
+    clients = sorted(clients[i] for i in order)
     # What is noted here is not part of a round.
     server = replace(run.server, t=t, lr=learning_rate(run, t), notes=[])
     downlink = run.aggregator.rule.downlink(clients, HostedModels(run.engine), server)

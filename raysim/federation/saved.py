@@ -128,7 +128,7 @@ class SavedRun:
 
     def rows(self, part: Part, samples: int) -> np.ndarray:
         """At most `samples` rows of the server's test samples or of all clients' training samples, always the same."""
-        every = self.partition.server_test if part == "test" else np.concatenate(self.partition.train)
+        every = self.partition.server_test if part == "test" else self.partition.train.rows
         if not len(every):
             raise MeasureError(f"{self.folder}: there are no {part} samples.")
         return self.draw(every, samples)

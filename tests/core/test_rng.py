@@ -5,8 +5,10 @@ import subprocess
 import sys
 
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
-from raysim.core.rng import SERVER, generator, stream_seed
+from raysim.core.rng import SERVER, draw, generator, stream_seed
 from raysim.federation import sample
 
 
@@ -45,3 +47,10 @@ def test_cohorts():
     # 600 expected, standard deviation 20: five of them
     assert ((counts - 600).abs() < 100).all()
     assert sample(5, 0, 20, 20) == tuple(range(20))
+
+
+@given(n=st.integers(1, 100_000), share=st.floats(0, 0.2), seed=st.integers(0, 2**63 - 1))
+def test_few_of_many_are_the_first_of_torchs_permutation(n, share, seed):
+    k = int(share * n)
+    whole = torch.randperm(n, generator=torch.Generator().manual_seed(seed))
+    assert draw(n, k, seed) == whole[:k].tolist()

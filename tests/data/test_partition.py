@@ -23,6 +23,7 @@ from raysim.data.partition import (
     Pathological,
     QuantitySkew,
 )
+from raysim.data.partition.shards import Shards
 
 
 def toy(train=2000, test=500, classes=10, client=None) -> Dataset:
@@ -448,3 +449,16 @@ def test_hash_sees_order_owner_use_and_labels():
 def test_wrong_settings_say_what_to_change(wrong, sentence):
     with pytest.raises(DataError, match=sentence):
         wrong()
+
+
+def test_shards_are_the_parts_that_they_were_made_of():
+    parts = [np.array([4, 1]), np.array([], np.int64), np.array([7])]
+    shards = Shards.of(parts)
+    assert [part.tolist() for part in shards] == [part.tolist() for part in parts]
+    assert shards.sizes.tolist() == [2, 0, 1]
+    assert shards.owners.tolist() == [0, 0, 2]
+    assert shards[-1].tolist() == [7]
+    assert [part.tolist() for part in shards.where(np.array([False, True, True]))] == [[1], [], [7]]
+    assert np.shares_memory(shards[0], shards.rows)
+    with pytest.raises(IndexError):
+        shards[3]

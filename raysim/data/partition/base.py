@@ -7,6 +7,7 @@ import numpy as np
 
 from raysim.data.dataset import Dataset
 from raysim.data.errors import DataError
+from raysim.data.partition.shards import Shards
 
 NOTHING = np.empty(0, np.int64)
 
@@ -32,7 +33,7 @@ class Scheme:
         """[n] int64: the rows to partition, before the proxy set is taken out of them."""
         return np.arange(data.train_rows)
 
-    def split(self, data: Dataset, rows: np.ndarray, rng: np.random.RandomState) -> list[np.ndarray]:
+    def split(self, data: Dataset, rows: np.ndarray, rng: np.random.RandomState) -> Sequence[np.ndarray]:
         """Disjoint subsets of `rows`, one for each client. Raises DataError where the rows do not suffice."""
         raise NotImplementedError
 
@@ -100,11 +101,11 @@ def rounded_draw(pools: Sequence[np.ndarray], shares: np.ndarray) -> Draw | None
     return pools, np.diff(ends, axis=1, prepend=0)
 
 
-def equal_shards(scheme: str, rows: np.ndarray, clients: int, rng: np.random.RandomState) -> list[np.ndarray]:
+def equal_shards(scheme: str, rows: np.ndarray, clients: int, rng: np.random.RandomState) -> Shards:
     """floor(n / N) random rows for each client."""
     size = len(rows) // clients
     require(size >= 1, f"{scheme}: {len(rows)} samples are too few for {clients} clients; lower clients")
-    return list(rng.permutation(rows)[: size * clients].reshape(clients, size))
+    return Shards.sized(rng.permutation(rows)[: size * clients], np.full(clients, size))
 
 
 def long_tail(sizes: np.ndarray, ratio: float) -> np.ndarray:

@@ -7,6 +7,7 @@ import numpy as np
 
 from raysim.data.dataset import Dataset
 from raysim.data.partition.base import Scheme, equal_shards, redraw, require, rounded_draw, share_out
+from raysim.data.partition.shards import Shards
 
 
 @dataclass(frozen=True)
@@ -21,7 +22,7 @@ class IIDEqual(Scheme):
     def __post_init__(self) -> None:
         require(self.clients >= 1, f"iid_equal: clients is {self.clients}; it must be at least 1")
 
-    def split(self, data: Dataset, rows: np.ndarray, rng: np.random.RandomState) -> list[np.ndarray]:
+    def split(self, data: Dataset, rows: np.ndarray, rng: np.random.RandomState) -> Shards:
         return equal_shards("iid_equal", rows, self.clients, rng)
 
 
@@ -45,7 +46,7 @@ class LabelSwap(Scheme):
         require(0 <= self.fraction <= 1, f"label_swap: fraction is {self.fraction}; it must lie in 0..1")
         require(self.clients >= 1, f"label_swap: clients is {self.clients}; it must be at least 1")
 
-    def split(self, data: Dataset, rows: np.ndarray, rng: np.random.RandomState) -> list[np.ndarray]:
+    def split(self, data: Dataset, rows: np.ndarray, rng: np.random.RandomState) -> Shards:
         return equal_shards("label_swap", rows, self.clients, rng)
 
     def label_map(self, data: Dataset, rng: np.random.RandomState) -> np.ndarray:

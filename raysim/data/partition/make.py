@@ -1,13 +1,12 @@
 """A scheme, hold-outs and a proxy set make a partition."""
 
-import math
-
 import numpy as np
 
 from raysim.data.dataset import Dataset
 from raysim.data.errors import DataError
 from raysim.data.partition.base import NOTHING, Scheme, require
 from raysim.data.partition.proxy import Proxy
+from raysim.data.partition.shards import Shards
 from raysim.data.partition.table import Partition
 
 # Second word of each stream's seed, after the partition's own; the proxy set's is 3.
@@ -52,33 +51,35 @@ def make_partition(
 
     proxy_rows = NOTHING if proxy is None else proxy.draw(data, seed)
     rng = np.random.RandomState(seed)
-    shards = scheme.split(data, np.setdiff1d(scheme.rows(data), proxy_rows), rng)
+    rows = scheme.rows(data)
+    split = scheme.split(data, np.setdiff1d(rows, proxy_rows) if len(proxy_rows) else rows, rng)
+    shards = split if isinstance(split, Shards) else Shards.of(split)
     label_map = scheme.label_map(data, rng)
 
-    train, test, val = [], [], []
-    for client, shard in enumerate(shards):
-        given = NOTHING
-        if scheme.test_frac is None:  # then a client's rows of the test split are its test rows
-            shard, given = shard[shard < data.train_rows], shard[shard >= data.train_rows]
-        count = min(math.ceil(client_test_frac * len(shard) - 1e-9), max(len(shard) - 1, 0))
-        shard, held = _held_out(shard, count, np.random.default_rng([seed, _HOLD_OUT_TEST, client]))
-        count = math.floor(client_val_frac * len(shard) + 1e-9)
-        shard, validation = _held_out(shard, count, np.random.default_rng([seed, _HOLD_OUT_VAL, client]))
-        train.append(shard)
-        test.append(np.concatenate([given, held]))
-        val.append(validation)
+    train, test = shards, shards.where(np.zeros(len(shards.rows), bool))
+    if scheme.test_frac is None:  # then a client's rows of the test split are its test rows
+        training = shards.rows < data.train_rows
+        train, test = shards.where(training), shards.where(~training)
+    counts = np.minimum(np.ceil(client_test_frac * train.sizes - 1e-9).astype(int), np.maximum(train.sizes - 1, 0))
+    train, held = _held_out(train, counts, [seed, _HOLD_OUT_TEST])
+    if len(held.rows):
+        test = Shards.of(np.concatenate(both) for both in zip(test, held, strict=True))
+    counts = np.floor(client_val_frac * train.sizes + 1e-9).astype(int)
+    train, val = _held_out(train, counts, [seed, _HOLD_OUT_VAL])
 
     test_split = np.arange(data.train_rows, len(data.y))
     if proxy is None or not proxy.oracle:
         test_split = np.setdiff1d(test_split, proxy_rows)
-    test_split_partitioned = np.isin(test_split, np.concatenate(shards)).any()
-    clients_test = np.sort(np.concatenate(test))
+    test_split_partitioned = (shards.rows >= data.train_rows).any()
+    clients_test = np.sort(test.rows)
     server_test = clients_test if test_split_partitioned or not test_split.size else test_split
-    return Partition(tuple(train), tuple(test), tuple(val), server_test, proxy_rows, label_map)
+    return Partition(train, test, val, server_test, proxy_rows, label_map)
 
 
-def _held_out(rows: np.ndarray, count: int, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
-    """(kept, held out), each in the order of `rows`."""
-    held = np.zeros(len(rows), bool)
-    held[rng.choice(len(rows), count, replace=False)] = True
-    return rows[~held], rows[held]
+def _held_out(shards: Shards, counts: np.ndarray, seed: list[int]) -> tuple[Shards, Shards]:
+    """(kept, held out): of each client so many rows, each in the order of its rows."""
+    held = np.zeros(len(shards.rows), bool)
+    for client in np.flatnonzero(counts).tolist():
+        rng, start = np.random.default_rng([*seed, client]), shards.offsets[client]
+        held[start + rng.choice(len(shards[client]), counts[client], replace=False)] = True
+    return shards.where(~held), shards.where(held)

@@ -1,7 +1,6 @@
 """The clients that the data themselves name."""
 
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import Literal
 
 import numpy as np
@@ -9,6 +8,7 @@ import numpy as np
 from raysim.data.dataset import Dataset
 from raysim.data.errors import DataError
 from raysim.data.partition.base import Scheme, require
+from raysim.data.partition.shards import Shards
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class Natural(Scheme):
     def rows(self, data: Dataset) -> np.ndarray:
         return np.arange(len(data.y))
 
-    def split(self, data: Dataset, rows: np.ndarray, rng: np.random.RandomState) -> list[np.ndarray]:
+    def split(self, data: Dataset, rows: np.ndarray, rng: np.random.RandomState) -> Shards:
         if data.client is None:
             raise DataError(
                 f"natural: {data.name} names no clients; add a column `client` to its training files or choose another "
@@ -45,18 +45,17 @@ class Natural(Scheme):
             1 <= clients <= len(ids),
             f"natural: {data.name} has {len(ids)} clients, so clients cannot be {clients}; lower it or leave it out",
         )
-        if clients == len(ids):
-            groups = list(np.arange(clients)[:, None])
-        elif self.pick == "groups":
-            groups = np.array_split(rng.permutation(len(ids)), clients)
-        else:
-            groups = list(np.sort(np.argsort(-sizes, kind="stable")[:clients])[:, None])
-
         group_of = np.full(len(ids) + 1, -1)  # the last entry is for rows whose client has no training rows
-        for client, members in enumerate(groups):
-            group_of[members] = client
+        if clients == len(ids):
+            group_of[:clients] = np.arange(clients)
+        elif self.pick == "groups":
+            least, more = divmod(len(ids), clients)
+            members = least + (np.arange(clients) < more)
+            group_of[rng.permutation(len(ids))] = np.repeat(np.arange(clients), members)
+        else:
+            group_of[np.sort(np.argsort(-sizes, kind="stable")[:clients])] = np.arange(clients)
         position = np.searchsorted(ids, owner)
         holder = group_of[np.where(np.append(ids, -1)[position] == owner, position, len(ids))]
         order = np.argsort(holder, kind="stable")
         ends = np.searchsorted(holder[order], np.arange(clients + 1))
-        return [rows[order[a:b]] for a, b in pairwise(ends)]
+        return Shards(rows[order[ends[0] :]], ends - ends[0])

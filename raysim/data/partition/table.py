@@ -9,6 +9,7 @@ import numpy as np
 
 from raysim.data.dataset import Dataset
 from raysim.data.errors import DataError
+from raysim.data.partition.shards import Shards
 
 if TYPE_CHECKING:
     import pyarrow
@@ -21,11 +22,11 @@ class Partition:
     A row has one use, except that the server may test on the clients' test rows and on an oracle's proxy set.
     """
 
-    train: tuple[np.ndarray, ...]
+    train: Shards
     """Per client the int64 training rows; empty where a client got nothing."""
-    test: tuple[np.ndarray, ...]
+    test: Shards
     """Per client the rows of its own test."""
-    val: tuple[np.ndarray, ...]
+    val: Shards
     """Per client the rows of its validation."""
     server_test: np.ndarray
     """Rows that the global model is tested on."""
@@ -34,6 +35,11 @@ class Partition:
     label_map: np.ndarray | None = None
     """[N, C] int64: the class that client i takes class c for (P9); None is the truth."""
 
+    def __post_init__(self) -> None:
+        for name in ("train", "test", "val"):
+            if not isinstance(getattr(self, name), Shards):
+                object.__setattr__(self, name, Shards.of(getattr(self, name)))
+
     @property
     def clients(self) -> int:
         return len(self.train)
@@ -41,23 +47,22 @@ class Partition:
     @property
     def sizes(self) -> np.ndarray:
         """[N] int64 training samples."""
-        return np.array([len(rows) for rows in self.train], np.int64)
+        return self.train.sizes
 
     def label_counts(self, data: Dataset) -> np.ndarray:
         """[N, C] int64 training samples by client and by the class that the client sees; see `Dataset.labels`."""
-        counts = np.zeros((self.clients, data.num_classes), np.int64)
-        all_labels = data.labels
-        for client, rows in enumerate(self.train):
-            labels = all_labels[rows] if self.label_map is None else self.label_map[client, all_labels[rows]]
-            counts[client] = np.bincount(labels, minlength=data.num_classes)
-        return counts
+        owners, labels, C = self.train.owners, data.labels[self.train.rows], data.num_classes
+        if self.label_map is not None:
+            labels = self.label_map[owners, labels]
+        return np.bincount(owners * C + labels, minlength=self.clients * C).reshape(self.clients, C)
 
     def sha256(self) -> str:
         """Hash of all rows, their order and the label map: the same on every machine."""
         digest = hashlib.sha256(f"{self.clients} {self.label_map is not None}".encode())
         maps = [] if self.label_map is None else list(self.label_map)
-        for rows in (*self.train, *self.test, *self.val, self.server_test, self.proxy, *maps):
-            digest.update(len(rows).to_bytes(8, "little") + rows.astype("<i8").tobytes())
+        for shards in (self.train, self.test, self.val, Shards.of([self.server_test, self.proxy, *maps])):
+            # Before each client's rows their number, so that every division of the rows has a hash of its own.
+            digest.update(np.insert(shards.rows, shards.offsets[:-1], shards.sizes).astype("<i8", copy=False).data)
         return digest.hexdigest()
 
     def to_table(self, data: Dataset | None = None) -> "pyarrow.Table":
@@ -68,18 +73,16 @@ class Partition:
         """
         import pyarrow
 
-        uses = [
-            (client, split, rows)
-            for split in ("train", "test", "val")
-            for client, rows in enumerate(getattr(self, split))
-        ]
-        uses += [(-1, "server_test", self.server_test), (-1, "proxy", self.proxy)]
-        lengths = [len(rows) for _, _, rows in uses]
+        uses = {"train": self.train, "test": self.test, "val": self.val}
+        servers = {"server_test": self.server_test, "proxy": self.proxy}
+        rows = [*(shards.rows for shards in uses.values()), *servers.values()]
+        owners = [*(shards.owners for shards in uses.values()), *(np.full(len(r), -1) for r in servers.values())]
+        split = np.repeat(np.arange(len(rows), dtype=np.int8), [len(r) for r in rows])
         header = {"clients": self.clients, "label_map": None if self.label_map is None else self.label_map.tolist()}
         columns = {
-            "sample": np.concatenate([rows for _, _, rows in uses]),
-            "client": np.repeat(np.array([client for client, _, _ in uses], np.int64), lengths),
-            "split": pyarrow.array(np.repeat([split for _, split, _ in uses], lengths)).dictionary_encode(),
+            "sample": np.concatenate(rows),
+            "client": np.concatenate(owners),
+            "split": pyarrow.DictionaryArray.from_arrays(split, [*uses, *servers]),
         }
         if data is not None:
             truth = data.labels[columns["sample"]]
@@ -100,9 +103,9 @@ class Partition:
         sample, client = (table[name].to_numpy().astype(np.int64) for name in ("sample", "client"))
         split = table["split"].to_numpy()
 
-        def by_client(name: str) -> tuple[np.ndarray, ...]:
-            rows, owner = sample[split == name], client[split == name]
-            return tuple(np.split(rows, np.searchsorted(owner, np.arange(1, header["clients"]))))
+        def by_client(name: str) -> Shards:
+            owners = client[split == name]
+            return Shards(sample[split == name], np.searchsorted(owners, np.arange(header["clients"] + 1)))
 
         label_map = None if header["label_map"] is None else np.array(header["label_map"], np.int64)
         return cls(
