@@ -12,6 +12,7 @@ import functools
 import json
 import re
 from dataclasses import MISSING
+from types import NoneType
 from typing import Any
 
 from pydantic import ConfigDict, TypeAdapter, ValidationError
@@ -189,6 +190,8 @@ def _adapter(annotation: Any) -> TypeAdapter[Any]:
 
 def plain(annotation: Any, value: Any) -> Any:
     """A built value as nested mappings and lists, every default written out."""
+    if type(value) in (str, int, float, bool, NoneType):
+        return value
     if catalogue := catalogue_of(annotation):
         return {name_in(catalogue.entries, value): plain(type(value), value)}
     if entry := stack_of(annotation):

@@ -115,7 +115,8 @@ class ModelConfig:
     init: str | None = None
     """A safetensors file with the initial parameters; null: drawn from the seed."""
     memory_format: Literal["auto", "contiguous", "channels_last"] = "auto"
-    """Layout of images and convolutions; `auto` picks by model and device, never by measurement."""
+    """Layout of images and convolutions; `auto` is channels_last where samples are images, on every device. It is part of
+    the result's bits and of a checkpoint, so never measured."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -166,7 +166,8 @@ def host_spec(config: Config, data: Dataset) -> HostSpec:
         local.epochs, local.batch_size, local.drop_last, optimizer, local.grad_clip, local.state == "persist",
         config.model.bn_stats in ("local", "proxy"),
     )  # fmt: skip
-    # On CPUs channels-last convolutions are a third faster; the layout is part of the bits, so it is never measured.
+    # On CPUs channels-last convolutions are a third faster. Models are stored, and noise for them is drawn, in this
+    # layout: it follows from the configuration and the data alone, not from where a run is played or goes on.
     channels_last = config.model.memory_format != "contiguous" and len(data.sample_shape) == 3
     companions = [step for method in config.client for step in method.server_steps()]
     watchers = (*config.weighting, *config.client, *config.server, *companions, *config.record.instruments)

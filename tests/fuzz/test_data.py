@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import io
 import json
 import os
@@ -17,7 +18,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from fuzz.mutate import altered, damaged
+from fuzz.mutate import CASES, altered, damaged, in_memory
 from PIL import Image
 
 from raysim.data import DataError
@@ -27,6 +28,12 @@ from raysim.data.sources.base import Source
 
 pytestmark = pytest.mark.filterwarnings("ignore:invalid escape sequence")  # of pickletools, on damaged texts
 GROWTH = 1 << 30  # bytes of memory that no damaged file of a few kilobytes may come to need
+
+
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    with in_memory() as path:
+        yield path
 
 
 @pytest.fixture(autouse=True)
@@ -47,14 +54,15 @@ def read(source: Source, folder: Path) -> bool:
     return True
 
 
+@functools.cache
 def png(value: int) -> bytes:
     stream = io.BytesIO()
     Image.fromarray(np.full((4, 4, 3), value, np.uint8)).save(stream, "PNG")
     return stream.getvalue()
 
 
-def test_npz(tmp_path: Path) -> None:
-    """1,000 archives: damaged bytes, or a damaged member in a sound archive."""
+def test_npz(folder: Path) -> None:
+    """Archives: damaged bytes, or a damaged member in a sound archive."""
     chance = random.Random(0)
     members = {}
     for name, array in {
@@ -65,20 +73,20 @@ def test_npz(tmp_path: Path) -> None:
         np.save(stream, array)
         members[f"{name}.npy"] = stream.getvalue()
     good = 0
-    for _ in range(1000):
+    for _ in range(CASES):
         stream = io.BytesIO()
         victim = chance.choice([*members, None])
         with zipfile.ZipFile(stream, "w", zipfile.ZIP_DEFLATED) as archive:
             for name, content in members.items():
                 archive.writestr(name, damaged(content, chance) if name == victim else content)
         whole = stream.getvalue()
-        (tmp_path / "toy.npz").write_bytes(damaged(whole, chance) if victim is None else whole)
-        good += read(Npz("toy.npz"), tmp_path)
-    assert 0 < good < 1000
+        (folder / "toy.npz").write_bytes(damaged(whole, chance) if victim is None else whole)
+        good += read(Npz("toy.npz"), folder)
+    assert 0 < good < CASES
 
 
-def test_parquet(tmp_path: Path) -> None:
-    """400 files of images and of texts: damaged bytes, or damaged metadata of the Hugging Face library."""
+def test_parquet(folder: Path) -> None:
+    """Files of images and of texts: damaged bytes, or damaged metadata of the Hugging Face library."""
     chance = random.Random(1)
     about = {"info": {"features": {"label": {"names": ["a", "b"], "_type": "ClassLabel"}}}}
     columns = {
@@ -86,7 +94,7 @@ def test_parquet(tmp_path: Path) -> None:
         "text": {"text": ["one two", "two", "", "three"], "label": [0, 1, 0, 1], "client": ["a", "b", "a", "c"]},
     }
     good = 0
-    for number in range(400):
+    for number in range(CASES):
         kind = chance.choice([*columns])
         metadata = json.dumps(altered(about, chance) if number % 2 else about)
         if number % 5 == 0:
@@ -95,34 +103,34 @@ def test_parquet(tmp_path: Path) -> None:
         stream = io.BytesIO()
         pq.write_table(table, stream)
         content = stream.getvalue() if number % 2 else damaged(stream.getvalue(), chance)
-        (tmp_path / "train.parquet").write_bytes(content)
-        good += read(Parquet("."), tmp_path)
-    assert 0 < good < 400
+        (folder / "train.parquet").write_bytes(content)
+        good += read(Parquet("."), folder)
+    assert 0 < good < CASES
 
 
-def test_images(tmp_path: Path) -> None:
-    """400 folders: a damaged image, a damaged annotation."""
+def test_images(folder: Path) -> None:
+    """Folders: a damaged image, a damaged annotation."""
     chance = random.Random(2)
     for name in ("a", "b"):
-        (tmp_path / "train" / name).mkdir(parents=True)
-        (tmp_path / "train" / name / "0.png").write_bytes(png(9))
-    (tmp_path / "val" / "images").mkdir(parents=True)
-    (tmp_path / "val" / "images" / "1.png").write_bytes(png(7))
-    image, notes = tmp_path / "train" / "a" / "0.png", tmp_path / "val" / "val_annotations.txt"
+        (folder / "train" / name).mkdir(parents=True)
+        (folder / "train" / name / "0.png").write_bytes(png(9))
+    (folder / "val" / "images").mkdir(parents=True)
+    (folder / "val" / "images" / "1.png").write_bytes(png(7))
+    image, notes = folder / "train" / "a" / "0.png", folder / "val" / "val_annotations.txt"
     good = 0
-    for _ in range(400):
+    for _ in range(CASES):
         image.write_bytes(damaged(png(9), chance) if chance.random() < 0.6 else png(9))
         notes.write_bytes(damaged(b"1.png\tb\t0\n1.png\ta\n", chance) if chance.random() < 0.6 else b"1.png\tb\n")
-        good += read(Images("."), tmp_path)
-    assert 0 < good < 400
+        good += read(Images("."), folder)
+    assert 0 < good < CASES
 
 
-def test_pickles(tmp_path: Path) -> None:
-    """2,000 archives of CIFAR's kind, by all protocols; what can be read holds arrays, lists, texts and numbers."""
+def test_pickles(folder: Path) -> None:
+    """Archives of CIFAR's kind, by all protocols; what can be read holds arrays, lists, texts and numbers."""
     chance = random.Random(3)
     batch = {"data": np.arange(96, dtype=np.uint8).reshape(2, 48), "labels": [3, 1], "filenames": ["a", "b"], b"n": 1.5}
-    file, good = tmp_path / "batch", 0
-    for _ in range(2000):
+    file, good = folder / "batch", 0
+    for _ in range(CASES):
         file.write_bytes(damaged(pickle.dumps(batch, chance.randrange(1, 5)), chance))
         try:
             found = read_arrays(file)
@@ -131,7 +139,7 @@ def test_pickles(tmp_path: Path) -> None:
         good += 1
         plain = (np.ndarray, list, tuple, dict, str, bytes, int, float, type(None))
         assert all(isinstance(value, plain) for value in found.values())
-    assert 0 < good < 2000
+    assert 0 < good < CASES
     for attack in (
         b"\x80\x02}r\xff\xff\xff\x7f.",
         b"\x80\x02" + b")" + b"\x85" * 100_000 + b".",
@@ -140,4 +148,4 @@ def test_pickles(tmp_path: Path) -> None:
         file.write_bytes(attack)
         with pytest.raises(DataError):
             read_arrays(file)
-    assert os.listdir(tmp_path) == ["batch"]
+    assert os.listdir(folder) == ["batch"]

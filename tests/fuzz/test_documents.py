@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import random
 import shutil
@@ -14,16 +15,17 @@ from typing import Any
 import pytest
 import yaml
 from conftest import play, tiny
-from fuzz.mutate import altered, damaged
+from fuzz.mutate import CASES, altered, damaged, in_memory, remembered
 from safetensors.torch import save_file
 
-from raysim.config import ConfigError, check_unchanged, from_dict, load, to_dict
+from raysim.config import Config, ConfigError, check_unchanged, from_dict, load, rules, to_dict
 from raysim.federation.checkpoint import CheckpointError, Checkpoints
 from raysim.federation.lock import finished_result
 from raysim.report import ReportError
 from raysim.report.groups import compare
 from raysim.report.runs import Run
 from raysim.report.summary import summarise
+from raysim.store import documents, tables
 from raysim.store.documents import DamagedFile, parse_yaml, read_tensors
 from raysim.sweep.grid import grid
 from raysim.sweep.table import read_table
@@ -53,26 +55,32 @@ def texts(seed: int, count: int) -> list[str]:
     return made
 
 
-def test_yaml(tmp_path: Path) -> None:
-    """1,000 damaged texts through the loader of all YAML, 200 as a configuration, a sweep's and a table's."""
-    path = tmp_path / "case.yaml"
-    for number, text in enumerate(texts(0, 1000)):
-        began = time.monotonic()
-        with suppress(yaml.YAMLError):
-            parse_yaml(text)
-        assert time.monotonic() - began < 5, text
-        if number % 5 == 0:
+@pytest.fixture
+def parsed_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Several readers of one text share what is costly: its YAML."""
+    monkeypatch.setattr(documents, "parse_yaml", remembered(documents.parse_yaml))
+
+
+def test_yaml(parsed_once: None) -> None:
+    """Damaged texts through the loader of all YAML, and as a configuration, a sweep's and a table's."""
+    with in_memory() as folder:
+        path = folder / "case.yaml"
+        for text in texts(0, CASES):
+            began = time.process_time()
+            with suppress(yaml.YAMLError):
+                documents.parse_yaml(text)
+            assert time.process_time() - began < 5, text
             path.write_bytes(text.encode(errors="replace"))
-            for read in (load, read_table, lambda path: grid(path, [], [], tmp_path / "out")):
+            for read in (load, read_table, lambda path: grid(path, [], [], folder / "out")):
                 try:
                     read(path)
                 except ConfigError as error:
                     assert str(error)  # noqa: PT017
-    assert [*tmp_path.iterdir()] == [path]
+        assert [*folder.iterdir()] == [path]
 
 
 def test_overrides() -> None:
-    """400 of `path=value`, whose paths are those of a configuration, or nearly."""
+    """`path=value`s, whose paths are those of a configuration, or nearly."""
     chance = random.Random(1)
     config = to_dict(tiny())
     paths = [
@@ -89,21 +97,21 @@ def test_overrides() -> None:
     ]
     paths += ["x." * 3000, "data." + "9" * 5000, "client." + "9" * 5000, ".".join("a" * 64)]
     values = [*WORDS, *map(json.dumps, ("..", 10**400, [1], {"a": {}}, None, float("nan"))), "[" * 3000]
-    path = Path("configs/quickstart.yaml")
-    for _ in range(400):
+    base = documents.read_yaml(Path("configs/quickstart.yaml"))
+    for _ in range(CASES):
         sets = [f"{chance.choice(paths)}={chance.choice(values)}" for _ in range(chance.choice((1, 1, 4)))]
         try:
-            load(path, sets)
+            from_dict(base, "quickstart.yaml", sets)
         except ConfigError as error:
             assert len(str(error)) < 20_000  # noqa: PT017
     assert config == to_dict(tiny())
 
 
 def test_values() -> None:
-    """1,000 configurations with keys and values that are wrong."""
+    """Configurations with keys and values that are wrong."""
     chance = random.Random(2)
     config = to_dict(tiny(server=["fedlws"], weighting=[{"fedldf": {"top_n": 2}}], client=["ditto"]))
-    for _ in range(1000):
+    for _ in range(CASES):
         with suppress(ConfigError):
             from_dict(altered(config, chance))
 
@@ -116,17 +124,25 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def report(folder: Path) -> None:
+def summary(folder: Path) -> None:
+    summarise(compare([Run(folder)]))
+
+
+def page(folder: Path) -> None:
     from raysim.report.page import _failures, _hashes, _machines
 
     run = Run(folder)
-    groups = compare([run])
-    summarise(groups)
-    _hashes(run), _machines([run]), [*_failures(groups)], run.stack, run.state, run.shares
+    _hashes(run), _machines([run]), [*_failures(compare([run]))], run.stack, run.state, run.shares
+
+
+@functools.lru_cache(1)
+def loaded(path: Path, content: bytes) -> Config:
+    return load(path)
 
 
 def resume(folder: Path) -> None:
-    config = load(folder / "config.yaml")
+    path = folder / "config.yaml"
+    config = loaded(path, path.read_bytes())
     check_unchanged(config, folder)
     finished_result(config, folder)
 
@@ -142,56 +158,51 @@ def checkpoint(folder: Path) -> None:
             checkpoints.load_client(path)
 
 
-READERS: dict[str, tuple[str, Callable[[Path], None]]] = {
-    "result": ("result.json", report),
-    "result resumed": ("result.json", resume),
-    "manifest": ("manifest.json", report),
-    "manifest resumed": ("manifest.json", resume),
-    "config": ("config.yaml", report),
-    "config resumed": ("config.yaml", resume),
-    "checkpoint": ("checkpoints/round-000002.json", checkpoint),
+READERS: dict[str, tuple[Callable[[Path], None], ...]] = {
+    "result.json": (summary, page, resume),
+    "manifest.json": (page, resume),
+    "config.yaml": (summary, page, resume),
+    "checkpoints/round-000002.json": (checkpoint,),
 }
 
 
-@pytest.mark.parametrize("name", READERS)
-def test_files_of_a_run(name: str, finished: Path, tmp_path: Path) -> None:
-    """250 cases a reader: keys and values altered, or bytes damaged."""
-    file, read = READERS[name]
-    folder = tmp_path / "run"
-    shutil.copytree(finished, folder)
-    content = (folder / file).read_bytes()
+@pytest.mark.parametrize("file", READERS)
+def test_files_of_a_run(file: str, finished: Path, parsed_once: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Keys and values altered, or bytes damaged. What is written as JSON is YAML, too."""
+    monkeypatch.setattr(tables, "read", functools.cache(tables.read))  # they stay as they are
+    content = (finished / file).read_bytes()
     document: Any = parse_yaml(content.decode()) if file.endswith("yaml") else json.loads(content)
-    chance = random.Random(name)
-    for _ in range(250 if file.endswith("json") else 100):
-        if chance.random() < 0.3:
-            (folder / file).write_bytes(damaged(content, chance))
-        elif file.endswith("yaml"):
-            text = yaml.safe_dump(altered(document, chance), allow_unicode=True)
-            (folder / file).write_text(text, encoding="utf-8", errors="surrogateescape")
-        else:
-            (folder / file).write_text(json.dumps(altered(document, chance)))
-        try:
-            read(folder)
-        except (DamagedFile, ReportError, ConfigError, CheckpointError) as error:
-            assert str(folder) in str(error)  # noqa: PT017
+    chance = random.Random(file)
+    with in_memory() as memory:
+        folder = Path(shutil.copytree(finished, memory / "run"))
+        for _ in range(CASES):
+            bytes_ = chance.random() < 0.3
+            case = damaged(content, chance) if bytes_ else json.dumps(altered(document, chance)).encode()
+            (folder / file).write_bytes(case)
+            for read in READERS[file]:
+                try:
+                    read(folder)
+                except (DamagedFile, ReportError, ConfigError, CheckpointError) as error:
+                    assert str(folder) in str(error)  # noqa: PT017
 
 
-def test_safetensors(finished: Path, tmp_path: Path) -> None:
-    """1,000 damaged files of tensors; 100 of them as `model.init`."""
+def test_safetensors(finished: Path) -> None:
+    """Damaged files of tensors, read, and looked at as `model.init`."""
     content = (finished / "model.safetensors").read_bytes()
     chance = random.Random(3)
-    path = tmp_path / "init.safetensors"
-    for number in range(1000):
-        head = int.from_bytes(content[:8], "little") + 8
-        path.write_bytes(damaged(content[:head], chance) + content[head:])
-        try:
-            read_tensors(path)
-        except DamagedFile as error:
-            assert str(path) in str(error)  # noqa: PT017
-        if number % 10 == 0:
+    with in_memory() as folder:
+        path = folder / "init.safetensors"
+        for _ in range(CASES):
+            head = int.from_bytes(content[:8], "little") + 8
+            path.write_bytes(damaged(content[:head], chance) + content[head:])
             try:
-                tiny(model={"name": "tiny_bn_cnn", "init": str(path)})
-            except ConfigError as error:
-                assert "model.init" in str(error)  # noqa: PT017
-    save_file({}, path)
-    assert read_tensors(path) == {}
+                read_tensors(path)
+            except DamagedFile as error:
+                assert str(path) in str(error)  # noqa: PT017
+            fault = rules._unreadable(path)
+            assert fault is None or str(path) in fault
+        save_file({}, path)
+        assert read_tensors(path) == {}
+        path.write_bytes(b"")
+        with pytest.raises(ConfigError, match=r"model\.init: .* cannot be read as safetensors"):
+            tiny(model={"name": "tiny_bn_cnn", "init": str(path)})
