@@ -19,6 +19,7 @@ from torch import Tensor
 
 from raysim.core.event import Event
 from raysim.data import Dataset, Partition
+from raysim.engine.shares import Pace
 from raysim.host.device import keep_freed_memory
 from raysim.host.messages import Arrays, HostSpec
 
@@ -78,7 +79,7 @@ class Engine(ABC):
     client_models: dict[int, Handle] = field(default_factory=dict)  # their last uploads, where a method asks for them
     spans: list[Span] = field(default_factory=list)  # of this round
     events: list[Event] = field(default_factory=list)  # since somebody looked
-    seconds: dict[int, float] = field(default_factory=dict)  # how long each client's last training took
+    pace: Pace = field(default_factory=Pace)  # what clients cost, and how fast the hosts are
 
     def __post_init__(self) -> None:
         if self.spec.keep_freed_memory:

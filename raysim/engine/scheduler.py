@@ -15,6 +15,7 @@ from raysim.core.mixture import Mixture
 from raysim.core.server import Downlink
 from raysim.engine.base import ATTEMPTS, Call, Engine, Handle, HostLost, MachineFailure, Span
 from raysim.engine.requests import Requests
+from raysim.engine.shares import cut
 from raysim.engine.sums import aggregation, destinations, merge_up
 from raysim.host.messages import ClientResult, SumDestination, SumRequest, TrainReply
 
@@ -102,6 +103,9 @@ class Scheduler:
         at_once = early is not None and all(len(visits) == 1 for visits in queue.values())
         self._run(queue, destinations(engine, list(queue)) if at_once else {}, while_training)
         ok = {c for c, result in self._results.items() if result.status == "ok"}
+        took = {c: self._results[c].seconds for c in asked if c in ok}
+        trained_by = {c: self._trained_by[c] for c in took}
+        engine.pace.learn(took, engine.partition.sizes[[*took]].tolist(), trained_by)
         held = {i: tuple(c for c in clients if c in ok) for i, clients in sorted(self.held.items())}
         self.held = {i: clients for i, clients in held.items() if clients}
         results = {c: self._results[c] for c in asked}
@@ -237,7 +241,6 @@ class Scheduler:
                 handle = next(handles)
                 if reply.results[client].status == "ok":
                     place[client] = handle
-        self.engine.seconds |= {c: result.seconds for c, result in reply.results.items()}
         self.spans.append(Span(host, "train", reply.started, reply.stopped))
         return again
 
@@ -265,26 +268,6 @@ def shares(engine: Engine, clients: Sequence[int]) -> list[Visit]:
     """Split a sorted cohort into contiguous runs, one for each host, so that the most expensive one costs least."""
     if len(clients) <= len(engine.hosts):
         return [(client,) for client in clients]
-    cost = [engine.seconds.get(c, -1.0) for c in clients]
-    if min(cost, default=0.0) < 0:  # not all have been measured: seconds and samples do not compare
-        cost = [float(len(engine.partition.train[c])) for c in clients]
-    return [tuple(clients[lo:hi]) for lo, hi in cut(cost, len(engine.hosts))]
-
-
-def cut(costs: Sequence[float], runs: int) -> list[tuple[int, int]]:
-    """Cut a sequence into at most `runs` contiguous runs so that the most expensive one costs least: [(lo, hi)]."""
-
-    def greedy(limit: float) -> list[tuple[int, int]]:
-        bounds, lo, load = [], 0, 0.0
-        for i, cost in enumerate(costs):
-            if load + cost > limit and i > lo:
-                bounds.append((lo, i))
-                lo, load = i, 0.0
-            load += cost
-        return [*bounds, (lo, len(costs))]
-
-    low, high = max(costs, default=0.0), sum(costs)
-    for _ in range(20):
-        middle = (low + high) / 2
-        low, high = (low, middle) if len(greedy(middle)) <= runs else (middle, high)
-    return greedy(high * (1 + 1e-9))
+    costs = engine.pace.costs(clients, engine.partition.sizes[list(clients)].tolist())
+    factors = [engine.pace.factor(i) for i in range(len(engine.hosts))]
+    return [tuple(clients[lo:hi]) for lo, hi in cut(costs, factors)]

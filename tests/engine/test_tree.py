@@ -13,7 +13,7 @@ import raysim.engine.sums
 from raysim.core import tree
 from raysim.core.layers import LayerMap
 from raysim.engine.merging import schedule
-from raysim.engine.scheduler import cut
+from raysim.engine.shares import Pace, cut
 from raysim.engine.sums import chunks, equal_columns
 from raysim.host.messages import SumRequest
 from raysim.models import Inputs, build
@@ -149,7 +149,7 @@ def test_cover(clients, data):
 
 def test_contiguous_runs_travel_in_few_sums():
     for hosts in (2, 5, 10):
-        runs = cut([1.0] * 1000, hosts)
+        runs = cut([1.0] * 1000, [1.0] * hosts)
         assert sum(len(tree.cover(set(range(*run)), 1000)) for run in runs) <= 2 * 10 * hosts
     assert len(tree.cover(set(range(500)), 1000)) == 1
 
@@ -184,7 +184,7 @@ def test_hosts_take_turns(machines):
 
 @given(st.lists(st.floats(0.01, 100), min_size=1, max_size=8), st.integers(1, 8))
 def test_cut_has_the_cheapest_dearest_run(costs, runs):
-    found = cut(costs, runs)
+    found = cut(costs, [1.0] * runs)
     assert [p for lo, hi in found for p in range(lo, hi)] == list(range(len(costs)))
     assert len(found) <= runs
 
@@ -193,6 +193,24 @@ def test_cut_has_the_cheapest_dearest_run(costs, runs):
 
     every = (e for k in range(min(runs, len(costs))) for e in combinations(range(1, len(costs)), k))
     assert dearest(tuple(lo for lo, _ in found[1:])) <= min(map(dearest, every)) * (1 + 1e-6)
+
+
+@pytest.mark.parametrize(("slowness", "alike"), [([1, 1, 3], False), ([1, 4], False), ([1, 1.1, 1, 0.95], True)])
+def test_hosts_get_work_by_their_speed(slowness, alike):
+    """After some rounds with other clients each time, and times that vary, nobody waits long for the slowest host."""
+    rng, pace, late = np.random.default_rng(0), Pace(), []
+    sizes = rng.integers(20, 60, 200)
+    for _ in range(12):
+        clients = np.sort(rng.choice(200, 60, replace=False))
+        factors = [pace.factor(host) for host in range(len(slowness))]
+        runs = cut(pace.costs(clients.tolist(), sizes[clients].tolist()), factors)
+        host_of = {int(c): host for host, (lo, hi) in enumerate(runs) for c in clients[lo:hi]}
+        took = {c: sizes[c] * slowness[host] * rng.uniform(0.95, 1.05) for c, host in host_of.items()}
+        pace.learn(took, sizes[[*took]].tolist(), host_of)
+        loads = np.bincount([*host_of.values()], [*took.values()])
+        late.append(loads.max() * sum(1 / s for s in slowness) / sizes[clients].sum())
+    assert max(late[6:]) < 1.25  # of what hosts need that all end at once
+    assert ({pace.factor(host) for host in range(len(slowness))} == {1.0}) == alike
 
 
 @pytest.mark.parametrize("chunk", [7, 100, 10**6])

@@ -115,7 +115,7 @@ class RayEngine(Engine):
 
     def _timeout(self) -> float:
         """Seconds for a client."""
-        median = statistics.median(self.seconds.values()) if self.seconds else 0.0
+        median = statistics.median(self.pace.seconds.values()) if self.pace.seconds else 0.0
         return self.client_timeout or max(TIMEOUT, MEDIANS * median)
 
     def _lost(self, host: int, error: Exception) -> Exception:
