@@ -17,11 +17,11 @@ import pytest
 import torch
 from typer.testing import CliRunner, Result
 
+from raysim import machine
 from raysim.cli import doctor
 from raysim.cli.app import app
 from raysim.config import ConfigError, fingerprint, load, to_yaml
 from raysim.config.shipped import find
-from raysim.play import machine
 from raysim.play.folder import new_folder
 from raysim.play.lines import aligned, bytes_, percent
 from raysim.store import manifest, tables
@@ -366,6 +366,8 @@ def test_doctor_reads_the_containers_cpu_limit(
     (tmp_path / "cpu.max").write_text(limit + "\n")
     monkeypatch.setattr(machine, "CGROUP", tmp_path)
     assert machine.cpu_quota() == quota
+    allowed = len(os.sched_getaffinity(0))
+    assert machine.cpus() == {None: allowed, 0.5: 1, 4.0: min(allowed, 4)}[quota]  # what a cluster and a sweep start with
     assert (doctor._cpus().problem is not None) == (quota == 0.5)
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import typer
 
-from raysim.play.machine import answers, cpu_quota, memory_bytes
+from raysim.machine import answers, cpu_quota, memory_bytes
 
 PACKAGES = ("raysim", "ray", "torch", "torchvision", "numpy", "pyarrow", "safetensors", "scikit-learn", "pydantic")
 GIB = 2**30

@@ -11,7 +11,7 @@ from typing import Any
 
 from raysim.config import ENGINES, Config, ConfigError, LocalEngineConfig, RayEngineConfig, name_in
 from raysim.engine.ray.placement import Resources
-from raysim.play.machine import answers
+from raysim.machine import answers
 
 
 def check_address(address: str | None) -> None:

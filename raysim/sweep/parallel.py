@@ -15,10 +15,10 @@ from contextlib import contextmanager
 from dataclasses import asdict
 from typing import IO, Any
 
+from raysim import machine
 from raysim.config import Config, RayEngineConfig, to_dict
 from raysim.engine.ray.placement import HOST_BYTES, Node, Resources
 from raysim.play.lines import scored
-from raysim.play.machine import free_memory
 from raysim.store.documents import read_result
 from raysim.sweep.grid import Point
 
@@ -65,7 +65,7 @@ def carried(configs: Sequence[Config]) -> int:
     A run is taken to need the CPUs of one actor and twice the memory that its processes have before they hold data and
     models. Call it inside `ray_engine.cluster` where a run is on Ray.
     """
-    cpus, gpus, processes = float(len(os.sched_getaffinity(0))), 0.0, 1
+    cpus, gpus, processes = float(machine.cpus()), 0.0, 1
     on_ray = [config for config in configs if isinstance(config.engine, RayEngineConfig)]
     if on_ray:
         from raysim.engine.ray.cluster import free_resources
@@ -76,7 +76,7 @@ def carried(configs: Sequence[Config]) -> int:
         import torch
 
         gpus = float(torch.cuda.is_available())  # all of them would take the first one
-    memory = free_memory()
+    memory = machine.free_memory()
     limits = [cpus / max(config.engine.threads for config in configs)]
     limits += [gpus] if gpus else []
     limits += [memory / (2 * processes * HOST_BYTES)] if memory is not None else []

@@ -10,6 +10,7 @@ from typing import Any
 import ray
 from ray._private.state import available_resources_per_node  # Ray's public functions add the nodes up
 
+from raysim import machine
 from raysim.config import ConfigError
 from raysim.engine.ray.placement import Node, Resources
 from raysim.engine.ray.private import private
@@ -47,10 +48,9 @@ def _join(address: str) -> None:
 
 def _start(folder: str, object_store: int | None) -> None:
     """Start a cluster whose files lie in `folder`."""
-    cores = len(os.sched_getaffinity(0))
     try:
         ray.init(
-            address="local", num_cpus=cores, include_dashboard=False, object_store_memory=object_store, _temp_dir=folder,
+            address="local", num_cpus=machine.cpus(), include_dashboard=False, object_store_memory=object_store, _temp_dir=folder,
             **QUIET,
         )  # fmt: skip
     except Exception as error:  # Ray raises a bare one where its processes are not up in time

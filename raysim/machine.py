@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import os
 import re
 import socket
 from pathlib import Path
 
 CGROUP = Path("/sys/fs/cgroup")
+
+
+def cpus() -> int:
+    """CPUs that processes started here may use: those that this one may run on, within the container's quota."""
+    allowed, quota = len(os.sched_getaffinity(0)), cpu_quota()
+    return allowed if quota is None else max(1, min(allowed, int(quota)))
 
 
 def cpu_quota() -> float | None:
