@@ -157,6 +157,13 @@ attempt("right", lambda: ask(("authorization", "Bearer " + open(facts["token"]).
 print(json.dumps(tried))
 """
 
+LISTENING = """
+import json, sys, ray, psutil
+first = psutil.Process(int(sys.argv[1]))
+found = [c for p in (first, *first.children(recursive=True)) for c in p.net_connections("tcp")]
+print(json.dumps([[*c.laddr] for c in found if c.status == "LISTEN"]))
+"""
+
 
 def without_address(**more: str) -> dict[str, str]:
     return {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"} | more
@@ -178,13 +185,10 @@ def knock(facts: dict[str, Any], *user: int) -> dict[str, str]:
     return json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
 
 
-def listening(facts: dict[str, Any]) -> list[tuple[str, int]]:
+def listening(facts: dict[str, Any]) -> list[list[Any]]:
     """Address and port of everything that listens in the cluster's processes."""
-    import psutil  # which Ray brings
-
-    first = psutil.Process(facts["pid"])
-    found = [c for p in (first, *first.children(recursive=True)) for c in p.net_connections("tcp")]
-    return [(c.laddr.ip, c.laddr.port) for c in found if c.status == "LISTEN"]
+    command = [sys.executable, "-c", LISTENING, str(facts["pid"])]
+    return json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
 
 
 def test_object_store_of_the_size_asked_for(own, monkeypatch):

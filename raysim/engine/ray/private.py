@@ -15,6 +15,7 @@ from ray._private import ray_constants
 from ray._raylet import AuthenticationTokenLoader, Config  # type: ignore[attr-defined]  # compiled
 
 METRICS = "RAY_enable_metrics_collection"
+NO_METRICS = {METRICS: "0", "DASHBOARD_METRIC_PORT": "-1", "AUTOSCALER_METRIC_PORT": "-1"}  # no server has such a port
 
 
 @contextmanager
@@ -30,13 +31,14 @@ def private() -> Iterator[str]:
         token = Path(folder) / "token"
         token.touch(0o600)
         token.write_text(secrets.token_hex(32), encoding="utf-8")
-        settings = {
+        settings: dict[str, str | None] = {
             "RAY_AUTH_MODE": "token",
             "RAY_AUTH_TOKEN_PATH": str(token),
             "RAY_AUTH_TOKEN": None,  # would be taken before the path
             "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # which is to say: no node but this one, at 127.0.0.1
-            METRICS: os.environ.get(METRICS, "0"),
         }
+        if METRICS not in os.environ:
+            settings |= NO_METRICS
         before = {name: os.environ.get(name) for name in settings}
         many = ray_constants.ENABLE_RAY_CLUSTER
         try:
