@@ -90,7 +90,7 @@ def play_round(
         early = None  # it is a plan of some that did not come back
     initialized = {}
     if engine.spec.stack.starts_everyone:
-        others = tuple(c for c in range(info.clients) if sizes[c] > 0 and c not in drawn)
+        others = tuple(sorted({*sizes.nonzero().flatten().tolist()} - {*drawn}))
         initialized = initialize(
             engine, info, others, aggregator.rule.downlink(others, HostedModels(engine), server)
         )  # fmt: skip
