@@ -367,7 +367,9 @@ def test_doctor_reads_the_containers_cpu_limit(
     monkeypatch.setattr(machine, "CGROUP", tmp_path)
     assert machine.cpu_quota() == quota
     allowed = len(os.sched_getaffinity(0))
-    assert machine.cpus() == {None: allowed, 0.5: 1, 4.0: min(allowed, 4)}[quota]  # what a cluster and a sweep start with
+    assert (
+        machine.cpus() == {None: allowed, 0.5: 1, 4.0: min(allowed, 4)}[quota]
+    )  # what a cluster and a sweep start with
     assert (doctor._cpus().problem is not None) == (quota == 0.5)
 
 

@@ -55,6 +55,8 @@ class RayEngineConfig(EngineConfig):
     client_timeout: Literal["auto"] | Positive = "auto"
     """Seconds for a client's training, after which its actor is taken to hang and is replaced; `auto`: 20 times the median
     client, at least 300."""
+    elastic: bool = False
+    """Ask a cluster that can grow for what every actor needs, and start actors on what becomes free while the run plays."""
     fan_in: Annotated[int, Field(ge=2)] = 4
     """Partial sums that one node of the aggregation tree adds. Never changes the result."""
     gather_bytes: NonNegativeInt = 2 << 30

@@ -126,6 +126,9 @@ class Engine(ABC):
         """Put new hosts in the place of dead ones, or let others do their work; returns which, as a clause. Raises
         `MachineFailure` where none is left."""
 
+    def grow(self) -> None:  # noqa: B027 - most engines do not
+        """Called as a round begins: take in hosts for which there is room by now."""
+
     @abstractmethod
     def close(self) -> None:
         """Stop all hosts."""

@@ -66,6 +66,7 @@ def play_round(
     """Sample, broadcast, train, plan, reduce, transform, evaluate. One round is one thing, so this is one function."""
     clock = Clock()
     server, engine, aggregator = run.server, run.engine, run.aggregator
+    engine.grow()
     server.t, server.lr, server.notes = t, learning_rate(run, t), []
     server.once, server.batches, server.statistics = {}, [], None
     info, sizes = round_info(server), server.population.sizes

@@ -8,6 +8,7 @@ import socket
 import stat
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import suppress
 from functools import partial
@@ -19,7 +20,7 @@ import ray
 import sabotage
 from conftest import play, tiny
 from ray import cloudpickle
-from ray._private.node import Node
+from ray._private.node import Node as RayNode
 from ray.cluster_utils import Cluster
 from sabotage import Stalls, ending
 
@@ -27,6 +28,7 @@ from raysim.config import ConfigError
 from raysim.engine import scheduler
 from raysim.engine.ray.cluster import cluster as joined_or_started
 from raysim.engine.ray.engine import ray_engine
+from raysim.engine.ray.placement import Node, Resources
 from raysim.engine.ray.pool import Pool
 from raysim.federation import Federation, MakeEngine
 from raysim.federation.resume import RunCheckpoints
@@ -50,7 +52,7 @@ def expected(tmp_path_factory) -> str:
 
 
 @pytest.fixture(scope="module")
-def nodes(cluster: Cluster) -> Iterator[dict[str, Node]]:
+def nodes(cluster: Cluster) -> Iterator[dict[str, RayNode]]:
     """All but the head, by id."""
     added = [cluster.add_node(num_cpus=1, object_store_memory=80 << 20, wait=False) for _ in range(3)]
     cluster.wait_for_nodes()
@@ -93,19 +95,41 @@ def test_node_lost_during_a_round(tmp_path, cluster, nodes, make_engine, expecte
 
 
 def test_mixed_cluster(tmp_path, cluster):
-    """A head without a GPU and a node with one: all actors are on that node, or, without
-    a share of the GPU, nobody sees it."""
+    """A head without a GPU and a node with one: all actors are on that node, or, without a share of it, nobody uses it."""
     node = cluster.add_node(num_cpus=2, num_gpus=1)
     try:
-        for share, actors in ((0.5, {node.node_id}), (0, {node.node_id, ray.get_runtime_context().get_node_id()})):
+        for share in (0.5, 0):
             engine = {"ray": {"gpu_per_client": share, "clients_per_actor": 1}}
             config = tiny(engine=engine, rounds={"total": 1})
             federation = Federation(config, tmp_path / str(share), make_engine=ray_engine)
             found = set(federation.engine.nodes), federation.engine.spec.device
             federation.close()
-            assert found == (actors, "auto" if share else "cpu")
+            assert found[1] == ("auto" if share else "cpu")
+            assert not share or found[0] == {node.node_id}
     finally:
         cluster.remove_node(node)
+
+
+def test_a_cluster_that_grows(tmp_path, cluster):
+    """What becomes free while the run plays gets actors, to the same bits."""
+    expected = play(tiny(**SETTING), tmp_path / "undisturbed").sha256()
+    one = Resources((Node(ray.get_runtime_context().get_node_id(), 1.0),))
+    config = tiny(**SETTING, engine={"ray": {"elastic": True, "clients_per_actor": 4}})
+    federation = Federation(config, tmp_path / "grown", make_engine=partial(ray_engine, resources=one))
+    federation.step()
+    assert len(federation.engine.hosts) == 1
+    deadline = time.monotonic() + 120
+    while len(federation.engine.hosts) < 2 and time.monotonic() < deadline:
+        federation.engine.grow()
+        time.sleep(0.1)
+    assert [message for message in federation.step()["messages"] if "has joined" in message]
+    while federation.step():
+        pass
+    federation.finish()
+    federation.close()
+    assert len(federation.engine.hosts) == 2
+    assert federation.sha256() == expected
+    assert {row["host"] for row in tables.read(federation.folder, "clients").to_pylist() if row["round"] > 0} == {0, 1}
 
 
 # ---- a cluster that raysim starts
@@ -269,3 +293,22 @@ for port in sys.argv[2:]:
         command = [*inside, sys.executable, "-c", code, here, *map(str, [control.getsockname()[1], *ports])]
         answers = subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()
     assert answers == ["open", *["refused"] * len(ports)]
+
+
+def test_a_cluster_that_does_not_come_up_is_started_again(monkeypatch):
+    tried: list[str] = []
+
+    def busy(**settings: Any) -> None:
+        tried.append(settings["address"])
+        raise Exception("the raylet did not come up")
+
+    monkeypatch.setattr(ray, "is_initialized", lambda: False)
+    monkeypatch.setattr(ray, "init", busy)
+    monkeypatch.setattr(ray, "shutdown", lambda: None)
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    with (
+        pytest.raises(ConnectionError, match="did not start on this machine: the raylet did not come up"),
+        joined_or_started(),
+    ):
+        pass
+    assert tried == ["local", "local"]

@@ -46,15 +46,17 @@ def _join(address: str) -> None:
         ) from None
 
 
-def _start(folder: str, object_store: int | None) -> None:
-    """Start a cluster whose files lie in `folder`."""
+def _start(folder: str, object_store: int | None, again: bool = True) -> None:
+    """Start a cluster whose files lie in `folder`; `again` once if it does not come up, as on a busy machine."""
     try:
         ray.init(
-            address="local", num_cpus=machine.cpus(), include_dashboard=False, object_store_memory=object_store, _temp_dir=folder,
-            **QUIET,
+            address="local", num_cpus=machine.cpus(), include_dashboard=False, object_store_memory=object_store,
+            _temp_dir=folder, **QUIET,
         )  # fmt: skip
     except Exception as error:  # Ray raises a bare one where its processes are not up in time
         ray.shutdown()
+        if again:
+            return _start(folder, object_store, again=False)
         raise ConnectionError(
             f"Ray did not start on this machine: {error}. Is it busy? Try again, or --set engine=local"
         ) from None

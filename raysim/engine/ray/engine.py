@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import ray
+from ray.autoscaler.sdk import request_resources
 from ray.exceptions import GetTimeoutError, ObjectLostError, RayTaskError
 
 from raysim.config import Config, RayEngineConfig
@@ -20,7 +21,7 @@ from raysim.engine.ray import pulse
 from raysim.engine.ray.actors import new_actor
 from raysim.engine.ray.cluster import free_resources
 from raysim.engine.ray.deaths import DEATHS, Death
-from raysim.engine.ray.placement import Placement, PlacementError, Resources, place
+from raysim.engine.ray.placement import Placement, PlacementError, Resources, place, room
 from raysim.engine.ray.pool import START_SECONDS, Pool
 from raysim.host.messages import HostSpec
 
@@ -38,6 +39,7 @@ class RayEngine(Engine):
     pool: Pool | None = None
     references: tuple[Any, Any] | None = None  # to data and partition, where they are in the object store already
     client_timeout: float | None = None  # seconds; None: a multiple of the median client
+    most: int = 0  # hosts; where it is more than there are, the engine grows
 
     def __post_init__(self) -> None:
         if not self.placement.gpus:
@@ -64,6 +66,10 @@ class RayEngine(Engine):
                 f"{self.placement.gpus:g} GPUs did not start within {START_SECONDS} s, on node {', '.join(nodes)}. Free "
                 f"now: {free_resources()}. Is the cluster busy with other work?"
             )
+        self._coming: dict[Any, tuple[Any, str]] = {}  # by the reference that tells when it is ready: actor and node
+        if self.most > len(self._actors):
+            share = {"CPU": self.placement.cpus} | ({"GPU": self.placement.gpus} if self.placement.gpus else {})
+            request_resources(bundles=[share] * self.most)
         if self.placement.note:
             self.events.append(Event("run", self.placement.note))
 
@@ -179,20 +185,33 @@ class RayEngine(Engine):
         ray.kill(actor)
         return False
 
+    def grow(self) -> None:
+        for ready in ray.wait(list(self._coming), num_returns=len(self._coming), timeout=0)[0] if self._coming else ():
+            actor, node = self._coming.pop(ready)
+            with suppress(*DEATHS):
+                ray.get(ready)
+                self._actors.append(actor)
+                self.nodes.append(node)
+                self.events.append(Event("actor", f"an actor has joined on node {node}", node=node))
+        missing = self.most - len(self._actors) - len(self._coming)
+        for node in room(free_resources(), self.placement)[:missing] if missing > 0 else ():
+            actor, ready = self._new_host(node)
+            self._coming[ready] = actor, node
+
     def _node_with_room(self, first: str) -> str | None:
-        share, deadline = self.placement, time.monotonic() + ROOM_SECONDS
+        deadline = time.monotonic() + ROOM_SECONDS
         while time.monotonic() < deadline:
-            free = self.pool.free(free_resources()) if self.pool else free_resources()
-            fitting = [
-                node.id for node in free.nodes
-                if node.cpus >= share.cpus - 1e-3 and (not share.gpus or node.slots(share.gpus))
-            ]  # fmt: skip
+            fitting = room(self.pool.free(free_resources()) if self.pool else free_resources(), self.placement)
             if fitting:
                 return first if first in fitting else fitting[0]
             time.sleep(0.1)
         return None
 
     def close(self) -> None:
+        for actor, _ in self._coming.values():
+            ray.kill(actor)
+        if self.most:
+            request_resources(bundles=[])  # of which this run needs none any more
         for actor, node in dict(zip(self._actors, self.nodes, strict=True)).items():
             pulse.forget(_id(actor))
             if self.pool:
@@ -224,8 +243,9 @@ def ray_engine(
     placement = place(
         resources, cohort, settings.clients_per_actor, settings.gpu_per_client, settings.threads, 4 * layers.S
     )
+    wanted = cohort if settings.clients_per_actor == "auto" else -(-cohort // settings.clients_per_actor)
     timeout = None if settings.client_timeout == "auto" else settings.client_timeout
     return RayEngine(
         spec, data, partition, settings.fan_in, settings.gather_bytes, placement=placement, pool=pool,
-        references=references, client_timeout=timeout,
+        references=references, client_timeout=timeout, most=wanted if settings.elastic else 0,
     )  # fmt: skip

@@ -78,6 +78,15 @@ class Placement:
         return len(self.nodes)
 
 
+def room(resources: Resources, like: Placement) -> list[str]:
+    """The nodes on which further actors fit that reserve as much as those of a placement; each as often as there is room."""
+    found = []
+    for node in resources.nodes:
+        slots = min((node.cpus + 1e-3) // like.cpus, node.memory * 0.8 // HOST_BYTES)
+        found += [node.id] * int(min(slots, node.slots(like.gpus)) if like.gpus else slots)
+    return found
+
+
 def place(
     resources: Resources, cohort: int, clients_per_actor: int | str, gpu_per_client: float | str, threads: int,
     model_bytes: int,
