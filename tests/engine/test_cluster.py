@@ -112,9 +112,10 @@ def test_mixed_cluster(tmp_path, cluster):
 
 def test_a_cluster_that_grows(tmp_path, cluster):
     """What becomes free while the run plays gets actors, to the same bits."""
-    expected = play(tiny(**SETTING), tmp_path / "undisturbed").sha256()
+    changes = {**SETTING, "rounds": {"total": 4, "participation": 0.25}}  # two clients
+    expected = play(tiny(**changes), tmp_path / "undisturbed").sha256()
     one = Resources((Node(ray.get_runtime_context().get_node_id(), 1.0),))
-    config = tiny(**SETTING, engine={"ray": {"elastic": True, "clients_per_actor": 4}})
+    config = tiny(**changes, engine={"ray": {"elastic": True}})
     federation = Federation(config, tmp_path / "grown", make_engine=partial(ray_engine, resources=one))
     federation.step()
     assert len(federation.engine.hosts) == 1
