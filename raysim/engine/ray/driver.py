@@ -156,9 +156,11 @@ class RemoteFederation:
 
     def close(self) -> None:
         if self._driver is not None:
-            with suppress(*DEATHS):
-                self._get(self._driver.call.remote("close"))
-            ray.kill(self._driver)
+            try:
+                with suppress(*DEATHS):
+                    self._get(self._driver.call.remote("close"))
+            finally:
+                ray.kill(self._driver)
         # The hosts die with their driver, a moment later. A run that follows must not count their share as taken.
         deadline = time.monotonic() + RELEASE_SECONDS
         while free_resources().cpus < self._resources.cpus and time.monotonic() < deadline:
