@@ -24,12 +24,14 @@ from ray._private.node import Node as RayNode
 from ray.cluster_utils import Cluster
 from sabotage import Stalls, ending
 
+import raysim.engine.ray.private
 from raysim.config import ConfigError
 from raysim.engine import scheduler
 from raysim.engine.ray.cluster import cluster as joined_or_started
 from raysim.engine.ray.engine import ray_engine
 from raysim.engine.ray.placement import Node, Resources
 from raysim.engine.ray.pool import Pool
+from raysim.engine.ray.private import private
 from raysim.federation import Federation, MakeEngine
 from raysim.federation.resume import RunCheckpoints
 from raysim.methods import CLIENTS
@@ -313,3 +315,24 @@ def test_a_cluster_that_does_not_come_up_is_started_again(monkeypatch):
     ):
         pass
     assert tried == ["local", "local"]
+
+
+def test_folders_of_killed_processes_are_removed(monkeypatch, tmp_path):
+    """And those of the living are not."""
+    monkeypatch.setattr(raysim.engine.ray.private, "get_default_system_temp_dir", lambda: str(tmp_path))
+    code = "import sys, raysim.engine.ray.private as p; p.get_default_system_temp_dir = lambda: sys.argv[1]\n"
+    code += "with p.private(): print(1, flush=True); sys.stdin.read()"
+    command = [sys.executable, "-c", code, str(tmp_path)]
+    living, killed = (
+        subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=without_address())
+        for _ in range(2)
+    )
+    try:
+        assert living.stdout.readline() == killed.stdout.readline() == b"1\n"
+        killed.kill()
+        killed.wait()
+        with private():
+            assert len(list(tmp_path.iterdir())) == 2
+    finally:
+        living.communicate()
+    assert not list(tmp_path.iterdir())

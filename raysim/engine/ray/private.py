@@ -3,17 +3,20 @@ user of this machine."""
 
 from __future__ import annotations
 
+import fcntl
 import os
 import secrets
+import shutil
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from ray._common.utils import get_default_system_temp_dir
 from ray._private import ray_constants
 from ray._raylet import AuthenticationTokenLoader, Config  # type: ignore[attr-defined]  # compiled
 
+PREFIX = "raysim-"
 METRICS = "RAY_enable_metrics_collection"
 NO_METRICS = {METRICS: "0", "DASHBOARD_METRIC_PORT": "-1", "AUTOSCALER_METRIC_PORT": "-1"}  # no server has such a port
 
@@ -25,9 +28,13 @@ def private() -> Iterator[str]:
     can open, and that is removed at the end. The token lies there, too; Ray's processes, and those that this one starts,
     read where it is in their environment.
     """
-    with tempfile.TemporaryDirectory(
-        prefix="raysim-", dir=get_default_system_temp_dir(), ignore_cleanup_errors=True
-    ) as folder:
+    parent = Path(get_default_system_temp_dir())
+    _remove_abandoned(parent)
+    with (
+        tempfile.TemporaryDirectory(prefix=PREFIX, dir=parent, ignore_cleanup_errors=True) as folder,
+        open(Path(folder) / "lock", "x") as lock,
+    ):
+        fcntl.flock(lock, fcntl.LOCK_EX)  # as long as this process lives
         token = Path(folder) / "token"
         token.touch(0o600)
         token.write_text(secrets.token_hex(32), encoding="utf-8")
@@ -46,6 +53,14 @@ def private() -> Iterator[str]:
             yield f"{folder}/r"  # one letter: paths of sockets must be short. Ray lets everybody write there
         finally:
             _put(before, many)
+
+
+def _remove_abandoned(parent: Path) -> None:
+    """Remove the folders of processes that were killed."""
+    for folder in parent.glob(f"{PREFIX}*"):
+        with suppress(OSError), open(folder / "lock") as lock:  # another user's, gone meanwhile, or in use
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 def _put(settings: dict[str, str | None], many: bool) -> None:
