@@ -28,12 +28,12 @@ PRESETS: dict[str, dict[str, Any]] = {
             "fedlws": {"beta": 0.03, "tau_clamp": [0.01, 0.2], "lws_stats": "all", "shrink_buffers": True},
         },
     },
-    "official_001": {  # the released code of FedALA; its scores are those of the best round
+    "official_001": {  # FedALA's code as released today; its scores are those of the best round
         "data": {"client_test_frac": 0.25},
         "model": {"bn_stats": "local"},
         "local": {"batch_size": 10, "drop_last": True},
         "evaluate": {"global": False, "personal": "after_init"},
-        "fields": {"fedala": {"tensors": 2, "window": True, "clients": "all", "threshold": 0.1}},
+        "fields": {"fedala": {"tensors": 2, "window": True, "clients": "all", "threshold": 0.1, "drop_last": False}},
     },
     "official_003": {  # the released code of FedLAW
         "data": {"client_val_frac": 0.3},
