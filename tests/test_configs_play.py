@@ -43,7 +43,6 @@ SHAPES = {  # of a sample, classes, and natural clients
     "cifar100": ((3, 32, 32), 100, 0),
     "tiny-imagenet-200": ((3, 64, 64), 200, 0),
     "cinic-10": ((3, 32, 32), 10, 0),
-    "cinic10_three_clients": ((3, 32, 32), 10, 3),
     "femnist": ((1, 28, 28), 62, 20),
     "mnist_dir0.1": ((1, 28, 28), 10, 20),
     "ag_news": ((20,), 4, 0),

@@ -5,10 +5,12 @@ import pytest
 from toy import ToyCohort, noted, planned, toy_server
 
 from raysim.config import from_dict
+from raysim.core.layers import LayerMap
 from raysim.data import Dataset, make_partition
 from raysim.data.partition import DirichletCounts, IIDEqual
 from raysim.methods.feddisco import FedDisco
 from raysim.methods.fedlws import FedLWS
+from raysim.models import Inputs, build
 
 
 def resolved(preset: str, **changes):
@@ -48,6 +50,21 @@ def test_official_000_trains_in_batches_of_128():
     config = from_dict(raw)
     assert config.local.batch_size == 128
     assert config.server == ()  # a preset lists no method
+
+
+def test_official_000_has_the_eight_layers_of_a_vit():
+    """The embedding and the first block, five blocks, the norm of the head and its linear map."""
+    config = resolved("official_000", data={"name": {"synthetic": {"shape": [3, 32, 32]}}}, model={"name": "vit"})
+    layers = LayerMap.of(build("vit", Inputs((3, 32, 32), 10)), config.model.layer_by, config.model.blocks)
+    members = [{s.name for s, g in zip(layers.tensors, layers.groups, strict=True) if g == at} for at in range(8)]
+    assert layers.L == 8
+    assert {name.split(".")[0] for name in members[0]} == {"embed", "block0"}
+    for at in range(1, 6):
+        parts = ("attention.norm", "mlp.norm", "attention.out", "mlp.inner", "mlp.outer")
+        biases = [f"block{at}.{part}.{kind}" for part in parts for kind in ("weight", "bias")]
+        assert members[at] == {*biases, f"block{at}.attention.qkv.weight"}
+    assert members[6:] == [{"block5.norm.weight", "block5.norm.bias"}, {"head.weight", "head.bias"}]
+    assert resolved("official_000").model.blocks == ()
 
 
 def test_paper_is_the_equations():

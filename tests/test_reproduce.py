@@ -49,7 +49,11 @@ table:
     set: {rounds.total: 2}
     cells:
       - {of: [FedAvg + LWS, fast], set: {server.0.fedlws.beta: 0.2}}
-    score: {final (%): final, MB sent: MB, error at 0.015 MB (%): {error at MB: 0.015}}
+    score:
+      final (%): final
+      MB sent: MB
+      error at 0.015 MB (%): {error at MB: 0.015}
+      behind LWS (points): {gap: FedAvg + LWS}
     seeds: [8, 9]
     minutes: 0.5
 """
@@ -86,20 +90,27 @@ def test_a_small_table_from_end_to_end(item: Item) -> None:
         return [json.loads((runs[name] / "result.json").read_text())[key] for name in sorted(its)]
 
     head, lws, prox = rows(done.output)
-    scores = ("final (%)", "MB sent", "error at 0.015 MB (%)")
+    scores = ("final (%)", "MB sent", "error at 0.015 MB (%)", "behind LWS (points)")
     assert head[1:] == [f"{column}, {name}" for column in ("slow", "fast") for name in scores]
     finals = [100 * value for value in score("LWS", "slow", "final")]
     assert lws[:2] == ["FedAvg + LWS", f"{mean(finals):.2f} ± {stdev(finals):.2f}"]  # no number of the paper's
-    assert prox[:4] == ["FedProx", "", "", ""]
+    assert prox[:5] == ["FedProx", "", "", "", ""]
     ours = [100 * value for value in score("FedProx", "fast", "final")]
     difference = f"{mean(ours) - 70:+.2f}".replace("-", "−")
-    assert prox[4] == f"{mean(ours):.2f} ± {stdev(ours):.2f} (paper 70, {difference})"
+    assert prox[5] == f"{mean(ours):.2f} ± {stdev(ours):.2f} (paper 70, {difference})"
     sent = sum(score("FedProx", "fast", "bytes_up") + score("FedProx", "fast", "bytes_down")) / 2e6
-    assert float(prox[5].partition(" ")[0]) == pytest.approx(sent, rel=0.01)
+    assert float(prox[6].partition(" ")[0]) == pytest.approx(sent, rel=0.01)
     first = [read(path, "rounds").slice(0, 1).to_pylist()[0] for name, path in runs.items() if "FedProx" in name]
     assert all(round["bytes_up"] <= 15_000 < 2 * round["bytes_up"] for round in first)
     errors = [100 * (1 - round["accuracy"]) for round in first]
-    assert prox[6] == f"{mean(errors):.2f} ± {stdev(errors):.2f}"
+    assert prox[7] == f"{mean(errors):.2f} ± {stdev(errors):.2f}"
+    assert (lws[4], lws[8]) == ("0.00 ± 0.00", "0.00 ± 0.00")
+    fast = [
+        (name, read(path, "rounds")["accuracy"].to_numpy()) for name, path in sorted(runs.items()) if "+fast+" in name
+    ]
+    theirs, ours = ([curve for name, curve in fast if row in name] for row in ("LWS", "FedProx"))
+    gaps = [100 * max(best - own) for best, own in zip(theirs, ours, strict=True)]  # each round sends as many MB
+    assert prox[8] == f"{mean(gaps):.2f} ± {stdev(gaps):.2f}".replace("-", "−")
     for text in ("toy, Table 1: shrinking\n", "Scaled", "rounds.total=2", "beta=0.2 (FedAvg + LWS, fast)", "2 seeds"):
         assert text in done.output
     beta = [
@@ -127,6 +138,57 @@ def test_a_note_may_be_of_some_rounds_and_layers() -> None:
     assert of(run, "fedlws.gamma", rounds=(90, 110)) is None
 
 
+def of_rounds(**columns: Any) -> Any:
+    """A run with these columns of the table `rounds`."""
+    personal = [np.nan] * len(columns["accuracy"])
+    arrays = {name: np.array(its, float) for name, its in {"personal_accuracy_micro": personal, **columns}.items()}
+    return SimpleNamespace(columns=lambda table: arrays)
+
+
+def test_the_best_ten_evaluations_have_a_mean_and_a_deviation() -> None:
+    """Of 1, 2, ..., 12 % those are 3, ..., 12 %, whose population variance is (10² − 1) / 12."""
+    run = of_rounds(accuracy=[*np.random.RandomState(0).permutation(np.arange(1, 13)) / 100, np.nan])
+    assert SCORES["best10"][0](run) == pytest.approx(7.5)
+    assert SCORES["best10 deviation"][0](run) == pytest.approx((99 / 12) ** 0.5)
+    few = of_rounds(accuracy=[0.1, 0.3])
+    assert [SCORES[name][0](few) for name in ("best10", "best10 deviation")] == pytest.approx([20, 10])
+
+
+def test_converged_is_the_first_evaluation_that_the_next_rounds_do_not_better() -> None:
+    """Evaluated every other round: 0.4 of round 4 is bettered in round 10 alone, and 0.5 of round 10 not in four more."""
+    scores = {0: 0.1, 2: 0.2, 4: 0.4, 6: 0.3, 8: 0.4, 10: 0.5, 12: 0.1, 14: 0.5}
+    accuracy = [scores.get(t, np.nan) for t in range(15)]
+    run = of_rounds(round=range(15), accuracy=accuracy, bytes_up=[0] * 15, bytes_down=[0] * 15, wall=range(60, 960, 60))
+    of = SCORES["converged"][0]
+    assert [of(run, rounds) for rounds in (1, 2, 5, 6)] == [
+        1,
+        5,
+        5,
+        None,
+    ]  # the end of round t comes after t + 1 minutes
+
+
+def test_a_gap_is_the_greatest_at_any_number_of_bytes() -> None:
+    """Ours is evaluated at 2 and 4 MB, theirs after each of 1 to 5 MB: what it knows at 3 MB is that of 2 MB."""
+    ours = of_rounds(accuracy=[0.2, 0.6], bytes_up=[2e6, 2e6], bytes_down=[0, 0])
+    theirs = of_rounds(accuracy=[0.9, 0.3, 0.5, 0.55, 0.99], bytes_up=[1e6] * 5, bytes_down=[0] * 5)
+    of = SCORES["gap"][0]
+    assert of(ours, theirs) == pytest.approx(30)  # at 3 MB; 10 at 2, −5 at 4
+    assert of(theirs, ours) == pytest.approx(5)
+    late = of_rounds(accuracy=[0.5], bytes_up=[6e6], bytes_down=[0])
+    assert of(ours, late) is None
+
+
+def test_one_number_a_column_stands_beside_every_accuracy(item: Item) -> None:
+    several = TABLE.replace("{final (%): final, MB sent: MB}\n  col", "{last: final, best: best, MB: MB}\n  col")
+    paper = several.replace("[81.5, 20.0, 90.25, null,  1, 2, 3, 4]", "[81.5, null, 70, 60]")
+    item.path.write_text(re.sub(r"    FedProx: \[null.*\n", "", paper))
+    table = find("toy/table1").table
+    assert table.theirs(("FedAvg",), ("digits", "slow")) == [("final", 81.5), ("best", 81.5), ("MB", None)]
+    assert table.theirs(("FedAvg",), ("digits", "fast")) == [("final", None), ("best", None), ("MB", None)]
+    assert table.theirs(("FedProx",), ("digits", "slow")) == []
+
+
 def test_absent_data_are_named_before_anything_starts(item: Item) -> None:
     done = reproduce("toy/table1", "--out", "out")
     assert done.exit_code == 2
@@ -147,10 +209,11 @@ def test_absent_data_are_named_before_anything_starts(item: Item) -> None:
         ("of: [FedAvg + LWS, fast]", "of: [FedAvg + LWS, faster]", "table.cells: there is no choice 'faster'"),
         ("{error at MB: 0.015}", "{error at: 0.015}", "table.score: there is no 'error at'"),
         (
-            "MB sent: MB,",
-            "MB sent: error at MB,",
+            "      MB sent: MB\n",
+            "      MB sent: error at MB\n",
             "table.score: write 'error at MB' as {HEADING: {error at MB: VALUE}}",
         ),
+        ("{gap: FedAvg + LWS}", "{gap: FedAvg + LAW}", "table.score: gap: there is no row 'FedAvg + LAW'"),
         ("{error at MB: 0.015}", "{error at MB: 0.015, rounds: [1, 2]}", "score: error at MB takes no 'rounds'"),
         ("small:\n", "smal:\n", "table.smal: "),
         ("    fast: {}", "    digits: {}", "'digits' names two choices"),

@@ -63,11 +63,23 @@ class Transport(Measure):
         drawn = [run.samples(run.draw(run.train_rows(c), self.samples), c) for c in clients]
         flat = [x.flatten(1).double().cpu().numpy() for x, _ in drawn]
         if 0 < self.components < flat[0].shape[1]:
-            every = np.concatenate(flat)
-            every -= every.mean(0)
-            _, vectors = np.linalg.eigh(every.T @ every)
-            flat = [points @ vectors[:, -self.components :] for points in flat]
+            ends = np.cumsum([len(points) for points in flat])[:-1]
+            flat = np.split(principal(np.concatenate(flat), self.components), ends)
         return flat, [y.cpu().numpy() for _, y in drawn]
+
+
+def principal(points: np.ndarray, components: int) -> np.ndarray:
+    """Coordinates of n points [n, D] along their first principal axes [n, components], or as many as there are."""
+    from scipy.linalg import eigh
+
+    centred = points - points.mean(0)
+    many = len(centred) > centred.shape[1]
+    gram = centred.T @ centred if many else centred @ centred.T  # the smaller of both has the same eigenvalues
+    last = len(gram) - 1
+    values, vectors = eigh(gram, subset_by_index=(max(0, last - components + 1), last))
+    values, vectors = values[::-1], vectors[:, ::-1]
+    coordinates: np.ndarray = centred @ vectors if many else vectors * np.sqrt(values.clip(0))
+    return coordinates
 
 
 def dataset_distance(x: np.ndarray, y: np.ndarray, x2: np.ndarray, y2: np.ndarray) -> float:

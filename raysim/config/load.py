@@ -120,7 +120,8 @@ def _override(raw: dict[str, Any], text: str) -> dict[str, Any]:
 
 
 def _over_preset(preset: Mapping[str, Any], raw: dict[str, Any]) -> dict[str, Any]:
-    """Canonical `raw` over a preset's sections, those that go with the run's methods, and its fields of methods."""
+    """Canonical `raw` over a preset's sections, those that go with the run's model and methods, and its fields of
+    methods."""
     preset = dict(preset)
     fields, beside = preset.pop("fields", {}), preset.pop("with", {})
 
@@ -130,8 +131,12 @@ def _over_preset(preset: Mapping[str, Any], raw: dict[str, Any]) -> dict[str, An
         return [entry for entry in entries if isinstance(entry, dict) and len(entry) == 1]
 
     base = canonical(Config, preset)
-    for entry in methods(_merge(Config, base, raw)):
-        base = _merge(Config, base, canonical(Config, beside.get(next(iter(entry)), {})))
+    whole = _merge(Config, base, raw)
+    model = whole.get("model")
+    named = [model.get("name")] if isinstance(model, dict) else []
+    for name in named + [next(iter(entry)) for entry in methods(whole)]:
+        if isinstance(name, str):
+            base = _merge(Config, base, canonical(Config, beside.get(name, {})))
     merged: dict[str, Any] = _merge(Config, base, raw)
     for entry in methods(merged):
         ((name, values),) = entry.items()

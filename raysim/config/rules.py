@@ -85,7 +85,7 @@ def _check_model(config: Config) -> Found:
 def _check_model_settings(config: Config) -> Found:
     model = config.model
     if model.blocks and model.layer_by != "block":
-        yield "model.blocks", f"goes with layer_by: block, but layer_by is {model.layer_by}."
+        yield "model.blocks", f"goes with layer_by: block, but layer_by is {model.layer_by}. [] overrules a preset's."
     if not model.blocks and model.layer_by == "block":
         yield "model.blocks", "is empty, but layer_by: block needs one regular expression for each layer."
     for i, pattern in enumerate(model.blocks):

@@ -179,12 +179,16 @@ class LocalRun:
             order = order[: max(1, int(fraction * len(order)))]
         return self.slices(order, purpose, batch_size)
 
-    def slices(self, order: Tensor, purpose: str, batch_size: int | None = None) -> Iterator[tuple[Tensor, Tensor]]:
-        """Batches of the training samples in `order` [n]. One gather a pass: the batches themselves are views."""
+    def slices(
+        self, order: Tensor, purpose: str, batch_size: int | None = None, drop_last: bool | None = None
+    ) -> Iterator[tuple[Tensor, Tensor]]:
+        """Batches of the training samples in `order` [n], without a shorter last one if `drop_last` (None: as training
+        does). One gather a pass: the batches themselves are views."""
+        drop = self.settings.drop_last if drop_last is None else drop_last
         x, y = self.data.train
         on_device = order.to(y.device)
         x, y = take(x, on_device), y.index_select(0, on_device)
-        for part in batch_slices(order.shape[0], batch_size or self.settings.batch_size, self.settings.drop_last):
+        for part in batch_slices(order.shape[0], batch_size or self.settings.batch_size, drop):
             if self.orders is not None:
                 self.orders.append((purpose, order[part]))
             yield x[part], y[part]

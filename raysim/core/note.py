@@ -7,7 +7,11 @@ from dataclasses import dataclass
 from torch import Tensor
 
 FELL_BACK = "fell_back"
-"""The note, 1 or 0, of a method with a way out where its rule gives nothing; the end of a run counts those rounds."""
+"""The note, 1 or 0, of a method with a way out where its rule gives nothing; the end of a run counts those rounds.
+
+L-DAWA's warm-up is no such way out: it is part of the rule. Nor is what a method does with a single layer of norm zero
+(L-DAWA, FedLWS), whose other layers follow the rule.
+"""
 
 
 @dataclass(frozen=True)

@@ -33,10 +33,9 @@ class FedALA(ClientMethod):
     the download. Θ is what the client is sent, Θ_i what it trained last. FedALA combines with methods that do not bring
     a local initialisation.
 
-    The released code (preset `official_001`): `tensors: 2`, `window: true`, `clients: all`, `threshold: 0.1`. BatchNorm
-    runs in train mode while W is learned, and its statistics are restored afterwards. A batch that `local.drop_last`
-    drops is dropped here too. The loss of each epoch's last batch decides when the first optimisation ends, and is
-    noted.
+    The released code of today (preset `official_001`): `tensors: 2`, `window: true`, `clients: all`, `threshold: 0.1`,
+    `drop_last: false`. BatchNorm runs in train mode while W is learned, and its statistics are restored afterwards. The
+    loss of each epoch's last batch decides when the first optimisation ends, and is noted.
     """
 
     eta: float = 1.0
@@ -57,6 +56,8 @@ class FedALA(ClientMethod):
     """Leave W as the first optimisation made it."""
     epochs: int = 1
     """Passes once W has settled; also the least number of the first optimisation (6 in figure 3)."""
+    drop_last: bool | None = None
+    """Leave out a shorter last batch where W is learned; null: as `local.drop_last` does in training."""
     start_round: int = 0
     """Round (from 0) before which the download is taken as it is (155 in figure 4)."""
     keeps_params: ClassVar[bool] = True
@@ -94,7 +95,7 @@ class FedALA(ClientMethod):
         first, gap, samples = run.layers.stage_at(top.start), new - old, self._samples(run)
         losses: list[float] = []
         while len(losses) < self.epochs or not (once or has_settled(losses, self.threshold)):
-            for x, y in run.slices(samples, "ala"):
+            for x, y in run.slices(samples, "ala", drop_last=self.drop_last):
                 torch.lerp(old, new, W, out=run.params[top])
                 loss = run.gradient(x, y, corrected=False, stage=first)
                 W.sub_(self.eta * run.grad[top] * gap).clamp_(0, 1)

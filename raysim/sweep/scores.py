@@ -10,7 +10,7 @@ import numpy as np
 
 from raysim.report import summary
 from raysim.report.runs import Run
-from raysim.report.summary import GLOBAL, judged_by
+from raysim.report.summary import COSTS, GLOBAL, judged_by
 
 
 def _accuracy(of: Callable[[Run, str], float | None]) -> Callable[[Run], float | None]:
@@ -21,6 +21,18 @@ def _accuracy(of: Callable[[Run, str], float | None]) -> Callable[[Run], float |
     return percent
 
 
+def _best10(run: Run, column: str) -> float | None:
+    """Mean of the ten best evaluations, or of all where there are fewer."""
+    values = np.sort(summary.scores(run, column))[-10:]
+    return float(values.mean()) if len(values) else None
+
+
+def _best10_deviation(run: Run, column: str) -> float | None:
+    """Standard deviation (population) of those evaluations, as FedLWS's released code prints it."""
+    values = np.sort(summary.scores(run, column))[-10:]
+    return float(values.std()) if len(values) else None
+
+
 def _error(run: Run) -> float | None:
     value = summary.final(run, judged_by([run]))
     return None if value is None else 100 * (1 - value)
@@ -29,7 +41,7 @@ def _error(run: Run) -> float | None:
 def _error_at(run: Run, megabytes: float) -> float | None:
     """Test error in % at the last evaluation before the clients had sent more MB; None where they never sent as many."""
     rounds = run.columns("rounds")
-    spent, accuracy = summary.COSTS["MB up"](rounds), rounds[GLOBAL]
+    spent, accuracy = COSTS["MB up"](rounds), rounds[GLOBAL]
     known = accuracy[(spent <= megabytes) & ~np.isnan(accuracy)]
     return 100 * (1 - float(known[-1])) if len(known) and spent[-1] >= megabytes else None
 
@@ -37,6 +49,41 @@ def _error_at(run: Run, megabytes: float) -> float | None:
 def _to_error(run: Run, error: float) -> float | None:
     """MB that the clients had sent when the test error was first down to so many %."""
     return summary.cost_to(run, GLOBAL, 1 - error / 100, "MB up")
+
+
+def _gap(run: Run, other: Run) -> float | None:
+    """By how many points the test error exceeds the other run's at most, where the clients have sent as many MB: of each
+    run counts the last evaluation until then. None where one run has sent more before its first than the other at all."""
+    (spent, accuracy), (spent2, accuracy2) = _curve(run), _curve(other)
+    if not len(spent) or not len(spent2):
+        return None
+    both = np.union1d(spent, spent2)
+    both = both[(both >= max(spent[0], spent2[0])) & (both <= min(spent[-1], spent2[-1]))]
+    ours, theirs = (
+        of[np.searchsorted(at, both, side="right") - 1] for at, of in ((spent, accuracy), (spent2, accuracy2))
+    )
+    return float(100 * (theirs - ours).max()) if len(both) else None
+
+
+def _curve(run: Run) -> tuple[np.ndarray, np.ndarray]:
+    """MB that the clients had sent at each evaluation, and the accuracy."""
+    rounds = run.columns("rounds")
+    known = ~np.isnan(rounds[GLOBAL])
+    return COSTS["MB up"](rounds)[known], rounds[GLOBAL][known]
+
+
+def _converged(run: Run, rounds: int) -> float | None:
+    """Minutes until the first evaluation that none of the next so many rounds bettered; None where there is none."""
+    columns, by = run.columns("rounds"), judged_by([run])
+    (known,) = np.nonzero(~np.isnan(columns[by]))
+    score, t = columns[by][known], columns["round"][known]
+    if not len(score):
+        return None
+    (records,) = np.nonzero(score > np.maximum.accumulate([-np.inf, *score[:-1]]))
+    held = np.append(t[records[1:]] - 1, t[-1]) - t[records]  # rounds in which nothing better came
+    if not (held >= rounds).any():
+        return None
+    return float(COSTS["s"](columns)[known[records[held >= rounds][0]]]) / 60
 
 
 def _seconds(run: Run) -> float:
@@ -68,10 +115,15 @@ def _note(run: Run, name: str, rounds: Sequence[int] = (), layers: str = "") -> 
     return float(notes["value"][its].mean())
 
 
-SCORES: dict[str, tuple[Callable[..., float | None], str]] = {  # and what a heading says of them
+SCORES: dict[str, tuple[Callable[..., float | None], str]] = {  # and what a heading says of those without an argument
     "final": (_accuracy(summary.final), "final accuracy, %"),
     "best": (_accuracy(summary.best), "accuracy of the best round, %"),
     "last10": (_accuracy(summary.last10), "accuracy, mean of the last 10 evaluations, %"),
+    "best10": (_accuracy(_best10), "accuracy, mean of the best 10 evaluations, %"),
+    "best10 deviation": (
+        _accuracy(_best10_deviation),
+        "accuracy, standard deviation of the best 10 evaluations, points",
+    ),
     "error": (_error, "final test error, %"),
     "MB up": (lambda run: summary.total(run, "MB up"), "MB sent by the clients"),
     "MB": (lambda run: summary.total(run, "MB"), "MB sent"),
@@ -80,9 +132,13 @@ SCORES: dict[str, tuple[Callable[..., float | None], str]] = {  # and what a hea
     "aggregation": (_aggregation, "seconds to aggregate"),
     "error at MB": (_error_at, ""),
     "MB to error": (_to_error, ""),
+    "gap": (_gap, ""),
+    "converged": (_converged, ""),
     "note": (_note, ""),
 }
-PERCENT = ("final", "best", "last10", "error", "error at MB")
+ACCURACIES = ("final", "best", "last10", "best10")
+PERCENT = (*ACCURACIES, "best10 deviation", "error", "error at MB", "gap")
+BETWEEN = ("gap",)  # the score's argument is a row, with whose run of the same column and seed it compares
 
 OPTIONS = {"note": ("rounds", "layers")}  # what may stand beside a score's argument
 

@@ -4,6 +4,7 @@
       items: {Table 1: accuracy with and without FedLWS, Figure 10: "curves of these runs: raysim plot accuracy"}
       score: last10                              # what is compared; or {heading: score}, a column for each, such as
                                                  # {gamma: {note: fedlws.gamma, rounds: [90, 110], layers: conv}}
+                                                 # or {behind FedLDF: {gap: FedLDF}}, which is a row
       columns: {alpha 100: {data.partition.dirichlet_counts.alpha: 100}, alpha 0.1: {}}
       rows: {FedAvg: {server: []}, FedAvg + LWS: {}, FedLAW: {server: [], weighting: [fedlaw]}}
       cells:                                     # settings that hold where all these choices meet
@@ -14,7 +15,8 @@
 `rows` and `columns` are a mapping of names to settings, or a list of such mappings, of which every combination is a row
 or a column. Settings are those of the column, then of the row, of `cells` and of `small`; later ones win. `small` makes
 of it what takes minutes: only some choices (an axis of which none is named stays whole), with these settings and seeds,
-and with `cells` and a `score` of its own where it has them; `minutes` is what it took on one core.
+and with `cells` and a `score` of its own where it has them; `minutes` is what it took on one core. Of `paper`, a row has
+a number for each score of each column, or one for each column, which then stands beside every accuracy of it.
 """
 
 from __future__ import annotations
@@ -30,7 +32,7 @@ from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from raysim.config import ConfigError
 from raysim.store.documents import DamagedFile, read_yaml
-from raysim.sweep.scores import SCORES, Measure, Score, wrong_scores
+from raysim.sweep.scores import ACCURACIES, BETWEEN, SCORES, Measure, Score, key_of, wrong_scores
 
 Settings = dict[str, Any]  # path -> value
 Axis = dict[str, Settings]  # name of a choice -> its settings
@@ -105,20 +107,27 @@ class Table:
             yield from wrong
             return
         columns, rows = (labels(axes) for axes in self.axes)
+        there = "; ".join(map(shown, rows))
+        for measure in (*self.headings(False).values(), *self.headings(True).values()):
+            name, argument, _ = key_of(measure)
+            if name in BETWEEN and argument[0] not in map(shown, rows):
+                yield f"score: {name}: there is no row {argument[0]!r}. There are {there}."
         width = len(columns) * len(self.headings(False))
-        for name, numbers in self.paper.items():
-            if name not in map(shown, rows):
-                yield f"paper: there is no row {name!r}. There are {'; '.join(map(shown, rows))}."
-            if len(numbers) != width:
-                yield f"paper.{name}: has {len(numbers)} numbers for {width} columns."
+        for row, numbers in self.paper.items():
+            if row not in map(shown, rows):
+                yield f"paper: there is no row {row!r}. There are {there}."
+            if len(numbers) not in (width, len(columns)):
+                yield f"paper.{row}: has {len(numbers)} numbers for {width} columns."
 
     def theirs(self, row: Label, column: Label) -> list[tuple[Measure, float | None]]:
         """The paper's numbers in a cell, one a score; none where it has none for the whole row."""
         if (numbers := self.paper.get(shown(row))) is None:
             return []
-        measures = list(self.headings(False).values())
-        at = len(measures) * labels(self.axes[0]).index(column)
-        return list(zip(measures, numbers[at:], strict=False))
+        measures, columns = list(self.headings(False).values()), labels(self.axes[0])
+        at = columns.index(column)
+        if len(numbers) == len(columns) * len(measures):
+            return list(zip(measures, numbers[at * len(measures) :], strict=False))
+        return [(measure, numbers[at] if measure in ACCURACIES else None) for measure in measures]
 
 
 def labels(axes: Sequence[Mapping[str, Any]]) -> list[Label]:

@@ -8,7 +8,7 @@ from raysim.report.runs import Run
 from raysim.report.summary import OverSeeds
 from raysim.sweep.grid import Point, choice
 from raysim.sweep.items import Cell, Item
-from raysim.sweep.scores import PERCENT, SCORES, Measure, key_of
+from raysim.sweep.scores import BETWEEN, PERCENT, SCORES, Measure, key_of
 from raysim.sweep.table import Label, shown
 
 
@@ -52,12 +52,11 @@ def _grid(item: Item, points: Mapping[Cell, Point], columns: Sequence[Label], sm
     for row in dict.fromkeys(cell.row for cell in points if cell.column in columns):
         cells = []
         for column in columns:
-            its = [point for cell, point in points.items() if (cell.row, cell.column) == (row, column)]
+            its = [cell for cell in points if (cell.row, cell.column) == (row, column)]
             theirs = item.table.theirs(row, column)
-            cells += [
-                _cell(its, measure, next((number for what, number in theirs if what == measure), None))
-                for measure in headings.values()
-            ]
+            for measure in headings.values():
+                ours = [_score(points, cell, measure) for cell in its]
+                cells.append(_cell(ours, measure, next((number for what, number in theirs if what == measure), None)))
         lines.append((shown(row) or item.name, *cells))
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     rule = tuple("-" * width for width in widths)
@@ -67,13 +66,25 @@ def _grid(item: Item, points: Mapping[Cell, Point], columns: Sequence[Label], sm
     ]
 
 
-def _cell(points: Sequence[Point], measure: Measure, theirs: float | None) -> str:
-    """The mean over the seeds' finished runs, beside the paper's number if it has one."""
-    if not points:
-        return ""
+def _score(points: Mapping[Cell, Point], cell: Cell, measure: Measure) -> float | None:
+    """What the run of a cell came to, if it is finished, and where it is compared with another row's, that one too."""
     name, argument, options = key_of(measure)
-    of = SCORES[name][0]
-    ours = OverSeeds.of([of(Run(point.folder), *argument, **options) if point.finished else None for point in points])
+    needed = [points[cell]]
+    if name in BETWEEN:
+        where, argument = (argument[0], cell.column, cell.seed), ()
+        needed += [point for other, point in points.items() if (shown(other.row), other.column, other.seed) == where]
+        if len(needed) == 1:
+            return None
+    if not all(point.finished for point in needed):
+        return None
+    return SCORES[name][0](*(Run(point.folder) for point in needed), *argument, **options)
+
+
+def _cell(scores: Sequence[float | None], measure: Measure, theirs: float | None) -> str:
+    """The mean over the seeds' finished runs, beside the paper's number if it has one."""
+    if not scores:
+        return ""
+    ours, (name, *_) = OverSeeds.of(scores), key_of(measure)
     decimals = 2 if name in PERCENT else None
     text = ours.show(decimals)
     if theirs is None:

@@ -20,7 +20,7 @@ from raysim.analysis import MEASURES
 from raysim.analysis.landscape import Histogram, Rescaling, Simplex, Slice, eigenpairs, top_eigenpairs, triangle
 from raysim.analysis.measure import MeasureError
 from raysim.analysis.trajectory import Trajectory, plane
-from raysim.analysis.transport import Transport, dataset_distance, squared_wasserstein
+from raysim.analysis.transport import Transport, dataset_distance, principal, squared_wasserstein
 from raysim.analysis.weights import Correlation, degrees, pearson
 from raysim.cli.app import app
 from raysim.core.task import Classification
@@ -62,6 +62,19 @@ def test_the_plane_of_points_that_lie_in_one() -> None:
     np.testing.assert_allclose(np.abs(directions.numpy() @ axes), np.eye(2), atol=1e-9)
     np.testing.assert_allclose(origin + torch.tensor(found) @ directions, models, atol=1e-9)
     np.testing.assert_allclose(share, [32 / 34, 2 / 34])
+
+
+@pytest.mark.parametrize("shape", [(40, 7), (8, 60)])
+def test_principal_coordinates_are_those_that_the_points_were_made_of(shape: tuple[int, int]) -> None:
+    """Centred coordinates whose columns are orthogonal, in an orthonormal basis and away from the origin; fewer points
+    than features, and more."""
+    draw, (n, features) = np.random.RandomState(0), shape
+    columns, _ = np.linalg.qr(np.column_stack([np.ones(n), draw.randn(n, 4)]))
+    made = columns[:, 1:] * [9.0, 5.0, 2.0, 1.0]
+    basis, _ = np.linalg.qr(draw.randn(features, 4))
+    found = principal(made @ basis.T + draw.randn(features), 3)
+    assert np.abs(found) == pytest.approx(np.abs(made[:, :3]))
+    assert found.T @ found == pytest.approx(np.diag([81, 25, 4]), abs=1e-9)
 
 
 def test_transport_between_clouds_of_known_cost() -> None:

@@ -312,6 +312,14 @@ def test_p7_p8_have_equal_sizes():
     assert (counts[8:] > 0).all()
 
 
+def test_clients_share_the_classes_that_are_named_for_them():
+    part = make_partition(DATA, ClassGroups(3, groups=((0, 1, 2), (1, 2), (2, 8))), seed=0)
+    counts = part.label_counts(DATA)[:, [0, 1, 2, 8]]  # of 200 samples each
+    assert counts.tolist() == [[200, 100, 66, 0], [0, 100, 66, 0], [0, 0, 66, 200]]
+    assert part.sizes.tolist() == counts.sum(1).tolist()
+    assert len(np.unique(np.concatenate(part.train))) == part.sizes.sum()
+
+
 @pytest.mark.parametrize("fraction", [0.25, 0.5, 0.75])
 def test_p9_corrupted_clients_exchange_two_labels(fraction):
     part = make_partition(DATA, LabelSwap(fraction), seed=0)
@@ -435,6 +443,11 @@ def test_hash_sees_order_owner_use_and_labels():
         (lambda: DirichletLongtail(1.0, rho=0.5), "rho is 0.5; it must be at least 1"),
         (lambda: DirichletCapped(test_frac=0.0), "test_frac is 0.0; it must lie between 0 and 1"),
         (lambda: ClassGroups(10), "clients is 10; use a multiple of 3"),
+        (lambda: ClassGroups(groups=((0,), (1,))), "clients is 12, but groups names 2"),
+        (
+            lambda: make_partition(DATA, ClassGroups(1, groups=((0, 10),)), seed=0),
+            r"the classes \[10\]; toy has 0 to 9",
+        ),
         (lambda: LabelSwap(1.5), r"fraction is 1.5; it must lie in 0\.\.1"),
         (lambda: Proxy(10, long_tail=0.1), "long_tail is 0.1"),
         (

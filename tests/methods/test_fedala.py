@@ -118,6 +118,17 @@ def test_first_until_it_settles_then_one_pass():
     assert len(batches(endless, "ala")) == 100 * 3
 
 
+@pytest.mark.parametrize("in_training", [False, True])
+@pytest.mark.parametrize("own", [None, False, True])
+def test_a_shorter_last_batch_is_left_out_as_in_training_or_as_asked(own, in_training):
+    run = again(FedALA(threshold=1e9, drop_last=own), samples=27, drop_last=in_training)
+    run.stack.start(run)
+    sizes = [8, 8] if (in_training if own is None else own) else [8, 8, 5]  # of int(0.8 · 27) = 21 samples
+    assert [len(rows) for rows in batches(run, "ala")] == 11 * sizes
+    run.fit()
+    assert [len(rows) for rows in batches(run, "batches")] == ([8, 8, 8] if in_training else [8, 8, 8, 3])
+
+
 def test_the_last_batch_of_every_epoch_is_noted(tmp_path):
     """The first time until it settles, then as often as asked; it costs the simulated method nothing."""
     method = FedALA(threshold=1e9, epochs=6)
@@ -365,6 +376,6 @@ def test_the_preset_of_the_released_code():
             "engine": "local",
         }
     )  # fmt: skip
-    assert config.client == (FedALA(tensors=2, window=True, clients="all", threshold=0.1),)
+    assert config.client == (FedALA(tensors=2, window=True, clients="all", threshold=0.1, drop_last=False),)
     assert (config.model.bn_stats, config.evaluate.personal) == ("local", "after_init")
     assert (config.local.batch_size, config.local.drop_last, config.data.client_test_frac) == (10, True, 0.25)

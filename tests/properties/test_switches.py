@@ -35,7 +35,7 @@ ADAPTIVE = {"eta": 0.02, "beta1": 0.5, "epsilon": 1e-2, "initial": 0.1}
 SWITCHES = {
     "fedala": Switches(
         {"eta": 0.1, "fraction": 0.5, "layers": 2, "tensors": 1, "threshold": 1e-6, "window": True, "clients": "all",
-         "freeze": True, "epochs": 2, "start_round": 2},
+         "freeze": True, "epochs": 2, "start_round": 2, "drop_last": True},
         {"threshold": 1e9}, {"rounds": {"total": 4, "participation": 0.75}},
     ),
     "fedprox": Switches({"mu": 0.1, "official_sgd": True}),

@@ -1,5 +1,6 @@
 """Label skew by choice of classes: P5 and P8."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
@@ -92,21 +93,30 @@ class Pathological(MergingScheme):
 
 @dataclass(frozen=True)
 class ClassGroups(Scheme):
-    """P8: equal clients; a third has the lower half of the classes, a third the upper, a third all (FedLWS)."""
+    """P8: equal clients; a third has the lower half of the classes, a third the upper, a third all (FedLWS). Or clients
+    that have the classes named for them (CCN, 2024, figure 1)."""
 
     clients: int = 12
-    """Number of clients, a multiple of 3."""
+    """Number of clients; a multiple of 3, or one for each of `groups`."""
+    groups: tuple[tuple[int, ...], ...] | None = None
+    """The classes of each client, by number; those that share a class have equal parts of it. Null: the thirds."""
     seed: int | None = None
     """Seed of the draws; null takes the seed of the run."""
 
     needs_classes: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
+        if self.groups is not None:
+            named = len(self.groups)
+            require(self.clients == named >= 1, f"class_groups: clients is {self.clients}, but groups names {named}")
+            return
         require(
             self.clients >= 3 and self.clients % 3 == 0, f"class_groups: clients is {self.clients}; use a multiple of 3"
         )
 
     def split(self, data: Dataset, rows: np.ndarray, rng: np.random.RandomState) -> list[np.ndarray]:
+        if self.groups is not None:
+            return self._shares(self.groups, data, rows, rng)
         third = self.clients // 3
         is_lower = data.y[rows] < data.num_classes // 2
         lower, upper = rng.permutation(rows[is_lower]), rng.permutation(rows[~is_lower])
@@ -119,3 +129,16 @@ class ClassGroups(Scheme):
         )
         rest = rng.permutation(np.concatenate([lower[third * size :], upper[third * size :]]))
         return [shard for pool in (lower, upper, rest) for shard in pool[: third * size].reshape(third, size)]
+
+    def _shares(
+        self, groups: Sequence[Sequence[int]], data: Dataset, rows: np.ndarray, rng: np.random.RandomState
+    ) -> list[np.ndarray]:
+        """Equal parts of each class, at random, for the clients that have it."""
+        wrong = sorted({c for group in groups for c in group} - set(range(data.num_classes)))
+        require(
+            not wrong, f"class_groups: groups names the classes {wrong}; {data.name} has 0 to {data.num_classes - 1}"
+        )
+        holds = np.array([[c in group for group in groups] for c in range(data.num_classes)])  # [C, N]
+        pools = [rng.permutation(pool) for pool in class_pools(data, rows)]
+        parts = np.array([len(pool) for pool in pools]) // holds.sum(1).clip(1)
+        return share_out(pools, holds * parts[:, None])
