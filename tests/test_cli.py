@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
@@ -15,15 +16,32 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+import yaml
 from typer.testing import CliRunner, Result
 
 from raysim import machine
-from raysim.cli import doctor
+from raysim.analysis import MEASURES
+from raysim.cli import complete, doctor
 from raysim.cli.app import app
-from raysim.config import ConfigError, fingerprint, load, to_yaml
+from raysim.config import (
+    ENGINES,
+    INSTRUMENTS,
+    MODELS,
+    PARTITIONS,
+    PRESETS,
+    SINKS,
+    SOURCES,
+    STACKS,
+    ConfigError,
+    fingerprint,
+    from_dict,
+    load,
+    to_yaml,
+)  # fmt: skip
 from raysim.config.shipped import find
 from raysim.play.folder import new_folder
 from raysim.play.lines import aligned, bytes_, percent
+from raysim.report.figures import FIGURES
 from raysim.store import manifest, tables
 
 ROOT = Path(__file__).parent.parent
@@ -78,6 +96,72 @@ def test_run_prints_a_line_a_round_and_a_summary(tiny: Path) -> None:
     assert re.fullmatch(r"tiny-\d{8}-\d{6}", folder.name)
     assert folder.parent == Path("runs")
     assert load(folder / "config.yaml") == load(tiny)
+
+
+def test_settings_may_stand_without_set(tiny: Path) -> None:
+    ran = raysim("run", tiny, "rounds.total=1", "--out", "run", "server=fedavgm", "--set", "local.lr=0.2")
+    assert ran.exit_code == 0, ran.output
+    assert ran.output.startswith("tiny | fedavg + fedavgm |")
+    assert load("run/config.yaml").local.lr == 0.2
+    assert "round 2/2" in raysim("resume", "run", "rounds.total=2").output
+    assert raysim("run", tiny, "rounds").stderr.startswith("--set rounds: write it as path=value")
+    assert raysim("sweep", tiny, "rounds.total=1", "local.lr=0.1,0.2", "--out", "sweep").exit_code == 0
+    assert {path.name for path in Path("sweep").iterdir()} == {"lr=0.1", "lr=0.2", "report.html"}
+
+
+def test_a_dry_run_says_what_the_run_will_be(tiny: Path) -> None:
+    settings = ("--set", "client=[fedala]", "--set", "data.client_test_frac=0.2")
+    for own in ((), settings):
+        shown = raysim("run", tiny, "--dry-run", *own)
+        assert shown.exit_code == 0, shown.output
+        assert {path.name for path in Path().iterdir()} == {"tiny.yaml"}
+        text, _, rows = shown.output.partition("\nclients ")
+        assert from_dict(yaml.safe_load(text)) == load(tiny, own[1::2])
+        said = dict(line.split("  ", 1) for line in f"clients {rows}".splitlines() if "  " in line)
+        assert said["clients"].strip() == "4, of which 2 a round"
+        assert said["hosts"].strip() == "this process"
+        assert rows.endswith("\nNothing was started.\n")
+    ran = raysim("run", tiny, "rounds.total=1")
+    counted = re.search(r"^traffic +(.*)$", ran.output, re.MULTILINE)
+    planned = re.search(r"^traffic +(.*) in a round", raysim("run", tiny, "--dry-run").output, re.MULTILINE)
+    assert counted and planned and counted[1] == planned[1]
+
+
+def completed(*words: str) -> list[str]:
+    """What bash is offered after these words."""
+    env = {"_RAYSIM_COMPLETE": "complete_bash", "COMP_WORDS": " ".join(words), "COMP_CWORD": str(len(words) - 1)}
+    return CliRunner().invoke(app, [], prog_name="raysim", env=env).output.split()
+
+
+@pytest.mark.parametrize(
+    ("words", "offered"),
+    [
+        ("run quickst", ["quickstart"]),
+        ("run quickstart local.l", ["local.lr=", "local.lr_decay="]),
+        ("run quickstart --set server=fedl", ["server=fedlws"]),
+        ("run quickstart server = fedl", ["fedlws"]),  # as bash has it, to which `=` ends a word
+        ("run quickstart model.name=simple", ["model.name=simple_cnn"]),
+        ("explain fedal", ["fedala"]),
+        ("plot timel", ["timeline"]),
+        ("measure hess", ["hessian"]),
+        ("reproduce fedlws/table12", ["fedlws/table12"]),
+    ],
+)
+def test_tab_offers_names(words: str, offered: list[str]) -> None:
+    assert completed("raysim", *words.split()) == offered
+
+
+def test_every_name_is_offered() -> None:
+    """Completion reads the source, because the registry takes seconds to import: both know the same names."""
+    tables = dict(zip(("client", "weighting", "server"), STACKS.values(), strict=True))
+    known = {path: set(catalogue.entries) for path, catalogue in tables.items()} | {
+        "model.name": set(MODELS), "data.name": set(SOURCES), "data.partition": set(PARTITIONS),
+        "record.instruments": set(INSTRUMENTS), "record.sinks": set(SINKS), "engine": set(ENGINES),
+        "preset": set(PRESETS),
+    }  # fmt: skip
+    assert {path: set(complete._named(path)) for path in complete.TABLES} == known
+    assert set(complete.figures("")) == set(FIGURES)
+    assert set(complete.measures("")) == set(MEASURES)
 
 
 def test_configuration_faults_exit_with_2_and_leave_nothing(tiny: Path) -> None:
@@ -299,6 +383,12 @@ def test_list_has_one_line_an_entry_with_its_source(what: str, role: str, name: 
     assert all(len(line.split()) > 2 for line in result.output.splitlines()), "an entry says nothing of itself"
     starts = {line.index(line.split(None, 2)[2], 10) for line in result.output.splitlines()}
     assert len(starts) == 1, "the columns are not aligned"
+
+
+def test_list_as_json() -> None:
+    listed = json.loads(raysim("list", "methods", "--json").output)
+    assert {"role", "name", "about"} == listed[0].keys()
+    assert {one["name"] for one in listed if one["role"] == "server"} == set(STACKS["server"].entries)
 
 
 def test_list_refuses_what_it_does_not_know() -> None:

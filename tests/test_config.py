@@ -187,7 +187,10 @@ def test_all_faults_are_reported_at_once_each_with_path_value_and_nearest_word(t
         ({"local": {"nesterov": True}}, "local.nesterov: needs optimizer sgd with a momentum above 0."),
         ({"local": None}, "local: must be a mapping of fields, but is null. It takes epochs,"),
         ({"name": "a/b"}, "name: must be text matching"),
-        ({"server": "shrink"}, "server: must be a list, each a server step ("),
+        ({"server": 5}, "server: must be a list, each a server step ("),
+        ({"server": "fedlwss"}, "server.0: there is no server step 'fedlwss'. Did you mean 'fedlws'?"),
+        ({"lr": 0.1}, "lr: unknown field (set to 0.1). Did you mean 'local.lr'?"),
+        ({"batch_size": 1}, "batch_size: unknown field (set to 1). Did you mean 'local.batch_size' or 'ev"),
         ({"server": ["shrink", {"shrink": 0.2}]}, "server: 'shrink' is listed 2 times; a stack can have it once."),
         (
             {"server": [{"shrink": {"clamp": [1]}}]},
@@ -231,6 +234,13 @@ def test_all_faults_are_reported_at_once_each_with_path_value_and_nearest_word(t
 def test_one_fault(changes: dict[str, Any], fault: str) -> None:
     (line,) = faults_of(plain(**changes))
     assert line.startswith(fault)
+
+
+def test_a_section_that_is_given_as_a_name() -> None:
+    assert faults_of(plain(model="simple_cnnn")) == [
+        "model: must be a mapping of fields, but is 'simple_cnnn'. Did you mean model.name=simple_cnnn?",
+        "model.name: there is no model 'simple_cnnn'. Did you mean 'simple_cnn'? `raysim list models` shows all.",
+    ]
 
 
 def test_checks_of_methods_see_the_whole_configuration() -> None:
@@ -286,6 +296,9 @@ def test_an_entry_is_a_name_or_fields_or_its_first_field() -> None:
         ("server.0.shrink.clamp.1=0.3", "server", (Shrink(0.1, (0.0, 0.3)),)),
         ("server.0=shrink", "server", (Shrink(),)),
         ("server=[]", "server", ()),
+        ("server=shrink", "server", (Shrink(),)),
+        ("server={shrink: 0.3}", "server", (Shrink(0.3),)),
+        ("data.partition=iid_equal", "data.partition.clients", 100),  # what both partitions have stays
         ("client.0.starter.eta=2", "client", (Starter(2.0),)),  # a list that the file does not have
         ("record.trace=rounds", "record.trace", "rounds"),
         ("record.trace.0=3", "record.trace", (3,)),

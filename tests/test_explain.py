@@ -71,6 +71,9 @@ def test_what_the_source_says_stands_behind_the_options() -> None:
     )
     assert "— Factor on the learning rate after every round." in " ".join(explain("local.lr_decay").split())
     assert explain("server.0.fedlws.per") == explain("fedlws.per")  # as a fault names it
+    assert explain("engine.ray") == explain("ray")
+    assert explain("engine.local").startswith("local (engine)\n")  # and not the section of that name
+    assert explain("data.partition.dirichlet_counts.alpha") == explain("dirichlet_counts.alpha")
     assert explain("proxy") == explain("data.proxy")
     assert "so that the set is smaller." in explain("long_tail")
     lines = explain("top_n").splitlines()

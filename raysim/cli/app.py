@@ -15,7 +15,6 @@ HELP = {"help_option_names": ["-h", "--help"]}
 app = typer.Typer(
     help="Federated learning simulated with Ray actors and PyTorch.",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,  # a bug's traceback belongs in a report as Python prints it
     context_settings=HELP,
 )

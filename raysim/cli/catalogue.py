@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Mapping
 from enum import StrEnum
@@ -10,7 +11,8 @@ from typing import Annotated, Any
 
 import typer
 
-from raysim.cli.options import ConfigName, Overrides
+from raysim.cli import complete
+from raysim.cli.options import Changes, ConfigName, Overrides
 from raysim.paths import below
 from raysim.play.errors import reported
 from raysim.play.lines import aligned
@@ -29,7 +31,10 @@ class Listed(StrEnum):
     figures = "figures"
 
 
-def list_(what: Annotated[Listed, typer.Argument(metavar="|".join(Listed))]) -> None:
+def list_(
+    what: Annotated[Listed, typer.Argument(metavar="|".join(Listed))],
+    as_json: Annotated[bool, typer.Option("--json", help="As a list of objects: role, name, about.")] = False,
+) -> None:
     """Name all that a configuration can use, one line each, with its source."""
     rows = []
     with reported():
@@ -37,12 +42,19 @@ def list_(what: Annotated[Listed, typer.Argument(metavar="|".join(Listed))]) -> 
             rows += [(role, name, first_line(entry)) for name, entry in entries.items()]
     if what is Listed.models:
         rows.append(("model", "…", "any classification model of torchvision, by its name there, such as resnet50."))
+    if as_json:
+        keys = ("role", "name", "about")
+        print(json.dumps([dict(zip(keys, row, strict=True)) for row in rows], ensure_ascii=False, indent=1))
+        return
     print("\n".join(aligned(rows)) or f"There are no {what} yet.")
 
 
 def explain(
     name: Annotated[
-        str | None, typer.Argument(help="A section, setting, method or other entry; default: all sections.")
+        str | None,
+        typer.Argument(
+            help="A section, setting, method or other entry; default: all sections.", autocompletion=complete.explained
+        ),
     ] = None,
 ) -> None:
     """Say what a setting or a method's option may be, what it is by default, and what it does."""
@@ -54,6 +66,7 @@ def explain(
 
 def data_show(
     config: ConfigName,
+    changes: Changes = None,
     overrides: Overrides = None,
     out: Annotated[Path | None, typer.Option(metavar="PNG", help="Image; default: NAME-partition.png, here.")] = None,
 ) -> None:
@@ -64,7 +77,7 @@ def data_show(
     from raysim.report.partition import bubble_chart
 
     with reported():
-        settings = load(find(config), overrides or ())
+        settings = load(find(config), [*(overrides or ()), *(changes or ())])
         data, partition = partitioned(settings)
         counts = partition.label_counts(data)  # [N, C]
         for line in partition_table(partition, counts):

@@ -17,6 +17,7 @@ from typing import Any
 from raysim.config import (
     PRESETS,
     STACKS,
+    Catalogue,
     Config,
     ConfigError,
     catalogue_of,
@@ -28,6 +29,7 @@ from raysim.config import (
     nearest,
     plain,
     show,
+    stack_of,
 )
 from raysim.models import torchvision
 from raysim.registry import REGISTRY
@@ -88,8 +90,9 @@ def explain(name: str | None = None) -> str:
     sections = list(_sections())
     if name is None:
         return "\n\n".join(map(str, sections))
+    name, kind = _without_place(name)
     topics = [*sections, *_entries(), *_models(), *_presets()]
-    name = re.sub(r"^(client|weighting|server)\.(\d+\.)?", "", name)  # as faults name what stands in a stack
+    topics = [topic for topic in topics if kind in (None, topic.kind)]
     last = [topic for topic in sections if topic.name.rpartition(".")[2] == name]
     if found := [topic for topic in topics if topic.name == name] or last:
         return "\n\n".join(map(str, found))
@@ -102,6 +105,23 @@ def explain(name: str | None = None) -> str:
         near = nearest(name, [topic.name for topic in (*topics, *settings)], listed=False)
         raise ConfigError(f"raysim explain: nothing is named {name!r}.{near} Without a name it shows all settings.")
     return "\n\n".join(map(str, found))
+
+
+def _without_place(name: str) -> tuple[str, str | None]:
+    """The entry's name and kind of a name that says where it stands: `server.0.fedlws`, `engine.ray`, `data.name.digits`."""
+    for path, catalogue in _places(Config):
+        if (inside := re.match(rf"{re.escape(path)}\.(\d+\.)?(?=.)", name)) is not None:
+            return name[inside.end() :], next(kind for kind, of in ENTRIES.items() if of is catalogue.entries)
+    return name, None
+
+
+def _places(cls: type, path: str = "") -> Iterator[tuple[str, Catalogue]]:
+    for key, (_, annotation) in fields_of(cls).items():
+        whole = f"{path}.{key}".lstrip(".")
+        if catalogue := catalogue_of(annotation) or catalogue_of(stack_of(annotation)):
+            yield whole, catalogue
+        elif is_section(annotation):
+            yield from _places(annotation, whole)
 
 
 def _sections(cls: type = Config, path: str = "") -> Iterator[Topic]:

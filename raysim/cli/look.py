@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from raysim.cli import complete
 from raysim.cli.options import RunPaths, Target
 from raysim.play.errors import reported
 
@@ -26,7 +27,12 @@ def report(
 
 
 def plot(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="accuracy, loss:uplink, ...: raysim list figures.")],
+    name: Annotated[
+        str,
+        typer.Argument(
+            metavar="NAME", help="accuracy, loss:uplink, ...: raysim list figures.", autocompletion=complete.figures
+        ),
+    ],
     runs: RunPaths,
     out: Annotated[Path, typer.Option(metavar="FIG", help="Image: .pdf, .svg or .png.")],
 ) -> None:
@@ -39,10 +45,16 @@ def plot(
         from raysim.report.figures import draw
 
         draw(name, find(runs)).save(out)
+        print(out)
 
 
 def measure(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="rescaling, hessian, ...: raysim list instruments.")],
+    name: Annotated[
+        str,
+        typer.Argument(
+            metavar="NAME", help="rescaling, hessian, ...: raysim list instruments.", autocompletion=complete.measures
+        ),
+    ],
     runs: RunPaths,
     overrides: Annotated[
         list[str] | None, typer.Option("--set", metavar="OPTION=VALUE", help="Set an option: samples=2000.")

@@ -7,15 +7,28 @@ from typing import Annotated
 
 import typer
 
+from raysim.cli import complete
+
 ConfigName = Annotated[
     str,
     typer.Argument(
-        metavar="CONFIG", help="YAML file, or the name of a configuration that comes with raysim: quickstart."
+        metavar="CONFIG",
+        help="YAML file, or the name of a configuration that comes with raysim: quickstart.",
+        autocompletion=complete.configurations,
     ),
 ]
 Overrides = Annotated[
     list[str] | None,
-    typer.Option("--set", metavar="PATH=VALUE", help="Override a setting: rounds.total=5, server.0.fedlws.beta=0.2."),
+    typer.Option(
+        "--set",
+        metavar="PATH=VALUE",
+        help="Override a setting: rounds.total=5, server.0.fedlws.beta=0.2.",
+        autocompletion=complete.settings,
+    ),
+]
+Changes = Annotated[
+    list[str] | None,
+    typer.Argument(metavar="[PATH=VALUE]...", help="The same as --set.", autocompletion=complete.settings),
 ]
 Address = Annotated[
     str | None,

@@ -8,16 +8,21 @@ from typing import Annotated
 
 import typer
 
-from raysim.cli.options import Address, ConfigName, Overrides
+from raysim.cli import complete
+from raysim.cli.options import Address, Changes, ConfigName, Overrides
 from raysim.play.errors import reported
 from raysim.play.terminal import play
 
 
 def run(
     config: ConfigName,
+    changes: Changes = None,
     overrides: Overrides = None,
     out: Annotated[Path | None, typer.Option(metavar="DIR", help="Folder of the run; default: in record.dir.")] = None,
     address: Address = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Say what would be run: settings, clients, model, traffic; start nothing.")
+    ] = False,
 ) -> None:
     """Simulate the federation that CONFIG describes."""
     from raysim.config import load
@@ -25,7 +30,13 @@ def run(
     from raysim.play.folder import new_folder
 
     with reported():
-        settings = load(find(config), overrides or ())
+        settings = load(find(config), [*(overrides or ()), *(changes or ())])
+        if dry_run:
+            from raysim.config import to_yaml
+            from raysim.play.preview import preview
+
+            print(f"{to_yaml(settings)}\n{preview(settings, address)}")
+            return
         folder = new_folder(out, Path(settings.record.dir), settings.name)
         try:
             status = play(settings, folder, address, resume=False)
@@ -37,9 +48,15 @@ def run(
 
 def resume(
     folder: Annotated[Path, typer.Argument(metavar="RUN", help="Folder of a run that was stopped or is complete.")],
+    changes: Changes = None,
     overrides: Annotated[
         list[str] | None,
-        typer.Option("--set", metavar="PATH=VALUE", help="Go on with another setting: rounds.total=200 plays more."),
+        typer.Option(
+            "--set",
+            metavar="PATH=VALUE",
+            help="Go on with another setting: rounds.total=200 plays more.",
+            autocompletion=complete.settings,
+        ),
     ] = None,
     address: Address = None,
 ) -> None:
@@ -52,5 +69,7 @@ def resume(
     with reported():
         if not (folder / "config.yaml").is_file():
             raise ConfigError(f"{folder}: holds no config.yaml, so it is not the folder of a run.")
-        status = play(load(folder / "config.yaml", overrides or ()), folder, address, resume=True)
+        status = play(
+            load(folder / "config.yaml", [*(overrides or ()), *(changes or ())]), folder, address, resume=True
+        )
     raise typer.Exit(status)

@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from raysim.cli import complete
 from raysim.cli.options import Address, ConfigName, Overrides, Parallel, Seeds, Target, runs_at_once, seed_numbers
 from raysim.play.errors import reported
 
@@ -15,9 +16,18 @@ from raysim.play.errors import reported
 def sweep(
     config: ConfigName,
     out: Annotated[Path, typer.Option(metavar="DIR", help="Folder in which each run has its own.")],
+    changes: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[PATH=V,V,...]...", help="The same as --set.", autocompletion=complete.settings),
+    ] = None,
     overrides: Annotated[
         list[str] | None,
-        typer.Option("--set", metavar="PATH=V,V,...", help="Vary a setting: server.0.fedlws.beta=0.01,0.1."),
+        typer.Option(
+            "--set",
+            metavar="PATH=V,V,...",
+            help="Vary a setting: server.0.fedlws.beta=0.01,0.1.",
+            autocompletion=complete.settings,
+        ),
     ] = None,
     seeds: Seeds = "",
     target: Target = None,
@@ -31,7 +41,7 @@ def sweep(
     from raysim.sweep.playing import play_all
 
     with reported():
-        points = grid(find(config), overrides or (), seed_numbers(seeds), out)
+        points = grid(find(config), [*(overrides or ()), *(changes or ())], seed_numbers(seeds), out)
         status = play_all(points, address, runs_at_once(parallel))
         if status < 128:  # after Ctrl-C nobody wants to wait for a report
             compare(points, out / "report.html", target)
@@ -46,7 +56,10 @@ class Scale(StrEnum):
 
 
 def reproduce(
-    item: Annotated[str, typer.Argument(metavar="ITEM", help="A table or figure, such as fedlws/table1.")] = "",
+    item: Annotated[
+        str,
+        typer.Argument(metavar="ITEM", help="A table or figure, such as fedlws/table1.", autocompletion=complete.items),
+    ] = "",
     listed: Annotated[bool, typer.Option("--list", help="Name them all, and the data they need.")] = False,
     scale: Annotated[Scale, typer.Option(help="As the paper has it, or what takes minutes.")] = Scale.full,
     data: Annotated[Path | None, typer.Option(metavar="DIR", help="Where the data are; default: RAYSIM_DATA.")] = None,

@@ -11,6 +11,7 @@ from __future__ import annotations
 import functools
 import json
 import re
+from collections.abc import Iterator, Mapping
 from dataclasses import MISSING
 from types import NoneType
 from typing import Any
@@ -45,7 +46,8 @@ def canonical(annotation: Any, raw: Any) -> Any:
     if catalogue := catalogue_of(annotation):
         return _canonical_entry(catalogue, raw)
     if entry := stack_of(annotation):
-        return [canonical(entry, one) for one in raw] if isinstance(raw, list | tuple) else raw
+        many = [raw] if isinstance(raw, str | dict) else raw  # one entry may stand without its brackets
+        return [canonical(entry, one) for one in many] if isinstance(many, list | tuple) else many
     if is_section(annotation):
         if isinstance(raw, annotation):
             raw = {key: getattr(raw, f.name) for key, (f, _) in fields_of(annotation).items()}
@@ -137,13 +139,15 @@ def read_fields(cls: type, raw: Any, path: str, faults: Faults) -> dict[str, Any
     """Field → value of canonical `raw`, `Unreadable` where it has a fault; None where `raw` is no mapping."""
     fields = fields_of(cls)
     takes = f"It takes {', '.join(fields)}." if fields else "It takes no fields."
-    if not isinstance(raw, dict):
-        faults.add(path, f"must be a mapping of fields, but is {show(raw)}. {takes}")
-        return None
     inside = f"{path}." if path else ""
+    if not isinstance(raw, dict):
+        named = isinstance(raw, str) and "name" in fields
+        way = f"Did you mean {inside}name={raw[:60]}?" if named else takes
+        faults.add(path, f"must be a mapping of fields, but is {show(raw)}. {way}")
+        return _only_name(fields, raw, inside, faults) if named else None
     for key in raw:
         if key not in fields:
-            near = nearest(key, fields, listed=False)
+            near = _elsewhere(cls, raw, key) or nearest(key, fields, listed=False)
             if ":" in str(key):  # {a:1} is one word to YAML
                 near = " A space is missing after its colon."
             faults.add(f"{inside}{str(key)[:60]}", f"unknown field (set to {show(raw[key])}).{near} {takes}")
@@ -162,6 +166,37 @@ def read_fields(cls: type, raw: Any, path: str, faults: Faults) -> dict[str, Any
             faults.add(f"{inside}{key}", f"is missing; it must be {describe(hint)}.")
             values[f.name] = Unreadable()
     return values
+
+
+def _only_name(fields: Mapping[str, Any], name: str, inside: str, faults: Faults) -> dict[str, Any]:
+    """The values of a section of which its name alone was given, so that a misspelt one is told as well."""
+    values: dict[str, Any] = {f.name: Unreadable() for f, _ in fields.values()}
+    hint = fields["name"][1]
+    return values | {"name": build(hint, canonical(hint, name), f"{inside}name", faults)}
+
+
+def _elsewhere(cls: type, raw: dict[str, Any], key: str) -> str:
+    """A question for the deeper settings of that very name, such as `local.lr` for `lr`; empty where there is none."""
+    found = [repr(path) for path in _places(cls, raw, key) if path != key]
+    return f" Did you mean {' or '.join(found)}?" if found else ""
+
+
+def _places(annotation: Any, raw: Any, key: str) -> Iterator[str]:
+    """Paths to the settings `key` in a section and below it, and in the entries that canonical `raw` names there."""
+    if stack_of(annotation):
+        held = raw if isinstance(raw, list) else []
+        inner = {str(i): (stack_of(annotation), one) for i, one in enumerate(held)}
+    elif catalogue := catalogue_of(annotation):
+        named = raw if isinstance(raw, dict) else {}
+        inner = {name: (catalogue.entries[name], value) for name, value in named.items() if name in catalogue.entries}
+    elif is_section(annotation):
+        given = raw if isinstance(raw, dict) else {}
+        inner = {name: (hint, given.get(name)) for name, (_, hint) in fields_of(annotation).items()}
+        yield from [key] if key in inner else []
+    else:
+        return
+    for name, (hint, value) in inner.items():
+        yield from (f"{name}.{path}" for path in _places(hint, value, key))
 
 
 _EXPONENT = re.compile(r"[-+]?(\d[\d_]*\.?\d*|\.\d+)[eE][-+]?\d+")

@@ -17,6 +17,7 @@ from raysim.config.presets import PRESETS
 from raysim.config.rules import violations
 from raysim.config.schema import Config
 from raysim.paths import LONGEST
+from raysim.registry import REGISTRY
 from raysim.store.documents import LEVELS, DamagedFile, parse_yaml, read_yaml
 
 
@@ -110,13 +111,23 @@ def _override(raw: dict[str, Any], text: str) -> dict[str, Any]:
         elif not isinstance(node, dict):
             raise _OverrideFault(f"{here} is {show(node)}, which has no {key!r} in it.")
         if last:
-            node[key] = parsed
+            node[key] = _kept(node[key], parsed) if path == "data.partition" and key in node else parsed
         elif isinstance(node, list) or node.get(key) is not None:
             node[key] = {} if node[key] is None else node[key]
         else:
             node[key] = [] if keys[depth + 1] == "0" else {}
         node = node[key]
     return raw
+
+
+def _kept(before: Any, name: Any) -> Any:
+    """Another partition, by its bare `name`, with what `before` says and it can take, such as `clients`."""
+    entries = REGISTRY.table("partition")
+    if not isinstance(name, str) or name not in entries or not isinstance(before, dict) or len(before) != 1:
+        return name
+    ((_, settings),) = before.items()
+    common = fields_of(entries[name]).keys() & settings.keys() if isinstance(settings, dict) else ()
+    return {name: {key: settings[key] for key in sorted(common)}}
 
 
 def _over_preset(preset: Mapping[str, Any], raw: dict[str, Any]) -> dict[str, Any]:

@@ -208,7 +208,7 @@ class RecordConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class Config:
-    """A whole run. Two equal configurations give the same bits (see README for the scope).
+    """A whole run. Two equal configurations give the same bits (the documentation, `What is promised`, has the scope).
 
     Sections and entries may be given as in a file, as nested mappings, or as objects. Wrong values raise `ConfigError`
     with the path of each. Rules between sections are applied by `raysim.config.check`, and a preset's defaults by `load`

@@ -38,7 +38,7 @@ class Lines:
 
 
 class Bar:
-    """The last round and the time left, in the bottom line of a terminal; other output appears above it."""
+    """The last round and the time left, in the bottom line of a terminal, below a line for each round and other output."""
 
     def __enter__(self) -> Bar:
         from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
@@ -61,6 +61,8 @@ class Bar:
         if self._task is None:  # a resumed run does not begin at 0
             self._task = self._progress.add_task("", total=total, completed=done - 1)
         self._progress.update(self._task, completed=done, description="   ".join((position(round), *scores(round))))
+        if sys.stdout.isatty():  # a notebook's cell would fill up
+            self._progress.console.out(round_line(round), highlight=False)
 
 
 def round_line(round: PlayedRound) -> str:

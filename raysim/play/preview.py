@@ -1,0 +1,97 @@
+"""What a run would be, found out without starting anything: its clients, its model, its traffic, its hosts."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from raysim.config import Config, RayEngineConfig
+from raysim.core.cohort import AskedCohort
+from raysim.core.server import Downlink
+from raysim.engine.ray.placement import HOST_BYTES, Node, Resources, place
+from raysim.engine.scheduler import TrainedCohort
+from raysim.engine.traffic import FLOAT, ledger
+from raysim.federation.builder import RunParts, build, prepare
+from raysim.federation.round import learning_rate, round_info, sample
+from raysim.host.messages import ClientResult
+from raysim.play.lines import aligned, bytes_
+from raysim.play.machine import free_memory
+
+
+def preview(config: Config, address: str | None = None) -> str:
+    """A few lines. The data are read and the model is built, but no client trains. Raises what `prepare` raises, and
+    `PlacementError` where this machine has no room for an actor."""
+    data, partition = prepare(config)
+    run = build(config, _no_engine, data, partition)
+    sizes, layers = partition.sizes, run.server.layers
+    hosts, where = _hosts(run, address)
+    # Processes of their own are the command line, the federation and the hosts; in-process, there is one.
+    processes = hosts + 2 if isinstance(config.engine, RayEngineConfig) else 1
+    memory = processes * HOST_BYTES + data.x.nbytes + run.cohort_size * FLOAT * layers.S
+    rows = [
+        ("clients", f"{partition.clients}, of which {run.cohort_size} a round"),
+        ("samples", f"{sizes.sum():,} to train on, {sizes.min():,} to {sizes.max():,} a client; "
+                    f"{len(partition.server_test):,} to test on"),
+        ("model", f"{config.model.name}, {layers.P:,} parameters in {layers.L} layers"),
+        ("traffic", _traffic(run)),
+        ("hosts", where),
+        ("memory", f"about {bytes_(memory)}" if hosts else "what the cluster has"),
+    ]  # fmt: skip
+    return "\n".join([*aligned(rows), "", "Nothing was started."])
+
+
+class _NoEngine:
+    """Takes the place of the engine of a run that is not played."""
+
+    def begin(self, value: torch.Tensor) -> None:
+        pass
+
+
+def _no_engine(*_: Any) -> Any:
+    return _NoEngine()
+
+
+def _traffic(run: RunParts) -> str:
+    """What the byte ledger says of a first round in which everybody comes back."""
+    server = run.server
+    server.t, server.lr = 0, learning_rate(run, 0)
+    drawn = sample(server.seed, 0, run.partition.clients, run.cohort_size)
+    clients = tuple(c for c in drawn if run.partition.sizes[c])
+    if not clients:
+        return "none in the first round, which draws no client with samples"
+    asked = AskedCohort(clients, server.population.sizes[list(clients)], server.layers)
+    early = run.aggregator.plan_early(asked, server)
+    trained = TrainedCohort(round_info(server), clients, {c: ClientResult("ok") for c in clients}, {}, None)
+    counted = ledger(trained, early.mixture, Downlink(), server, run.aggregator, replace(run.spec, probes=()))
+    up, down = (sum(int(counted[name].sum()) for name in counted if name.startswith(way)) for way in ("up_", "down_"))
+    known = not run.config.client and len(run.config.weighting) == sum(w.plans_early for w in run.config.weighting)
+    doubt = "" if known else "; what methods add or leave out while they train is not in it"
+    return f"up {bytes_(up)}   down {bytes_(down)} in a round{doubt}"
+
+
+def _hosts(run: RunParts, address: str | None) -> tuple[int, str]:
+    """How many actors would be started, 0 where the cluster decides, and in words."""
+    engine = run.config.engine
+    if not isinstance(engine, RayEngineConfig):
+        return 1, "this process"
+    if joined := address or os.environ.get("RAY_ADDRESS"):
+        return 0, f"actors of the cluster at {joined}, as many as it carries"
+    memory = free_memory()
+    here = Node(
+        "here", len(os.sched_getaffinity(0)), torch.cuda.device_count(), float("inf") if memory is None else memory
+    )
+    placed = place(
+        Resources((here,)), run.cohort_size, engine.clients_per_actor, engine.gpu_per_client, engine.threads,
+        FLOAT * run.server.layers.S,
+    )  # fmt: skip
+    device = (
+        f"{placed.gpus:g} of a GPU each"
+        if placed.gpus
+        else f"{placed.cpus:g} of a CPU each"
+        if placed.cpus < 1
+        else f"CPUs for each: {placed.cpus:g}"
+    )
+    return placed.hosts, f"{placed.hosts} actors on this machine, {device}"
