@@ -17,8 +17,8 @@ from raysim.engine.traffic import FLOAT, ledger
 from raysim.federation.builder import RunParts, build, prepare
 from raysim.federation.round import learning_rate, round_info, sample
 from raysim.host.messages import ClientResult
+from raysim.machine import free_memory
 from raysim.play.lines import aligned, bytes_
-from raysim.play.machine import free_memory
 
 
 def preview(config: Config, address: str | None = None) -> str:
