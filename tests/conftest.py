@@ -18,6 +18,7 @@ from raysim.federation import Federation, MakeEngine
 if TYPE_CHECKING:
     from ray.cluster_utils import Cluster
 
+os.environ.setdefault("RAY_worker_niceness", "0")  # else a test's actors wait for the CPUs of all other tests
 torch.set_num_threads(1)  # as in actors; hypothesis is neither random nor impatient, because machines may be busy
 os.fsync = lambda descriptor: None  # no test cuts the power, and waiting for the disk is half of a small run
 settings.register_profile("raysim", derandomize=True, deadline=None)
