@@ -25,19 +25,6 @@ settings.register_profile("raysim", derandomize=True, deadline=None)
 settings.load_profile("raysim")
 
 
-GROUPS = {"cluster": "ray", "stored": "report", "measured": "report"}
-"""Fixtures that take long to make, and the group of the tests that use them: one worker of xdist runs a whole group."""
-
-
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """With `--dist loadgroup`, one cluster and its actors serve all tests on Ray."""
-    for item in items:
-        used = [group for fixture, group in GROUPS.items() if fixture in getattr(item, "fixturenames", ())]
-        asked = ["ray"] if "ray" in item.name.rpartition("[")[2].rstrip("]").split("-") else []  # by its parameter
-        for group in (used + asked)[:1]:
-            item.add_marker(pytest.mark.xdist_group(group))
-
-
 def tiny(**changes: Any) -> Config:
     """Eight unequal clients, three a round, a BatchNorm net of 2k parameters, momentum, a decaying learning rate.
 
