@@ -41,7 +41,7 @@ SHAPES = {  # of a sample, classes, and natural clients
     "fashion_mnist": ((1, 28, 28), 10, 0),
     "cifar10": ((3, 32, 32), 10, 0),
     "cifar100": ((3, 32, 32), 100, 0),
-    "tiny-imagenet-200": ((3, 64, 64), 200, 0),
+    "tiny-imagenet-200": ((3, 32, 32), 200, 0),  # at half its size: its networks are replaced, and classes are many
     "cinic-10": ((3, 32, 32), 10, 0),
     "femnist": ((1, 28, 28), 62, 20),
     "mnist_dir0.1": ((1, 28, 28), 10, 20),
@@ -52,7 +52,7 @@ SHAPES = {  # of a sample, classes, and natural clients
 PLAIN = {"simple_cnn", "lenet", "alexnet", "mlp", "fedavg_cnn", "amazon_mlp", "vit"}  # networks without BatchNorm
 STEPS = 14  # epochs of what learns on the server: of FedLAW's SWA half are averaged from the seventh on
 
-MEASURED: dict[str, dict[str, Any]] = {"hessian": {"rounds": (0, 1), "top": 5}, "simplex": {"rounds": (0, 1)}}
+MEASURED: dict[str, dict[str, Any]] = {"hessian": {"rounds": (1,), "top": 5}, "simplex": {"rounds": (1,)}}
 
 
 @cache
@@ -102,12 +102,18 @@ def shrunk(config: Config) -> dict[str, Any]:
     if scheme == "natural":
         return raw
     clients = 10 if scheme == "pathological" else 6
-    few = {**raw, "data": raw["data"] | {"partition": {scheme: options | {"clients": clients}}}}
+    raw["data"]["partition"] = {scheme: options | {"clients": clients}}
+    return raw
+
+
+def read(raw: dict[str, Any], clients: int | None) -> Config:
+    """The configuration, with as many clients as before where a method or an instrument names more than the few."""
     try:
-        from_dict(few)
-    except ConfigError:  # a method or an instrument names more clients
-        return raw
-    return few
+        return from_dict(raw)
+    except ConfigError:
+        ((_, options),) = raw["data"]["partition"].items()
+        options["clients"] = clients
+        return from_dict(raw)
 
 
 def alike(value: Any) -> Any:
@@ -161,7 +167,7 @@ def run_of(config: Config, played: dict[str, Path], folder: Path) -> Path:
     if methods not in played or materials not in played:
         if (materials in played or raw["record"]["trace"]) and len(held[0]) == 3 and not held[2]:
             changed["data"]["name"] = "mnist"  # the quickest images, for the measures of traced runs above all
-        play(from_dict(changed), folder)
+        play(read(changed, config.clients), folder)
         played[materials] = played[methods] = folder
     return played[methods]
 

@@ -30,17 +30,19 @@ def table_text(item: Item, points: Mapping[Cell, Point], small: bool, changes: S
         f"Each cell: mean ± standard deviation over {len(seeds)} seed{'s' * (len(seeds) > 1)} of raysim's runs (the "
         "paper's number, ours minus the paper's)."
     ]
-    columns = list(dict.fromkeys(cell.column for cell in points))
+    opened = {point.folder: Run(point.folder) for point in points.values() if point.finished}
+    runs = {cell: opened.get(point.folder) for cell, point in points.items()}
+    columns = list(dict.fromkeys(cell.column for cell in runs))
     groups: dict[str, list[Label]] = {}
     for column in columns:
         groups.setdefault(column[0] if len(column) > 1 else "", []).append(column)
     for name, members in groups.items():
-        lines += ["", *([f"{name}:", ""] if name else []), *_grid(item, points, members, small, bool(name))]
+        lines += ["", *([f"{name}:", ""] if name else []), *_grid(item, runs, members, small, bool(name))]
     return "\n".join(lines)
 
 
-def _grid(item: Item, points: Mapping[Cell, Point], columns: Sequence[Label], small: bool, named: bool) -> list[str]:
-    """The lines of one grid; `named`: its columns' first choice stands above it."""
+def _grid(item: Item, runs: Mapping[Cell, Run | None], columns: Sequence[Label], small: bool, named: bool) -> list[str]:
+    """The lines of one grid of finished runs; `named`: its columns' first choice stands above it."""
     headings = item.table.headings(small)
     top = [
         shown(column[named:]) if len(headings) == 1 and shown(column[named:]) else
@@ -49,13 +51,13 @@ def _grid(item: Item, points: Mapping[Cell, Point], columns: Sequence[Label], sm
     ]  # fmt: skip
     corner = next(iter(headings)) if len(headings) == 1 and top != list(headings) else ""
     lines = [(corner, *top)]
-    for row in dict.fromkeys(cell.row for cell in points if cell.column in columns):
+    for row in dict.fromkeys(cell.row for cell in runs if cell.column in columns):
         cells = []
         for column in columns:
-            its = [cell for cell in points if (cell.row, cell.column) == (row, column)]
+            its = [cell for cell in runs if (cell.row, cell.column) == (row, column)]
             theirs = item.table.theirs(row, column)
             for measure in headings.values():
-                ours = [_score(points, cell, measure) for cell in its]
+                ours = [_score(runs, cell, measure) for cell in its]
                 cells.append(_cell(ours, measure, next((number for what, number in theirs if what == measure), None)))
         lines.append((shown(row) or item.name, *cells))
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
@@ -66,18 +68,14 @@ def _grid(item: Item, points: Mapping[Cell, Point], columns: Sequence[Label], sm
     ]
 
 
-def _score(points: Mapping[Cell, Point], cell: Cell, measure: Measure) -> float | None:
+def _score(runs: Mapping[Cell, Run | None], cell: Cell, measure: Measure) -> float | None:
     """What the run of a cell came to, if it is finished, and where it is compared with another row's, that one too."""
     name, argument, options = key_of(measure)
-    needed = [points[cell]]
     if name in BETWEEN:
-        where, argument = (argument[0], cell.column, cell.seed), ()
-        needed += [point for other, point in points.items() if (shown(other.row), other.column, other.seed) == where]
-        if len(needed) == 1:
-            return None
-    if not all(point.finished for point in needed):
-        return None
-    return SCORES[name][0](*(Run(point.folder) for point in needed), *argument, **options)
+        where = (argument[0], cell.column, cell.seed)
+        argument = (next((run for at, run in runs.items() if (shown(at.row), at.column, at.seed) == where), None),)
+    run = runs[cell]
+    return None if run is None or None in argument else SCORES[name][0](run, *argument, **options)
 
 
 def _cell(scores: Sequence[float | None], measure: Measure, theirs: float | None) -> str:
