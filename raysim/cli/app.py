@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from raysim.cli import catalogue, doctor, look, new, run, sweep
+from raysim.cli import catalogue, doctor, look, new, run, runs, sweep
 
 HELP = {"help_option_names": ["-h", "--help"]}
 
@@ -25,6 +25,9 @@ app.command()(run.run)
 app.command()(run.resume)
 app.command()(sweep.sweep)
 app.command()(sweep.reproduce)
+app.command()(runs.runs)
+app.command()(runs.compare)
+app.command()(runs.rm)
 app.command()(look.report)
 app.command()(look.plot)
 app.command()(look.measure)

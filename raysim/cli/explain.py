@@ -91,20 +91,24 @@ def explain(name: str | None = None) -> str:
     if name is None:
         return "\n\n".join(map(str, sections))
     name, kind = _without_place(name)
-    topics = [*sections, *_entries(), *_models(), *_presets()]
-    topics = [topic for topic in topics if kind in (None, topic.kind)]
+    every = [topic for topic in topics() if kind in (None, topic.kind)]
     last = [topic for topic in sections if topic.name.rpartition(".")[2] == name]
-    if found := [topic for topic in topics if topic.name == name] or last:
+    if found := [topic for topic in every if topic.name == name] or last:
         return "\n\n".join(map(str, found))
-    settings = [topic.alone(row) for topic in topics for row in topic.rows]
+    settings = [topic.alone(row) for topic in every for row in topic.rows]
     found = [setting for setting in settings if setting.name == name]
     found = found or [setting for setting in settings if setting.rows[0].key == name]
     if not found and name.removeprefix("torchvision.") in torchvision.architectures():
         found = [Topic(name, "model", "A classification model of torchvision, randomly initialised; no options.", list)]
     if not found:
-        near = nearest(name, [topic.name for topic in (*topics, *settings)], listed=False)
+        near = nearest(name, [topic.name for topic in (*every, *settings)], listed=False)
         raise ConfigError(f"raysim explain: nothing is named {name!r}.{near} Without a name it shows all settings.")
     return "\n\n".join(map(str, found))
+
+
+def topics() -> list[Topic]:
+    """All that has a name: sections, methods and other entries, models, presets."""
+    return [*_sections(), *_entries(), *_models(), *_presets()]
 
 
 def _without_place(name: str) -> tuple[str, str | None]:

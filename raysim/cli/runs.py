@@ -1,0 +1,106 @@
+"""`raysim runs`, `raysim compare` and `raysim rm`: living with many runs."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from raysim.play.errors import reported
+from raysim.play.lines import aligned, percent, scored
+
+if TYPE_CHECKING:
+    from raysim.report.runs import Run
+
+
+def runs(
+    folders: Annotated[
+        list[Path] | None, typer.Argument(metavar="[FOLDER]...", help="Folders that are or hold runs; default: runs.")
+    ] = None,
+) -> None:
+    """List runs: name, methods, data, seed, rounds, score, age, state."""
+    from raysim.report.runs import find
+
+    with reported():
+        found = sorted(find(folders or [Path("runs")]), key=lambda run: numbers_in(str(run.folder)))
+        rows = [("run", "methods", "data", "seed", "round", "score", "age", "state")]
+        rows += [
+            (
+                *(str(run.folder), run.stack, str(run.settings["data.name"]), str(run.seed)),
+                *(f"{run.played}/{run.rounds}", last_score(run), age(run), run.state),
+            )
+            for run in found
+        ]
+        print("\n".join(aligned(rows)))
+
+
+def compare(
+    folders: Annotated[list[Path], typer.Argument(metavar="RUN RUN...", help="Folders of two or more runs.")],
+) -> None:
+    """Show in what runs differ: settings, scores, hashes."""
+    from raysim.config import ConfigError, show
+    from raysim.report.groups import differences
+    from raysim.report.runs import find
+
+    with reported():
+        found = find(folders)
+        if len(found) < 2:
+            raise ConfigError("raysim compare: name two runs or more, or a folder that holds them.")
+        settings = [run.settings for run in found]
+        paths = differences(found) + ["seed"] * (len({run.seed for run in found}) > 1)
+        rows = [("", *(str(run.folder) for run in found))]
+        rows += [(path, *(show(own[path]) if path in own else "-" for own in settings)) for path in paths]
+        rows += [("rounds", *(f"{run.played}/{run.rounds}" for run in found)), ("score", *map(last_score, found))]
+        hashes = [run.result["sha256"] if run.result else None for run in found]
+        rows.append(("sha256", *(one[:16] if one else "-" for one in hashes)))
+        print("\n".join(aligned(rows)))
+        if None not in hashes:
+            print("\nThe same bits." if len(set(hashes)) == 1 else "\nNot the same bits.")
+
+
+def rm(
+    folders: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Folders of runs.")],
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+) -> None:
+    """Remove runs with all they have written. Folders that are no run, and runs that are being played, are left alone."""
+    from raysim.config import ConfigError
+    from raysim.report.runs import Run
+
+    with reported():
+        found = [Run(folder) for folder in folders]  # raises where one is no run
+        if playing := [str(run.folder) for run in found if run.state == "running"]:
+            raise ConfigError(f"{', '.join(playing)}: being played. Stop it first (Ctrl-C).")
+        names = ", ".join(str(run.folder) for run in found)
+        if not yes and not typer.confirm(f"Remove {names}?"):
+            return
+        for run in found:
+            shutil.rmtree(run.folder)
+        print(f"removed {names}")
+
+
+def last_score(run: Run) -> str:
+    """The score by which the run is judged, as the last evaluation has it; `-` before the first."""
+    from raysim.report.summary import PERSONAL, final, judged_by
+
+    if (result := run.result) and result["final"] is not None:
+        return scored(result.get("headline") or "accuracy", result["final"])
+    column = judged_by([run])
+    return percent(final(run, column)) + (" (personal)" if column == PERSONAL else "")
+
+
+def age(run: Run) -> str:
+    """Time since the run began, in the largest unit that fits: 5 min, 3 h, 2 d."""
+    seconds = max(0.0, time.time() - (run.folder / "config.yaml").stat().st_mtime)
+    for unit, length in (("d", 86400), ("h", 3600), ("min", 60)):
+        if seconds >= length:
+            return f"{seconds // length:.0f} {unit}"
+    return f"{seconds:.0f} s"
+
+
+def numbers_in(text: str) -> list[tuple[int, str]]:
+    """A key that sorts `run-9` before `run-10`."""
+    return [(int(part), "") if part.isdecimal() else (-1, part) for part in re.split(r"(\d+)", text)]

@@ -1,0 +1,176 @@
+"""What README.md and the pages of docs/ show works as it stands there.
+
+Python is executed, page by page. Commands go through the command line's own parser, and the configurations that they name
+through raysim's reader. YAML is read over a small configuration. Names of runs, such as `runs/a`, need not exist.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+import yaml
+from conftest import play, tiny
+
+import raysim
+from raysim.cli.app import app
+from raysim.config import STACKS, from_dict, name_in, to_dict, to_yaml
+from raysim.config.shipped import find
+from raysim.methods import CLIENTS
+from raysim.registry import KINDS, REGISTRY
+from raysim.sweep.grid import grid
+from raysim.sweep.items import find as find_item
+
+ROOT = Path(__file__).parents[1]
+TESTED_FURTHER = {"README.md", "model.md"}
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+COMMANDS = typer.main.get_command(app)
+
+
+def blocks(page: Path, language: str) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```", page.read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE)
+
+
+def of(language: str) -> list[Any]:
+    return [pytest.param(page, id=str(page.relative_to(ROOT))) for page in PAGES if blocks(page, language)]
+
+
+@pytest.fixture
+def clean_registry() -> Iterator[None]:
+    before = {kind: set(REGISTRY.table(kind)) for kind in KINDS}
+    yield
+    for kind, names in before.items():
+        for added in set(REGISTRY.table(kind)) - names:
+            del REGISTRY.table(kind)[added]
+
+
+@pytest.mark.usefixtures("clean_registry")
+@pytest.mark.parametrize("page", [page for page in of("python") if page.values[0].name not in TESTED_FURTHER])
+def test_python_runs(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    executed(page)
+
+
+def executed(page: Path) -> dict[str, Any]:
+    """What the page's code leaves, with a small configuration under the quickstart's name, which a file of that path
+    takes."""
+    rounds = {"total": 12, "participation": 0.4, "evaluate_every": 1}
+    Path("quickstart").write_text(to_yaml(tiny(rounds=rounds)))
+    code = "\n".join(blocks(page, "python")).replace('"runs/quickstart-..."', "run.folder")
+    scope: dict[str, Any] = {"__name__": f"page_{page.stem}"}
+    exec(compile(code, str(page), "exec", dont_inherit=True), scope)
+    return scope
+
+
+@pytest.mark.usefixtures("clean_registry")
+def test_what_the_readme_shows_is_what_happens(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    scope = executed(ROOT / "README.md")
+    assert scope["run"].rounds == 20
+    assert raysim.load(scope["simulation"].folder).result["rounds"] == 100
+
+
+@pytest.mark.usefixtures("clean_registry")
+def test_own_parts_are_used_by_their_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    run = executed(ROOT / "docs/howto/model.md")["run"]
+    assert run.model().head.in_features == 8
+    assert 0 < run["rounds"]["metric.confidence"][-1].as_py() < 1
+
+
+@pytest.mark.usefixtures("clean_registry")
+def test_the_example_method_is_short_and_trains(tmp_path: Path) -> None:
+    [example] = [block for block in blocks(ROOT / "docs/howto/method.md", "python") if "SignSGD" in block]
+    assert len([line for line in example.splitlines() if line.strip()]) <= 15
+    before = set(CLIENTS)
+    exec(compile(example, "method.md", "exec", dont_inherit=True), {"__name__": "page"})
+    [name] = set(CLIENTS) - before
+    assert name_in({}, CLIENTS[name]()) == name  # in an actor, whose catalogue lacks it
+    changed, plain = play(tiny(client=[name]), tmp_path / "own"), play(tiny(), tmp_path / "plain")
+    assert changed.sha256() != plain.sha256()
+
+
+def commands(page: Path) -> Iterator[list[str]]:
+    for block in blocks(page, "bash"):
+        for line in block.replace("\\\n", " ").splitlines():
+            words = shlex.split(line, comments=True)
+            if "--" in words:  # what `ray job submit` is to run
+                words = words[words.index("--") + 1 :]
+            if words[:1] == ["raysim"]:
+                yield words[1:]
+
+
+def parsed(words: list[str]) -> tuple[str, dict[str, Any]]:
+    """The command and its parameters; a fault of usage is raised."""
+    command: Any = COMMANDS
+    name = "raysim"
+    while hasattr(command, "commands") and words and not words[0].startswith("-"):
+        found = command.commands.get(words[0])
+        assert found is not None, f"there is no command {words[0]!r}"
+        command, name, words = found, f"{name} {words[0]}", words[1:]
+    return name, command.make_context(name, list(words), help_option_names=["-h", "--help"]).params
+
+
+@pytest.mark.parametrize("page", of("bash"))
+def test_commands_are_valid(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+    for words in commands(page):
+        name, given = parsed(words)
+        changes = [*(given.get("overrides") or ()), *(given.get("changes") or ())]
+        config = given.get("config")
+        if config and "federation.yaml" in config:  # what `raysim init` writes
+            config = ROOT / "raysim/cli/templates/federation.yaml"
+        if name in ("raysim run", "raysim sweep", "raysim data show"):
+            grid(find(config), changes, [0], tmp_path / "out")
+        if name == "raysim reproduce" and given["item"]:
+            find_item(given["item"])
+
+
+@pytest.mark.parametrize("page", of("yaml"))
+def test_configurations_are_valid(page: Path) -> None:
+    for block in blocks(page, "yaml"):
+        shown = yaml.safe_load(block)
+        variants = [dict(settings) for settings in (shown.pop("methods", None) or {"": {}}).values()]
+        for settings in variants:
+            changes = [f"{path}={yaml.safe_dump(value, default_flow_style=True)}" for path, value in settings.items()]
+            whole = {"data", "model", "rounds", "local"} <= shown.keys()
+            from_dict(shown if whole else merged(to_dict(tiny()), shown), overrides=changes)
+
+
+def merged(base: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
+    """`over` on `base`, section by section."""
+    both = {key for key in over if isinstance(over[key], dict) and isinstance(base.get(key), dict)}
+    return base | over | {key: base[key] | over[key] for key in both}
+
+
+@pytest.mark.parametrize("page", [pytest.param(page, id=str(page.relative_to(ROOT))) for page in PAGES])
+def test_links_lead_somewhere(page: Path) -> None:
+    text = re.sub(r"```.*?```", "", page.read_text(encoding="utf-8"), flags=re.DOTALL)
+    links = re.findall(r"\]\((?!http|mailto)([^)#\s]+)(?:#[^)]*)?\)", text)
+    places = [(page.parent / link).resolve() for link in links]
+    written = {ROOT / "docs" / name for name in generated()}
+    assert [str(place) for place in places if not (place.exists() or place in written)] == []
+    named = set(re.findall(r"`((?:raysim|tests|benchmarks|docs|configs)/[\w/.-]+)`", text))
+    if page.parent.name != "decisions":  # which tell of what was
+        assert [name for name in sorted(named) if not (ROOT / name).exists()] == []
+
+
+def generated() -> set[str]:
+    """Pages that are written when the documentation is built: those of the navigation that are no files."""
+    text = (ROOT / "mkdocs.yml").read_text(encoding="utf-8")
+    named = set(re.findall(r"[\w/-]+\.md", text))
+    return {name for name in named if not (ROOT / "docs" / name).is_file()}
+
+
+def test_every_paper_page_runs_its_method() -> None:
+    """The page of a paper has a run with its method, and a reproduction of one of its tables."""
+    for page in sorted((ROOT / "docs/papers").glob("*.md")):
+        lines = [" ".join(words) for words in commands(page)]
+        assert any(line.startswith("run ") and page.stem in line for line in lines), page
+        assert any(line.startswith(f"reproduce {page.stem}/") for line in lines), page
+        assert page.stem in {name for catalogue in STACKS.values() for name in catalogue.entries}

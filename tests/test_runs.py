@@ -1,0 +1,78 @@
+"""`raysim runs`, `raysim compare`, `raysim rm`, over runs that were really played."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from pathlib import Path
+
+import pytest
+from conftest import tiny
+from typer.testing import CliRunner, Result
+
+import raysim
+from raysim.cli.app import app
+from raysim.cli.runs import age, numbers_in
+
+
+def command(*args: object, **kwargs: object) -> Result:
+    return CliRunner().invoke(app, [str(arg) for arg in args], **kwargs)
+
+
+@pytest.fixture
+def played(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Three runs in `runs`: r2 and r10 with two seeds, of which r10 has shrinking as well, and `half`, which was stopped."""
+    monkeypatch.chdir(tmp_path)
+    raysim.run(tiny(), out="runs/r2", progress=False)
+    raysim.run(tiny(), out="runs/r10", progress=False, seed=4, server="fedlws")
+    simulation = raysim.stream(tiny(), out="runs/half")
+    next(simulation)
+    simulation.save()
+    simulation.stop()
+    return Path("runs")
+
+
+def test_runs_have_a_line_each(played: Path) -> None:
+    head, *lines = command("runs").output.splitlines()
+    assert head.split() == ["run", "methods", "data", "seed", "round", "score", "age", "state"]
+    assert [line.split()[0] for line in lines] == ["runs/half", "runs/r2", "runs/r10"]  # by number
+    half, first, second = (line[len("runs/half") :].split("  ") for line in lines)
+    cells = [[cell.strip() for cell in line if cell.strip()] for line in (half, first, second)]
+    final = raysim.load(played / "r2").result["final"]
+    assert cells[1][:5] == ["fedavg", "synthetic", "3", "3/3", f"{100 * final:.2f} %"]
+    assert cells[2][:4] == ["fedavg + fedlws", "synthetic", "4", "3/3"]
+    assert (cells[0][3], cells[0][-1]) == ("1/3", "stopped")
+    assert (cells[1][-1], cells[2][-1]) == ("finished", "finished")
+    assert command("runs", played / "nowhere").exit_code == 1
+
+
+def test_compare_names_what_differs(played: Path) -> None:
+    rows = {line.split()[0]: line for line in command("compare", "runs/r2", "runs/r10").output.splitlines() if line}
+    assert rows["seed"].split() == ["seed", "3", "4"]
+    assert "'fedlws'" in rows["server"]
+    assert not {"local.lr", "data.name"} & rows.keys()
+    assert rows["Not"] == "Not the same bits."
+    raysim.run(tiny(), out="runs/again", progress=False)
+    assert command("compare", "runs/r2", "runs/again").output.endswith("\nThe same bits.\n")
+    assert command("compare", "runs/r2").exit_code == 2
+
+
+def test_rm_asks_and_leaves_alone_what_is_no_run_or_is_being_played(played: Path) -> None:
+    assert command("rm", "runs/r2", input="n\n").exit_code == 0
+    assert (played / "r2").is_dir()
+    assert command("rm", "runs", "--yes").exit_code == 1
+    with (played / "half/.lock").open("a") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        refused = command("rm", "runs/r2", "runs/half", "--yes")
+    assert refused.stderr == "runs/half: being played. Stop it first (Ctrl-C).\n"
+    assert (played / "r2").is_dir()
+    assert command("rm", "runs/r2", "runs/half", "--yes").output == "removed runs/r2, runs/half\n"
+    assert {path.name for path in played.iterdir()} == {"r10"}
+
+
+def test_ages_and_numbers(played: Path) -> None:
+    run = raysim.load(played / "r2")
+    now = (played / "r2/config.yaml").stat().st_mtime
+    os.utime(played / "r2/config.yaml", (now, now - 3 * 3600 - 60))
+    assert age(run) == "3 h"
+    assert sorted(["r10", "r9", "a", "r9b"], key=numbers_in) == ["a", "r9", "r9b", "r10"]
