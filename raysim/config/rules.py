@@ -44,6 +44,16 @@ def _check_min_clients(config: Config) -> Found:
         yield "rounds.min_clients", f"is {least}, but a round draws {cohort} clients."
 
 
+def _check_until(config: Config) -> Found:
+    until, evaluate = config.rounds.until, config.evaluate
+    wanted = {f"rounds.until.{name}": getattr(until, name) is not None for name in ("accuracy", "seconds", "patience")}
+    for path, asked in (wanted | {"record.keep_best": config.record.keep_best}).items():
+        if asked and not (evaluate.global_ or evaluate.personal):
+            yield path, "looks at evaluations, and there are none: evaluate.global is false, evaluate.personal null."
+    if until.loss is not None and not evaluate.global_:
+        yield "rounds.until.loss", "is of the global model, which is not evaluated: evaluate.global is false."
+
+
 def _check_data(config: Config) -> Found:
     data = config.data
     if data.client_test_frac + data.client_val_frac >= 1:
@@ -237,6 +247,7 @@ _CHECKS = (
         _check_preset,
         _check_cohort,
         _check_min_clients,
+        _check_until,
         _check_data,
         _check_task,
         _check_model,

@@ -122,11 +122,27 @@ class ModelConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
+class UntilConfig:
+    """What ends a run before its last round: the first of these that an evaluation finds."""
+
+    accuracy: Fraction | None = None
+    """The accuracy is at least this: the global model's or, with `evaluate.personal`, that of the clients' own."""
+    loss: NonNegative | None = None
+    """The global model's loss on the test set is at most this."""
+    seconds: Positive | None = None
+    """The run has played for so long, all its parts together where it was resumed."""
+    patience: PositiveInt | None = None
+    """So many evaluations in a row have brought no better score."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class RoundsConfig:
     """How long the run is and who takes part."""
 
     total: PositiveInt
-    """Rounds."""
+    """Rounds, unless `until` ends the run before."""
+    until: UntilConfig = UntilConfig()
+    """What ends the run earlier."""
     participation: Positive = 1.0
     """Fraction of the clients drawn each round, in (0, 1]."""
     evaluate_every: PositiveInt = 1
@@ -202,6 +218,8 @@ class RecordConfig:
     """Observers of `raysim list instruments`, which look at every round."""
     sinks: tuple[Annotated[Any, Catalogue("sink", REGISTRY.table("sink"))], ...] = ()
     """Where the numbers of each round go besides the tables: tensorboard, mlflow, wandb."""
+    keep_best: bool = False
+    """Keep the global model of the best evaluation, too: `best.safetensors`."""
     trace: Literal["rounds"] | tuple[NonNegativeInt, ...] = ()
     """Rounds (from 0) of which all models are written, so that they can be recomputed by hand; `rounds`: all of them."""
 

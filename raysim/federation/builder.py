@@ -103,6 +103,11 @@ def prepare(config: Config) -> tuple[Dataset, Partition]:
         faults.append(
             "evaluate.personal: no client has test samples; set data.client_test_frac, or name clients in the test rows as well"
         )
+    learned = task(config, data)
+    if config.rounds.until.accuracy is not None and (not learned.headline or learned.headline.name != "accuracy"):
+        faults.append(
+            f"rounds.until.accuracy: {learned.name} is not judged by it; rounds.until.loss goes with any task"
+        )
     faults += [f"record.sinks: {sink.missing}" for sink in config.record.sinks if sink.missing]
     if faults:
         raise ConfigError(faults)

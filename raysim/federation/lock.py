@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from raysim.config import Config, ConfigError
+from raysim.config import Config, ConfigError, fingerprint
 from raysim.store.documents import read_result
 from raysim.store.manifest import manifest, read_manifest
 
@@ -41,9 +41,12 @@ def machine_changes(folder: Path) -> list[str]:
 
 
 def finished_result(config: Config, folder: Path) -> dict[str, Any] | None:
-    """What a run that has played all its rounds ended with, and its folder; None where rounds are left."""
+    """What a run ended with, and its folder; None where `config` has more rounds to play."""
     result = read_result(folder) or {}
-    return result | {"folder": folder} if result.get("rounds") == config.rounds.total else None
+    complete = result.get("rounds") == config.rounds.total
+    if result.get("ended"):  # which other settings might not have done
+        complete |= read_manifest(folder).get("config_hash") == fingerprint(config)
+    return result | {"folder": folder} if complete else None
 
 
 def how_to_continue(folder: Path) -> str:

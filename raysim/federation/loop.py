@@ -52,6 +52,7 @@ class Federation:
         if not resume or not (self.folder / "manifest.json").exists():  # stopped while it was being described
             describe(self.run, self.folder)
         self.writer = Writer(self.run, self.folder, self.t)
+        self.scoreboard = self.writer.scoreboard(self.t)
         self._began = time.time() - wall
         self._unwritten: Callable[[], None] | None = None  # records of the last round
         self._setbacks, self._furthest = 0, self.t  # losses of states since the run got further than ever
@@ -59,12 +60,17 @@ class Federation:
 
     def step(self) -> dict[str, Any] | None:
         """Play one round and return its summary, or None where the run is complete."""
-        while self.t < self.server.rounds:
+        while not self.complete:
             try:
                 return self._step()
             except StateLost:
                 self._go_back()
         return None
+
+    @property
+    def complete(self) -> bool:
+        """Whether the last round has been played, or `rounds.until` has ended the run."""
+        return self.t == self.server.rounds or self.scoreboard.ended is not None
 
     def evaluates(self, t: int) -> bool:
         """Whether models are tested in round t."""
@@ -93,7 +99,7 @@ class Federation:
         except StateLost:
             self._go_back()  # to the end: a complete run has a checkpoint there
             digest = self.sha256()
-        return self.writer.finish(digest, self._began)
+        return self.writer.finish(digest, self._began, self.t, self.scoreboard)
 
     def sha256(self) -> str:
         """Hash of the model's tensors under their names, of the clients' states, and of their last models."""
@@ -131,9 +137,11 @@ class Federation:
         events += [Event("run", complaint) for complaint in self.writer.sinks.complaints()]
         shown["messages"] = [event.message for event in events]
         shown["seconds"] = time.perf_counter() - started
+        if self.scoreboard.add(t, shown, time.time() - self._began) and self.config.record.keep_best:
+            self.writer.keep_best()
         self._write_later(done, shown, events)
         self.t += 1
-        if self.t % self.config.rounds.checkpoint_every == 0 or self.t == self.server.rounds:
+        if self.t % self.config.rounds.checkpoint_every == 0 or self.complete:
             self.checkpoint()
         return shown
 
@@ -172,4 +180,5 @@ class Federation:
         self.t, _ = self.saved.restore()
         self.tell(Event("run", f"client states were lost; rounds {self.t + 1} to {reached + 1} are played again"))
         self.writer.go_back(self.t)
+        self.scoreboard = self.writer.scoreboard(self.t)
         self.engine.publish(self.server.value, self.server.shared)

@@ -10,6 +10,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from raysim.config import Config
 from raysim.core.note import FELL_BACK
 from raysim.core.score import Score
 from raysim.core.task import Task
@@ -68,6 +69,19 @@ def personal_scores(personal: Mapping[int, Score], task: Task) -> dict[str, floa
     if not math.isnan(auc):  # as it is where all samples are of one class
         found["personal_auc"] = auc
     return found | {metric_column(f"personal_{name}"): value for name, value in values.items()}
+
+
+def judged_by(config: Config, task: Task) -> tuple[str, bool]:
+    """The column of `rounds` by which the models of a run are compared, and whether more is better: the headline of the
+    task, or the loss where it has none; with `evaluate.personal` that of the clients' own models."""
+    if task.headline is None:
+        return "loss", False
+    name = task.headline.name
+    if not config.evaluate.personal:
+        column = metric_column(name)
+    else:
+        column = "personal_accuracy_micro" if name == "accuracy" else metric_column(f"personal_{name}")
+    return column, task.headline.higher_is_better
 
 
 def run_summary(rounds: pa.Table, task: Task) -> dict[str, Any]:

@@ -23,6 +23,7 @@ from raysim.engine.base import Span
 from raysim.engine.traffic import ledger
 from raysim.federation.builder import RunParts
 from raysim.federation.round import Round
+from raysim.federation.scoreboard import Scoreboard
 from raysim.federation.scores import fallen_back, personal_summary, run_summary
 from raysim.host.messages import ClientResult
 from raysim.store.atomic import replacing, write_json
@@ -111,24 +112,40 @@ class Writer:
         )  # fmt: skip
         self.recorder.maybe_flush()
 
-    def finish(self, sha256: str, began: float) -> dict[str, Any]:
-        """Write the final model and say how the run went."""
+    def scoreboard(self, t: int) -> Scoreboard:
+        """The evaluations of the first t rounds, which are on disk."""
+        board = Scoreboard(self.run.config, self.run.spec.task)
+        for row in read(self.folder, "rounds").to_pylist():
+            if row["round"] < t:
+                board.add(row["round"], row, row["wall"])
+        return board
+
+    def keep_best(self) -> None:
+        """Write the global model, as it is the best so far."""
+        self._write_model("best.safetensors")
+
+    def _write_model(self, name: str) -> None:
         from safetensors.torch import save_file
 
+        with replacing(self.folder / name) as path:
+            save_file(self.run.server.layers.state_dict(self.run.server.value), path)
+
+    def finish(self, sha256: str, began: float, played: int, board: Scoreboard) -> dict[str, Any]:
+        """Write the final model and say how the run, of so many rounds, went."""
         self.recorder.close()
-        server = self.run.server
-        check_complete(self.folder, server.rounds)
-        self.sinks.close(finished=True)
-        with replacing(self.folder / "model.safetensors") as path:
-            save_file(server.layers.state_dict(server.value), path)
+        check_complete(self.folder, played)
         rounds = read(self.folder, "rounds")
+        self.sinks.close(finished=True)
+        self._write_model("model.safetensors")
         result = run_summary(rounds, self.run.spec.task) | {
             "personal": personal_summary(rounds),
             "fell_back": fallen_back(read(self.folder, "notes")),
             "bytes_up": sum(rounds["bytes_up"].to_pylist()),
             "bytes_down": sum(rounds["bytes_down"].to_pylist()),
             "sha256": sha256,
-            "rounds": server.rounds,
+            "rounds": played,
+            "ended": board.ended,
+            "best_round": board.best and board.best[0],
             "seconds": time.time() - began,
         }
         write_json(self.folder / "result.json", result)

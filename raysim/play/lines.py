@@ -37,6 +37,7 @@ def ending(result: Mapping[str, Any]) -> str:
     rows = [
         *([(name, summed_up(name, result))] if result["final"] is not None or personal is None else []),
         *([("personal", summed_up("accuracy", personal)), ("clients", among_clients(personal))] if personal else []),
+        *([("ended", result["ended"])] if result.get("ended") else []),
         *([("fell back", fallbacks(result["fell_back"]))] if result.get("fell_back") else []),
         ("traffic", f"up {bytes_(result['bytes_up'])}   down {bytes_(result['bytes_down'])}"),
         ("time", f"{result['rounds']} round{'s' * (result['rounds'] != 1)} in {result['seconds']:.1f} s"),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from raysim.report import ReportError, need
 from raysim.report.folder import RunFolder
@@ -26,12 +26,16 @@ class Run(RunFolder):
 
         return draw(name, [self])
 
-    def model(self) -> nn.Module:
-        """The global model with the final weights, on the CPU and in eval mode. Raises `ReportError` where the run is not
-        finished, and `ModelError` where its model is not registered here."""
+    def model(self, which: Literal["final", "best"] = "final") -> nn.Module:
+        """The global model with the final weights, on the CPU and in eval mode; or, with `record.keep_best`, with those of
+        the best evaluation so far. Raises `ReportError` where the run has none, and `ModelError` where its model is not
+        registered here."""
         from raysim.models import Inputs, build
 
-        path, inputs = self.folder / "model.safetensors", self.manifest.get("inputs")
+        path = self.folder / ("best.safetensors" if which == "best" else "model.safetensors")
+        inputs = self.manifest.get("inputs")
+        if which == "best" and not path.is_file():
+            raise ReportError(f"{self.folder}: holds no best model; record.keep_best: true keeps it as the run plays.")
         if not path.is_file() or inputs is None:
             raise ReportError(
                 f"{self.folder}: holds no final model; `raysim resume {self.folder}` plays it to its end."

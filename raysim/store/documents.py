@@ -93,6 +93,8 @@ class Result(TypedDict):
     bytes_down: int
     sha256: str
     rounds: int
+    ended: NotRequired[str | None]  # why the run ended before its last round
+    best_round: NotRequired[int | None]  # the round, from 0, with the best score
     seconds: float
 
 

@@ -1,0 +1,48 @@
+"""The evaluations of a run so far: which was the best, and whether they end the run (`rounds.until`)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from raysim.config import Config
+from raysim.core.task import Task
+from raysim.federation.scores import judged_by
+
+Row = Mapping[str, Any]  # of the table `rounds`
+
+
+@dataclass
+class Scoreboard:
+    """Nothing is evaluated yet; `add` takes in a round."""
+
+    config: Config
+    task: Task
+    best: tuple[int, float] | None = None  # round and score
+    since_best: int = 0  # evaluations after it
+    ended: str | None = None  # why the run ends with the last round that was added
+
+    def add(self, t: int, row: Row, wall: float) -> bool:
+        """Take in round t, which ended after so many seconds of the run; returns whether its score is the best so far."""
+        column, higher_is_better = judged_by(self.config, self.task)
+        score = row.get(column)
+        if score is None:  # not evaluated
+            return False
+        sign = 1 if higher_is_better else -1
+        better = self.best is None or sign * score > sign * self.best[1]
+        self.best, self.since_best = ((t, score), 0) if better else (self.best, self.since_best + 1)
+        self.ended = self._why(score, row.get("loss"), wall)
+        return better
+
+    def _why(self, score: float, loss: float | None, wall: float) -> str | None:
+        until = self.config.rounds.until
+        if until.accuracy is not None and score >= until.accuracy:
+            return f"accuracy {score:.4f} has reached {until.accuracy:g}"
+        if until.loss is not None and loss is not None and loss <= until.loss:
+            return f"loss {loss:.4f} has reached {until.loss:g}"
+        if until.seconds is not None and wall >= until.seconds:
+            return f"{until.seconds:g} seconds are over"
+        if until.patience is not None and self.since_best >= until.patience:
+            return f"no evaluation of the last {until.patience} was the best"
+        return None

@@ -1,0 +1,111 @@
+"""Runs that end before their last round, and the model of the best evaluation."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from conftest import play, table, tiny
+
+import raysim
+from raysim.config import Config, ConfigError
+from raysim.federation import Federation
+from raysim.play.functions import resume
+
+
+def config(until: dict[str, float] | None = None, **changes: Any) -> Config:
+    rounds = {"total": 12, "participation": 0.4, "evaluate_every": 2, "checkpoint_every": 5}
+    return tiny(rounds=rounds | ({"until": until} if until else {}), **changes)
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run that nothing ends early, with the model of every round."""
+    folder = tmp_path_factory.mktemp("whole")
+    play(config(record={"trace": "rounds", "keep_best": True}), folder)
+    return folder
+
+
+def scores(folder: Path, column: str = "accuracy") -> dict[int, float]:
+    rounds = table(folder, "rounds")
+    return {int(t): float(score) for t, score in zip(rounds["round"], rounds[column], strict=True) if score == score}
+
+
+def test_a_target_ends_the_run_at_the_first_evaluation_that_meets_it(whole: Path, tmp_path: Path) -> None:
+    for column, meets in (("accuracy", float.__ge__), ("loss", float.__le__)):
+        found = scores(whole, column)
+        target = sorted(found.values())[len(found) // 2]
+        last = next(t for t, score in found.items() if meets(score, target))
+        assert 0 < last < 11
+        run = play(config({column: target}), tmp_path / column)
+        shorter = play(
+            tiny(rounds={"total": last + 1, "participation": 0.4, "evaluate_every": 2}), tmp_path / f"{column}-"
+        )
+        result = json.loads((tmp_path / column / "result.json").read_text())
+        assert result["rounds"] == len(table(tmp_path / column, "rounds")["round"]) == last + 1
+        assert result["ended"].startswith(f"{column} {found[last]:.4f}")
+        assert run.sha256() == shorter.sha256()
+
+
+def test_patience_counts_evaluations_without_a_better_score(tmp_path: Path) -> None:
+    settings: dict[str, Any] = {"participation": 0.4, "evaluate_every": 1, "checkpoint_every": 5}
+    play(tiny(rounds=settings | {"total": 12}, local={"lr": 0.9}), tmp_path / "whole")
+    found = list(scores(tmp_path / "whole").values())
+    ends = next(t for t in range(2, 12) if max(found[t - 1 : t + 1]) <= max(found[: t - 1]))
+    assert ends < 11
+    play(tiny(rounds=settings | {"total": 12, "until": {"patience": 2}}, local={"lr": 0.9}), tmp_path / "ended")
+    assert json.loads((tmp_path / "ended/result.json").read_text())["rounds"] == ends + 1
+
+
+def test_time_ends_the_run_at_an_evaluation(tmp_path: Path) -> None:
+    play(config({"seconds": 1e-6}), tmp_path)
+    result = json.loads((tmp_path / "result.json").read_text())
+    assert result["rounds"] == 2 and result["final"] is not None and "seconds" in result["ended"]
+
+
+def test_a_run_that_died_before_it_ended_ends_where_it_would_have(whole: Path, tmp_path: Path) -> None:
+    target = sorted(scores(whole).values())[3]
+    reference = play(config({"accuracy": target}), tmp_path / "reference")
+    died = Federation(config({"accuracy": target}), tmp_path / "died")
+    while died.step() is not None:
+        pass
+    died.close()  # the model and result.json are not written
+    run = resume(tmp_path / "died")
+    assert run.result["sha256"] == reference.sha256() and run.result["rounds"] == reference.t
+    assert resume(tmp_path / "died").result["seconds"] == run.result["seconds"]  # it is complete
+
+
+def test_an_ended_run_goes_on_when_it_is_asked_to(whole: Path, tmp_path: Path) -> None:
+    play(config({"seconds": 1e-6}), tmp_path)
+    run = resume(tmp_path, rounds__until__seconds=None)
+    assert run.result["rounds"] == 12 and run.result["ended"] is None
+    assert run.result["sha256"] == json.loads((whole / "result.json").read_text())["sha256"]
+
+
+def test_the_best_model_is_that_of_the_best_evaluation(whole: Path, tmp_path: Path) -> None:
+    found = scores(whole)
+    best = max(found, key=lambda t: (found[t], -t))
+    run = raysim.load(whole)
+    assert run.result["best_round"] == best
+    from safetensors.torch import load_file
+
+    traced = load_file(whole / "trace" / f"round-{best:04d}" / "after.safetensors")
+    model = run.model("best").state_dict()
+    assert all(torch.equal(model[name], tensor) for name, tensor in traced.items())
+    play(config(), tmp_path)
+    with pytest.raises(Exception, match=r"record\.keep_best"):
+        raysim.load(tmp_path).model("best")
+
+
+def test_what_cannot_be_judged_is_refused(tmp_path: Path) -> None:
+    for changes, place in (
+        ({"evaluate": {"global": False}, "until": {"loss": 0.1}}, "rounds.until.loss"),
+        ({"evaluate": {"global": False}, "until": {"patience": 2}}, "rounds.until.patience"),
+        ({"evaluate": {"global": False}, "record": {"keep_best": True}}, "record.keep_best"),
+    ):
+        with pytest.raises(ConfigError, match=place):
+            config(changes.pop("until", None), **changes)
+    regression = {"data": {"name": "diabetes", "partition": {"iid_equal": {"clients": 8}}}, "model": {"name": "mlp"}}
+    with pytest.raises(ConfigError, match=r"rounds.until.accuracy: regression"):
+        Federation(config({"accuracy": 0.9}, **regression), tmp_path)
