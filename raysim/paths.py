@@ -1,7 +1,8 @@
-"""Names that become paths. Whoever makes a path of a name that he has not chosen himself makes it here."""
+"""Names that become paths, and their order. Whoever makes a path of a name that he has not chosen himself makes it here."""
 
 from __future__ import annotations
 
+import re
 from pathlib import Path, PurePosixPath
 
 LONGEST = 255  # bytes in the name of a file, on every file system that we know of
@@ -24,3 +25,8 @@ def below(folder: Path, name: str) -> Path:
             f"{name[:80]!r} cannot be the name of a file: it is too long, or has characters that do not print"
         )
     return folder / name
+
+
+def natural(name: str | Path) -> list[tuple[int, str]]:
+    """A key that sorts `run-9` before `run-10`."""
+    return [(int(part), "") if part.isdecimal() else (-1, part) for part in re.split(r"(\d+)", str(name))]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 import time
@@ -12,8 +13,12 @@ from pathlib import Path
 from threading import Thread
 from typing import Literal
 
+import ray
+from torch import nn
+
 from raysim.core.client import ClientMethod, LocalRun, Upload
 from raysim.core.failures import ClientFailure
+from raysim.models import Inputs
 
 PATIENCE = 120  # seconds until a test gives up
 
@@ -134,3 +139,10 @@ def ending(folder: Path, strike: Callable[[int, str], None] = lambda pid, node: 
     yield
     assert struck, "no client stalled"
     thread.join()
+
+
+def kills_actors(inputs: Inputs) -> nn.Module:
+    """A model whose making kills an actor."""
+    if ray.is_initialized() and ray.get_runtime_context().get_actor_id():
+        os.kill(os.getpid(), signal.SIGKILL)
+    return nn.Sequential(nn.Flatten(), nn.Linear(math.prod(inputs.shape), inputs.classes))

@@ -299,6 +299,7 @@ def test_an_entry_is_a_name_or_fields_or_its_first_field() -> None:
         ("server=shrink", "server", (Shrink(),)),
         ("server={shrink: 0.3}", "server", (Shrink(0.3),)),
         ("data.partition=iid_equal", "data.partition.clients", 100),  # what both partitions have stays
+        ("data.partition=natural", "data.partition.clients", None),  # but the data tell who their clients are
         ("client.0.starter.eta=2", "client", (Starter(2.0),)),  # a list that the file does not have
         ("record.trace=rounds", "record.trace", "rounds"),
         ("record.trace.0=3", "record.trace", (3,)),

@@ -303,5 +303,5 @@ def test_what_the_file_says_wins_over_the_preset():
 def test_a_fault_beside_a_preset_is_told_as_ever():
     with pytest.raises(ConfigError, match=r"server\.0\.feddf\.epoch: unknown field"):
         official(server=[{"feddf": {"epoch": 1}}])
-    with pytest.raises(ConfigError, match="must be a list"):
-        official(server="feddf")
+    with pytest.raises(ConfigError, match="server: must be a list"):
+        official(server=7)

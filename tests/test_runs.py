@@ -1,9 +1,11 @@
-"""`raysim runs`, `raysim compare`, `raysim rm`, over runs that were really played."""
+"""`raysim runs`, `compare`, `tag`, `note`, `rm` and `watch`, over runs that were really played."""
 
 from __future__ import annotations
 
 import fcntl
 import os
+import urllib.error
+import urllib.request
 from pathlib import Path
 
 import pytest
@@ -12,7 +14,9 @@ from typer.testing import CliRunner, Result
 
 import raysim
 from raysim.cli.app import app
-from raysim.cli.runs import age, numbers_in
+from raysim.cli.runs import age
+from raysim.paths import natural
+from raysim.report.watch import Watch, serving
 
 
 def command(*args: object, **kwargs: object) -> Result:
@@ -75,4 +79,43 @@ def test_ages_and_numbers(played: Path) -> None:
     now = (played / "r2/config.yaml").stat().st_mtime
     os.utime(played / "r2/config.yaml", (now, now - 3 * 3600 - 60))
     assert age(run) == "3 h"
-    assert sorted(["r10", "r9", "a", "r9b"], key=numbers_in) == ["a", "r9", "r9b", "r10"]
+    assert sorted(["r10", "r9", "a", "r9b"], key=natural) == ["a", "r9", "r9b", "r10"]
+
+
+def test_tags_and_notes_stay_with_the_run(played: Path) -> None:
+    before = raysim.load(played / "r2").result
+    assert command("tag", "runs/r2", "baseline", "paper").output == "baseline paper\n"
+    assert command("tag", "runs/r2", "paper", "--remove").output == "baseline\n"
+    command("note", "runs/r2", "the one in the thesis\nsecond line")
+    assert raysim.load(played / "r2").note == "the one in the thesis\nsecond line"
+    _, line = command("runs", "--tag", "baseline").output.splitlines()
+    assert line.startswith("runs/r2 ") and line.endswith("#baseline  the one in the thesis")
+    raysim.resume("runs/half", progress=False)
+    assert raysim.load(played / "r2").result == before
+    (played / "r2/label.json").write_text('{"tags": 7}')
+    assert command("runs").exit_code == 1
+    assert "label.json" in command("tag", "runs/r2", "x").stderr
+
+
+def test_a_page_follows_runs_that_grow(played: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("raysim.report.page.PORTRAITS", 0)  # most of a page's time
+    watch = Watch([played], 3)
+    with serving(watch) as address:
+        with urllib.request.urlopen(address) as answer:
+            first = answer.read().decode()
+            assert answer.headers["Refresh"] is None  # nobody plays
+        assert "1 of 3 rounds" in first
+        with urllib.request.urlopen(address) as answer:
+            assert answer.read().decode() == first
+        with (played / "half/.lock").open("a") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            with urllib.request.urlopen(address) as answer:
+                assert answer.headers["Refresh"] == "3"
+        raysim.resume("runs/half", progress=False)
+        watch._next = 0.0
+        with urllib.request.urlopen(address) as answer:
+            assert "1 of 3 rounds" not in answer.read().decode()
+        with pytest.raises(urllib.error.HTTPError, match="404"):
+            urllib.request.urlopen(address.rsplit("/", 2)[0] + "/")
+    with serving(Watch([played / "none"], 3)) as address, urllib.request.urlopen(address) as answer:
+        assert answer.headers["Refresh"] == "3" and "none" in answer.read().decode()

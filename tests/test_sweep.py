@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import string
 import subprocess
 import sys
 import threading
@@ -59,10 +60,10 @@ def sweep(*args: object) -> Any:
 def test_a_grid_is_every_value_with_every_seed(base: Path) -> None:
     changes = ["server.0.fedlws.beta=0.01,0.1", "local.lr=0.2", "rounds.participation=0.5,1"]
     points = grid(base, changes, [8, 9], Path("out"))
-    inner = [f"beta={beta}+participation={share}" for beta in ("0.01", "0.1") for share in ("0.5", "1")]
-    assert [point.name for point in points] == [f"{part}+seed={seed}" for seed in (8, 9) for part in inner]
+    inner = [f"beta{beta}-participation{share}" for beta in ("0.01", "0.1") for share in ("0.5", "1")]
+    assert [point.name for point in points] == [f"{part}-seed{seed}" for seed in (8, 9) for part in inner]
     for point in points:
-        beta, share, seed = (float(part.partition("=")[2]) for part in point.name.split("+"))
+        beta, share, seed = (float(part.lstrip(string.ascii_lowercase)) for part in point.name.split("-"))
         config = point.config
         assert (config.server[0].beta, config.rounds.participation, config.seed) == (beta, share, seed)
         assert config.local.lr == 0.2
@@ -77,8 +78,10 @@ def test_values_may_be_whole_lists(base: Path) -> None:
     points = grid(base, ["server=[],[fedavgm, fedlws],[{fedlws: {beta: 0.5}}]"], [], Path("out"))
     assert [len(point.config.server) for point in points] == [0, 2, 1]
     assert points[2].config.server[0].beta == 0.5
-    assert len({point.name for point in points}) == 3
-    assert all(point.name.startswith("server=") for point in points)
+    assert [point.name for point in points] == ["no-server", "fedavgm-fedlws", "fedlws-beta0.5"]
+    long = [f"[{{fedlws: {{beta: 0.{'1' * 60}{last}}}}}]" for last in "12"]
+    first, second = grid(base, [f"server={','.join(long)}"], [], Path("out"))
+    assert len({first.name, second.name}) == 2 and max(len(first.name), len(second.name)) < 60
 
 
 def test_a_configuration_may_list_methods(base: Path) -> None:
@@ -86,8 +89,8 @@ def test_a_configuration_may_list_methods(base: Path) -> None:
     points = grid(base, [], [8, 9], Path("out"))
     fedavg, both, lws, *_ = points
     assert [point.config.seed for point in points] == [8] * 3 + [9] * 3
-    assert fedavg.name == "fedavg+seed=8"
-    assert both.name.startswith("prox-lws-")
+    assert fedavg.name == "fedavg-seed8"
+    assert both.name == "prox-lws-seed8"
     assert fedavg.config.server == ()
     assert (both.config.client[0].mu, both.config.local.lr, len(both.config.server)) == (0.5, 0.2, 1)
     assert (lws.config.client, lws.config.local.lr, len(lws.config.server)) == ((), 0.1, 1)
@@ -141,7 +144,7 @@ def test_a_folder_of_another_configuration_is_not_touched(base: Path) -> None:
     assert sweep(base, "--seeds", "8", "--out", "out").exit_code == 0
     result = sweep(base, "--seeds", "8", "--out", "out", "--set", "local.lr=0.3")
     assert result.exit_code == 2
-    assert result.stderr == "out/seed=8: holds a run whose local is another. Name another --out, or remove it.\n"
+    assert result.stderr == "out/seed8: holds a run whose local is another. Name another --out, or remove it.\n"
 
 
 def test_a_run_that_fails_does_not_keep_the_others(base: Path) -> None:
@@ -222,7 +225,7 @@ def test_as_many_as_the_machine_carries(base: Path, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr("os.sched_getaffinity", lambda _: set(range(8)))
     config = grid(base, ["engine={local: {device: cpu}}"], [], Path("out"))[0].config
     for free, threads, number in ((100 << 30, 1, 8), (100 << 30, 3, 2), (5 << 30, 1, 4), (1 << 20, 1, 1), (None, 1, 8)):
-        monkeypatch.setattr("raysim.sweep.parallel.free_memory", lambda free=free: free)
+        monkeypatch.setattr("raysim.machine.free_memory", lambda free=free: free)
         engine = replace(config.engine, threads=threads)
         assert carried([replace(config, engine=engine)]) == number
     for wish in ("0", "-1", "many"):
@@ -255,7 +258,7 @@ def test_a_sweep_killed_half_way_continues(base: Path) -> None:
         assert any(line.startswith("run 2 of 2") for line in lines)
         assert any(line.startswith("round   8/120") for line in lines)
         process.send_signal(signal.SIGKILL)
-    first, second = Path("out/seed=8"), Path("out/seed=9")
+    first, second = Path("out/seed8"), Path("out/seed9")
     assert (first / "result.json").exists()
     assert not (second / "result.json").exists()
     before = {path: path.stat().st_mtime_ns for path in first.rglob("*")}

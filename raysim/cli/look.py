@@ -1,4 +1,4 @@
-"""`raysim report`, `raysim plot` and `raysim measure`: what saved runs show."""
+"""`raysim report`, `raysim watch`, `raysim plot` and `raysim measure`: what saved runs show."""
 
 from __future__ import annotations
 
@@ -24,6 +24,25 @@ def report(
     with reported():
         summary = write(find(runs), out, target)
         print(f"{summary.sentence}\n{out}")
+
+
+def watch(
+    runs: Annotated[
+        list[Path] | None, typer.Argument(metavar="[RUN]...", help="Folders that are or hold runs; default: runs.")
+    ] = None,
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Of the page; 0: any that is free.")] = 0,
+    every: Annotated[float, typer.Option(min=1, help="Seconds after which the browser asks again.")] = 10,
+) -> None:
+    """Serve the report of runs while they play, to a browser on this machine; Ctrl-C ends it."""
+    import threading
+    from contextlib import suppress
+
+    with reported():
+        from raysim.report.watch import Watch, serving
+
+        with serving(Watch(runs or [Path("runs")], every), port) as address, suppress(KeyboardInterrupt):
+            print(f"{address}\nCtrl-C ends it; the runs go on.", flush=True)
+            threading.Event().wait()
 
 
 def plot(

@@ -1,8 +1,7 @@
-"""`raysim runs`, `raysim compare` and `raysim rm`: living with many runs."""
+"""`raysim runs`, `compare`, `tag`, `note` and `rm`: living with many runs."""
 
 from __future__ import annotations
 
-import re
 import shutil
 import time
 from pathlib import Path
@@ -10,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from raysim.paths import natural
 from raysim.play.errors import reported
 from raysim.play.lines import aligned, percent, scored
 
@@ -21,17 +21,20 @@ def runs(
     folders: Annotated[
         list[Path] | None, typer.Argument(metavar="[FOLDER]...", help="Folders that are or hold runs; default: runs.")
     ] = None,
+    tag: Annotated[str | None, typer.Option(metavar="TAG", help="Only runs with this tag.")] = None,
 ) -> None:
-    """List runs: name, methods, data, seed, rounds, score, age, state."""
+    """List runs: name, methods, data, seed, rounds, score, age, state, tags and the first line of the note."""
     from raysim.report.runs import find
 
     with reported():
-        found = sorted(find(folders or [Path("runs")]), key=lambda run: numbers_in(str(run.folder)))
-        rows = [("run", "methods", "data", "seed", "round", "score", "age", "state")]
+        found = sorted(find(folders or [Path("runs")]), key=lambda run: natural(run.folder))
+        found = [run for run in found if tag is None or tag in run.tags]
+        rows = [("run", "methods", "data", "seed", "round", "score", "age", "state", "")]
         rows += [
             (
                 *(str(run.folder), run.stack, str(run.settings["data.name"]), str(run.seed)),
                 *(f"{run.played}/{run.rounds}", last_score(run), age(run), run.state),
+                "  ".join(filter(None, (" ".join(f"#{one}" for one in run.tags), run.note.partition("\n")[0]))),
             )
             for run in found
         ]
@@ -60,6 +63,35 @@ def compare(
         print("\n".join(aligned(rows)))
         if None not in hashes:
             print("\nThe same bits." if len(set(hashes)) == 1 else "\nNot the same bits.")
+
+
+def tag(
+    folder: Annotated[Path, typer.Argument(metavar="RUN", help="Folder of a run.")],
+    tags: Annotated[list[str] | None, typer.Argument(metavar="[TAG]...", help="Without: show those it has.")] = None,
+    remove: Annotated[bool, typer.Option("--remove", help="Take these tags away.")] = False,
+) -> None:
+    """Put tags on a run, by which `raysim runs --tag` finds it."""
+    from raysim.report.runs import Run
+
+    with reported():
+        run = Run(folder)
+        if tags:
+            run.label([one for one in run.tags if one not in tags] if remove else [*run.tags, *tags])
+        print(" ".join(run.tags))
+
+
+def note(
+    folder: Annotated[Path, typer.Argument(metavar="RUN", help="Folder of a run.")],
+    text: Annotated[str | None, typer.Argument(metavar="[TEXT]", help="Without: show what has been noted.")] = None,
+) -> None:
+    """Note something about a run, in place of what was noted before."""
+    from raysim.report.runs import Run
+
+    with reported():
+        run = Run(folder)
+        if text is not None:
+            run.label(note=text)
+        print(run.note)
 
 
 def rm(
@@ -99,8 +131,3 @@ def age(run: Run) -> str:
         if seconds >= length:
             return f"{seconds // length:.0f} {unit}"
     return f"{seconds:.0f} s"
-
-
-def numbers_in(text: str) -> list[tuple[int, str]]:
-    """A key that sorts `run-9` before `run-10`."""
-    return [(int(part), "") if part.isdecimal() else (-1, part) for part in re.split(r"(\d+)", text)]

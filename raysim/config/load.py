@@ -121,13 +121,16 @@ def _override(raw: dict[str, Any], text: str) -> dict[str, Any]:
 
 
 def _kept(before: Any, name: Any) -> Any:
-    """Another partition, by its bare `name`, with what `before` says and it can take, such as `clients`."""
+    """Another partition, by its bare `name`, with what `before` says and it can take, such as `clients`; but not what its
+    data tell where nothing is said."""
     entries = REGISTRY.table("partition")
     if not isinstance(name, str) or name not in entries or not isinstance(before, dict) or len(before) != 1:
         return name
     ((_, settings),) = before.items()
-    common = fields_of(entries[name]).keys() & settings.keys() if isinstance(settings, dict) else ()
-    return {name: {key: settings[key] for key in sorted(common)}}
+    needed = {key for key, (field, _) in fields_of(entries[name]).items() if field.default is not None}
+    return {
+        name: {key: settings[key] for key in sorted(needed & settings.keys())} if isinstance(settings, dict) else {}
+    }
 
 
 def _over_preset(preset: Mapping[str, Any], raw: dict[str, Any]) -> dict[str, Any]:

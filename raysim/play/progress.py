@@ -21,7 +21,8 @@ def progress() -> Bar | Lines:
 def can_show_bar() -> bool:
     """Whether the standard output is a terminal that can write over a line, or a notebook's."""
     in_terminal = sys.stdout.isatty() and os.environ.get("TERM") != "dumb"
-    return in_terminal or "ipykernel" in sys.modules
+    shell = sys.modules["IPython"].get_ipython() if "IPython" in sys.modules else None
+    return in_terminal or hasattr(shell, "kernel")
 
 
 class Lines:

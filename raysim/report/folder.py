@@ -19,7 +19,8 @@ from typing_extensions import TypedDict
 from raysim.paths import UnsafeName
 from raysim.report import NoData, ReportError
 from raysim.store import tables
-from raysim.store.documents import OPEN_SHAPE, checked, read_result, read_yaml
+from raysim.store.atomic import write_json
+from raysim.store.documents import OPEN_SHAPE, checked, read_label, read_result, read_yaml
 from raysim.store.manifest import read_manifest
 from raysim.store.parts import DamagedTable
 
@@ -133,6 +134,23 @@ class RunFolder:
     def result(self) -> dict[str, Any] | None:
         """Scores, bytes and the hash of the model; None while the run is not finished."""
         return read_result(self.folder)
+
+    @property
+    def tags(self) -> tuple[str, ...]:
+        """What `raysim tag` has put on the run."""
+        return tuple(read_label(self.folder)["tags"])
+
+    @property
+    def note(self) -> str:
+        """What `raysim note` has said of the run."""
+        return read_label(self.folder)["note"]
+
+    def label(self, tags: Iterable[str] | None = None, note: str | None = None) -> None:
+        """Put other tags or another note on the run; None leaves them as they are. Nothing that it computes depends on
+        them, and it may be playing."""
+        said = read_label(self.folder)
+        known = said["tags"] if tags is None else list(dict.fromkeys(tags))
+        write_json(self.folder / "label.json", {"tags": known, "note": said["note"] if note is None else note})
 
     @property
     def state(self) -> Literal["running", "finished", "stopped"]:

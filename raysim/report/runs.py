@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
+from raysim.paths import natural
 from raysim.report import ReportError, need
 from raysim.report.folder import RunFolder
 from raysim.store.documents import read_tensors
@@ -62,7 +63,9 @@ def find(folders: Iterable[str | Path]) -> list[Run]:
     found: dict[Path, Run] = {}
     for folder in map(Path, folders):
         inside = (
-            [folder] if (folder / "config.yaml").is_file() else sorted(p.parent for p in folder.rglob("config.yaml"))
+            [folder]
+            if (folder / "config.yaml").is_file()
+            else sorted((p.parent for p in folder.rglob("config.yaml")), key=natural)
         )
         if not inside:
             raise ReportError(f"{folder}: neither is nor holds the folder of a run.")

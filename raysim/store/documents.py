@@ -109,6 +109,19 @@ def read_result(folder: Path) -> dict[str, Any] | None:
         raise DamagedFile(f"{error} Remove it; `raysim resume {folder}` writes it again.") from None
 
 
+class Label(TypedDict):
+    """What `label.json` holds: what a person has said of a run."""
+
+    tags: list[str]
+    note: str
+
+
+def read_label(folder: Path) -> Label:
+    """Tags and note of the run in `folder`; empty where there are none. Raises `DamagedFile`."""
+    path = folder / "label.json"
+    return read_json(path, Label) if path.is_file() else Label(tags=[], note="")
+
+
 # ---------------------------------------------------------------------------------------------------------------- YAML
 
 

@@ -21,10 +21,21 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 from raysim.config import Config, ConfigError, load, to_dict
 from raysim.paths import UnsafeName, below
-from raysim.store.documents import DamagedFile, read_yaml
+from raysim.store.documents import DamagedFile, parse_yaml, read_yaml
 
+CATALOGUES = (
+    "client",
+    "weighting",
+    "server",
+    "data",
+    "model",
+    "partition",
+    "engine",
+)  # settings whose values are names
 Choice = tuple[str, list[str]]  # how it is called in the folder's name, if it is, and its overrides
 
 
@@ -32,7 +43,7 @@ Choice = tuple[str, list[str]]  # how it is called in the folder's name, if it i
 class Point:
     """One run of a sweep."""
 
-    name: str  # of its folder: beta=0.01+seed=8
+    name: str  # of its folder: beta0.01-seed8
     config: Config
     folder: Path
 
@@ -62,7 +73,7 @@ def runs(base: Path, cells: Iterable[Sequence[Choice]], out: Path) -> list[Point
     points: list[Point] = []
     faults: list[str] = []
     for chosen in cells:
-        name = "+".join(part for part, _ in chosen if part) or base.stem
+        name = "-".join(part for part, _ in chosen if part) or base.stem
         overrides = [text for _, texts in chosen for text in texts]
         try:
             folder = below(out, name)
@@ -90,7 +101,7 @@ def choice(name: str, settings: Mapping[str, Any] | None) -> Choice:
 
 def seeded(seed: int) -> Choice:
     """The choice of a seed."""
-    return f"seed={seed}", [f"seed={seed}"]
+    return f"seed{seed}", [f"seed={seed}"]
 
 
 def _methods(base: Path) -> list[Choice]:
@@ -112,9 +123,38 @@ def _values(change: str) -> list[Choice]:
     values = _split(text)
     if not equals or len(values) == 1:
         return [("", [change])]
+    names = [_slug(_called(path, value)) for value in values]
+    return [
+        (name if names.count(name) == 1 else f"{name}-{_hash(value)}", [f"{path}={value}"])
+        for name, value in zip(names, values, strict=True)
+    ]
+
+
+def _called(path: str, value: str) -> str:
+    """What people call `path=value`: beta0.01, fedlws, no-server."""
     word = path.rpartition(".")[2]
-    word = path.split(".")[0] if word.isdecimal() else word
-    return [(f"{word}={_slug(value)}", [f"{path}={value}"]) for value in values]
+    word = path.split(".")[0] if word.isdecimal() or word == "name" else word
+    try:
+        said = "-".join(_words(parse_yaml(value)))
+    except yaml.YAMLError:  # `load` says what is wrong
+        said = value
+    if not said:
+        return f"no-{word}"
+    return f"{word}{said}" if said[0].isdecimal() else said if word in CATALOGUES else f"{word}-{said}"
+
+
+def _words(value: Any) -> list[str]:
+    """The names and values in a setting, from the outside in."""
+    if isinstance(value, Mapping):
+        return [_joined(str(key), _words(inner)) for key, inner in value.items()]
+    if isinstance(value, list):
+        return [word for inner in value for word in _words(inner)]
+    return [] if value is None else [json.dumps(value).strip('"')]
+
+
+def _joined(key: str, words: list[str]) -> str:
+    said = "-".join(words)
+    return f"{key}{said}" if said[:1].isdecimal() else "-".join([key, *words])
 
 
 def _split(text: str) -> list[str]:
@@ -135,9 +175,13 @@ def _split(text: str) -> list[str]:
 
 
 def _slug(value: str) -> str:
-    """A part of a folder's name; what has to be rewritten ends with a hash, so that no two values share one."""
-    plain = re.sub(r"[^\w.-]+", "-", value).strip("-")[:40]
-    return plain if plain == value else f"{plain}-{hashlib.sha256(value.encode()).hexdigest()[:6]}"
+    """A part of a folder's name. A long one ends with a hash, so that no two values share it."""
+    plain = re.sub(r"[^\w.-]+", "-", value).strip("-")
+    return plain if len(plain) <= 40 else f"{plain[:40]}-{_hash(value)}"
+
+
+def _hash(value: str) -> str:
+    return hashlib.sha256(value.encode()).hexdigest()[:6]
 
 
 def _other(point: Point) -> list[str]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import difflib
 import itertools
-import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -12,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from raysim.config import ConfigError, load, shipped
+from raysim.paths import natural
 from raysim.store.documents import parse_yaml, read_yaml
 from raysim.sweep.grid import Choice, Point, choice, runs, seeded
 from raysim.sweep.table import Axis, Label, Table, labels, read_table
@@ -95,7 +95,7 @@ def folder() -> Path:
 def items() -> dict[str, Item]:
     """Every table and figure that has a file, by name."""
     root = folder()
-    paths = sorted(root.glob("*/*.yaml"), key=lambda path: (path.parent, _natural(path.stem)))
+    paths = sorted(root.glob("*/*.yaml"), key=lambda path: (path.parent, natural(path.stem)))
     return {name: Item(name, path) for path in paths for name in [f"{path.parent.name}/{path.stem}"]}
 
 
@@ -157,8 +157,3 @@ def _named(raw: Any) -> str:
     if isinstance(settings, Mapping):
         settings = settings.get("path", "")
     return str(settings) or source
-
-
-def _natural(stem: str) -> tuple[str | int, ...]:
-    """figure2 before figure10."""
-    return tuple(int(part) if part.isdecimal() else part for part in re.split(r"(\d+)", stem))

@@ -167,7 +167,7 @@ def test_hash_counts_the_last_models(tmp_path):
 
 
 def test_failed_client_keeps_its_last_model(tmp_path):
-    client = [*METHODS["fedamp"]["client"], {"fails": {"how": "raises", "client": 3, "t": 1}}]
+    client = [*METHODS["fedamp"]["client"], {"fails": {"how": "refuses", "client": 3, "t": 1}}]
     federation = Federation(tiny(client=client, rounds=ALL), tmp_path)
     federation.step()
     before = federation.engine.value_of(federation.engine.client_models[3])["value"].copy()

@@ -30,6 +30,7 @@ from raysim.engine.ray.driver import RemoteFederation
 from raysim.engine.ray.engine import RayEngine
 from raysim.federation import Federation, RoundFailed, local_engine, prepare, sample
 from raysim.methods import CLIENTS, WEIGHTINGS
+from raysim.models import MODELS
 from raysim.store import tables
 
 PAIR = {"ray": {"clients_per_actor": 2}}  # three clients a round: one host trains two of them
@@ -129,6 +130,12 @@ def cohort() -> tuple[int, ...]:
 
 def clients_of_round_0(folder: Path) -> dict[int, dict[str, Any]]:
     return {row["client"]: row for row in tables.read(folder, "clients").to_pylist() if row["round"] == 0}
+
+
+def test_actor_that_dies_as_it_starts_ends_the_run(tmp_path, warm_ray, monkeypatch):
+    monkeypatch.setitem(MODELS, "kills_actors", sabotage.kills_actors)
+    with pytest.raises(MachineFailure, match="a client actor could not start: its process ended"):
+        Federation(tiny(model={"name": "kills_actors"}, engine=PAIR), tmp_path, make_engine=warm_ray)
 
 
 def test_client_that_kills_its_process_ends_the_run(tmp_path, warm_ray):

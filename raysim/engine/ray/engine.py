@@ -51,6 +51,7 @@ class RayEngine(Engine):
         self.nodes = sorted(
             self.placement.nodes
         )  # neighbours in the cohort share a machine: sums merge before they travel
+        self._coming: dict[Any, tuple[Any, str]] = {}  # by the reference that tells when it is ready: actor and node
         self._actors, ready = map(list, zip(*map(self._new_host, self.nodes), strict=True))
         started, late = ray.wait(ready, num_returns=len(ready), timeout=START_SECONDS)
         try:
@@ -66,7 +67,6 @@ class RayEngine(Engine):
                 f"{self.placement.gpus:g} GPUs did not start within {START_SECONDS} s, on node {', '.join(nodes)}. Free "
                 f"now: {free_resources()}. Is the cluster busy with other work?"
             )
-        self._coming: dict[Any, tuple[Any, str]] = {}  # by the reference that tells when it is ready: actor and node
         if self.most > len(self._actors):
             share = {"CPU": self.placement.cpus} | ({"GPU": self.placement.gpus} if self.placement.gpus else {})
             request_resources(bundles=[share] * self.most)
