@@ -20,6 +20,7 @@ def run(
     overrides: Overrides = None,
     out: Annotated[Path | None, typer.Option(metavar="DIR", help="Folder of the run; default: in record.dir.")] = None,
     address: Address = None,
+    dashboard: Annotated[bool, typer.Option("--dashboard", help="The same as engine.ray.dashboard=true.")] = False,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Say what would be run: settings, clients, model, traffic; start nothing.")
     ] = False,
@@ -30,7 +31,8 @@ def run(
     from raysim.play.folder import new_folder
 
     with reported():
-        settings = load(find(config), [*(overrides or ()), *(changes or ())])
+        shown = ["engine.ray.dashboard=true"] if dashboard else []
+        settings = load(find(config), [*(overrides or ()), *(changes or ()), *shown])
         if dry_run:
             from raysim.config import to_yaml
             from raysim.play.preview import preview

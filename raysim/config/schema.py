@@ -57,6 +57,8 @@ class RayEngineConfig(EngineConfig):
     client, at least 300."""
     elastic: bool = False
     """Ask a cluster that can grow for what every actor needs, and start actors on what becomes free while the run plays."""
+    dashboard: bool = False
+    """Show Ray's dashboard of a cluster that raysim starts, where every actor and what it does is listed."""
     fan_in: Annotated[int, Field(ge=2)] = 4
     """Partial sums that one node of the aggregation tree adds. Never changes the result."""
     gather_bytes: NonNegativeInt = 2 << 30

@@ -30,5 +30,7 @@ def session(
             f"engine.ray.gpu_per_client: {settings.gpu_per_client:g} of a GPU, but this machine has none. Set it to 0 or "
             "auto, or join a cluster with --address"
         )
-    with cluster(address, None if resources else settings.state_bytes):  # who shares a cluster has asked for its size
+    with cluster(
+        address, None if resources else settings.state_bytes, settings.dashboard
+    ):  # who shares a cluster has asked for its size
         yield partial(RemoteFederation, Federation, partitioned=partitioned, resources=resources)

@@ -10,6 +10,7 @@ under the round's number, counted from 1. A resumed run continues the same run o
 
 from __future__ import annotations
 
+import re
 import secrets
 import time
 from collections.abc import Callable, Mapping
@@ -74,6 +75,34 @@ class _Events:
 
     def close(self, finished: bool) -> None:
         self._writer.close()
+
+
+@dataclass(frozen=True)
+class RayMetrics(Sink):
+    """Gauges of Ray, `raysim_accuracy{run="..."}` and so on, which Prometheus collects from a cluster's nodes."""
+
+    package: ClassVar[str] = "ray"
+
+    def open(self, folder: Path, name: str, settings: Mapping[str, Any], start: int) -> Writer:
+        return _Gauges(name)
+
+
+class _Gauges:
+    def __init__(self, run: str):
+        from ray.util.metrics import Gauge
+
+        self._run, self._gauge, self._gauges = run, Gauge, dict[str, Any]()
+
+    def write(self, step: int, values: Mapping[str, float]) -> None:
+        speed = {"clients_per_second": values["clients_ok"] / values["seconds"]} if values["seconds"] else {}
+        for name, value in {"round": step, **values, **speed}.items():
+            metric = f"raysim_{re.sub(r'[^a-zA-Z0-9_]', '_', name)}"
+            if metric not in self._gauges:
+                self._gauges[metric] = self._gauge(metric, f"{name} of a raysim run", tag_keys=("run",))
+            self._gauges[metric].set(value, {"run": self._run})
+
+    def close(self, finished: bool) -> None:
+        pass
 
 
 @dataclass(frozen=True)
@@ -151,7 +180,9 @@ class _WandbRun:
         self._run.finish()
 
 
-SINKS: Table[type[Sink]] = REGISTRY.table("sink").fill({"tensorboard": TensorBoard, "mlflow": MLflow, "wandb": Wandb})
+SINKS: Table[type[Sink]] = REGISTRY.table("sink").fill(
+    {"tensorboard": TensorBoard, "mlflow": MLflow, "wandb": Wandb, "ray": RayMetrics}
+)
 
 
 class Sinks:

@@ -1,8 +1,11 @@
-"""What goes to TensorBoard, MLflow and Weights & Biases is what the tables hold, once, also after a resume."""
+"""What goes to TensorBoard, MLflow, Weights & Biases and Prometheus is what the tables hold, once, also after a resume."""
 
 from __future__ import annotations
 
 import math
+import re
+import time
+import urllib.request
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
@@ -130,3 +133,21 @@ def test_a_missing_package_is_named_before_anything_starts(tmp_path: Path, monke
     assert not (tmp_path / "run").exists()
     with pytest.raises(ConfigError, match="tensorboard"):
         with_sinks("tensorbord")
+
+
+def test_prometheus_finds_the_numbers_of_a_run(tmp_path: Path, cluster: Any) -> None:
+    import ray
+
+    play(with_sinks("ray"), tmp_path)  # this process is connected to the cluster, as a driver is
+    expected = recorded(tmp_path)
+    [node] = [node for node in ray.nodes() if node["NodeID"] == ray.get_runtime_context().get_node_id()]
+    url = f"http://{node['NodeManagerAddress']}:{node['MetricsExportPort']}/metrics"
+    deadline, found = time.monotonic() + 60, ""
+    while "raysim_clients_per_second" not in found and time.monotonic() < deadline:
+        time.sleep(0.5)  # processes report now and then
+        with urllib.request.urlopen(url) as answer:
+            found = answer.read().decode()
+    gauges = dict(re.findall(r'^\w*raysim_(\w+)\{[^}]*run="tiny"[^}]*\} (\S+)$', found, re.MULTILINE))
+    assert float(gauges["round"]) == 5
+    for name in ("accuracy", "loss", "train_loss", "bytes_up", "clients_ok"):
+        assert float(gauges[name]) == pytest.approx(expected[name][5]), name

@@ -21,6 +21,10 @@ class HostActor(ClientHost):
         self.t = -1
         self._pulse = Pulse(str(ray.get_runtime_context().get_actor_id()))
 
+    def __repr__(self) -> str:
+        """What Ray's dashboard and logs call it."""
+        return f"Host[{ray.get_runtime_context().get_node_id()[:8]}]"
+
     def become(self, spec: HostSpec, data: Dataset, partition: Partition) -> str:
         """Be a host of this run, whatever the process was before; returns the node it is on."""
         super().__init__(spec, data, partition)

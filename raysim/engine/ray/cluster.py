@@ -13,16 +13,16 @@ from ray._private.state import available_resources_per_node  # Ray's public func
 from raysim import machine
 from raysim.config import ConfigError
 from raysim.engine.ray.placement import Node, Resources
-from raysim.engine.ray.private import private
+from raysim.engine.ray.private import TOKEN, private
 
 QUIET: dict[str, Any] = {"log_to_driver": False, "logging_level": "ERROR"}
 
 
 @contextmanager
-def cluster(address: str | None = None, object_store: int | None = None) -> Iterator[str]:
-    """Join the cluster at `address` or RAY_ADDRESS, or start one on this machine, with an `object_store` of so many bytes,
-    and stop it at the end. Inside another `cluster`, that one serves. Yields where other processes join it: those that
-    this one starts, if the cluster is its own."""
+def cluster(address: str | None = None, object_store: int | None = None, dashboard: bool = False) -> Iterator[str]:
+    """Join the cluster at `address` or RAY_ADDRESS, or start one on this machine, with an `object_store` of so many bytes
+    and perhaps Ray's `dashboard`, and stop it at the end. Inside another `cluster`, that one serves. Yields where other
+    processes join it: those that this one starts, if the cluster is its own."""
     joined = address or cluster_address()
     if joined and object_store and not ray.is_initialized():
         raise ConfigError(f"engine.ray.state_bytes: the cluster at {joined} has its own object store; leave it out")
@@ -31,7 +31,7 @@ def cluster(address: str | None = None, object_store: int | None = None) -> Iter
             if joined:
                 _join(joined)
             else:
-                _start(started.enter_context(private()), object_store)
+                _start(started.enter_context(private()), object_store, dashboard)
             started.callback(ray.shutdown)
         yield joined or ray.get_runtime_context().gcs_address
 
@@ -46,20 +46,23 @@ def _join(address: str) -> None:
         ) from None
 
 
-def _start(folder: str, object_store: int | None, again: bool = True) -> None:
+def _start(folder: str, object_store: int | None, dashboard: bool, again: bool = True) -> None:
     """Start a cluster whose files lie in `folder`; `again` once if it does not come up, as on a busy machine."""
     try:
-        ray.init(
-            address="local", num_cpus=machine.cpus(), include_dashboard=False, object_store_memory=object_store,
+        context = ray.init(
+            address="local", num_cpus=machine.cpus(), include_dashboard=dashboard, object_store_memory=object_store,
             _temp_dir=folder, **QUIET,
         )  # fmt: skip
     except Exception as error:  # Ray raises a bare one where its processes are not up in time
         ray.shutdown()
         if again:
-            return _start(folder, object_store, again=False)
+            _start(folder, object_store, dashboard, again=False)
+            return
         raise ConnectionError(
             f"Ray did not start on this machine: {error}. Is it busy? Try again, or --set engine=local"
         ) from None
+    if dashboard:
+        print(f"Ray's dashboard: http://{context.dashboard_url}, with the token in {os.environ[TOKEN]}", flush=True)
 
 
 def cluster_address() -> str | None:

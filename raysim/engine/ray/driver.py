@@ -61,6 +61,10 @@ class Driver:
         engine = partial(ray_engine, resources=resources, pool=pool, references=tuple(partitioned))
         self.federation = build(config, out, resume, engine, tuple(ray.get(partitioned)))
 
+    def __repr__(self) -> str:
+        """What Ray's dashboard and logs call it."""
+        return "Driver"
+
     def call(self, method: str, *args: Any) -> Any:
         """A method of the federation."""
         return getattr(self.federation, method)(*args)

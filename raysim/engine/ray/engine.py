@@ -23,7 +23,7 @@ from raysim.engine.ray.cluster import free_resources
 from raysim.engine.ray.deaths import DEATHS, Death
 from raysim.engine.ray.placement import Placement, PlacementError, Resources, place, room
 from raysim.engine.ray.pool import START_SECONDS, Pool
-from raysim.host.messages import HostSpec
+from raysim.host.messages import HostSpec, TrainRequest
 
 ROOM_SECONDS = 10  # to wait until a dead process's share is free again
 PING_SECONDS = 10  # a living actor that does not answer by then is at work
@@ -89,8 +89,11 @@ class RayEngine(Engine):
         return getattr(self._actors[call.host], call.method).remote(*call.args)
 
     def train(self, call: Call) -> list[Handle]:
+        request: TrainRequest = call.args[0]
         method = getattr(self._actors[call.host], f"{call.method}_detached")
-        handles: list[Handle] = method.options(num_returns=call.args[0].objects).remote(*call.args)
+        handles: list[Handle] = method.options(num_returns=request.objects, name=_shown(call.method, request)).remote(
+            *call.args
+        )
         return handles
 
     def fetch(self, calls: Sequence[tuple[int, Handle]], *, clients: bool = False) -> list[Any]:
@@ -218,6 +221,13 @@ class RayEngine(Engine):
                 self.pool.give(node, actor, self.placement.cpus, self.placement.gpus)
             else:
                 ray.kill(actor)
+
+
+def _shown(method: str, request: TrainRequest) -> str:
+    """What Ray's dashboard calls a visit: train clients 3–9, round 5."""
+    first, last = request.clients[0], request.clients[-1]
+    who = f"client {first}" if first == last else f"clients {first}–{last}"
+    return f"{method} {who}, round {request.round_info.t + 1}"
 
 
 def _id(actor: Any) -> str:

@@ -17,6 +17,7 @@ from ray._private import ray_constants
 from ray._raylet import AuthenticationTokenLoader, Config  # type: ignore[attr-defined]  # compiled
 
 PREFIX = "raysim-"
+TOKEN = "RAY_AUTH_TOKEN_PATH"
 METRICS = "RAY_enable_metrics_collection"
 NO_METRICS = {METRICS: "0", "DASHBOARD_METRIC_PORT": "-1", "AUTOSCALER_METRIC_PORT": "-1"}  # no server has such a port
 
@@ -40,7 +41,7 @@ def private() -> Iterator[str]:
         token.write_text(secrets.token_hex(32), encoding="utf-8")
         settings: dict[str, str | None] = {
             "RAY_AUTH_MODE": "token",
-            "RAY_AUTH_TOKEN_PATH": str(token),
+            TOKEN: str(token),
             "RAY_AUTH_TOKEN": None,  # would be taken before the path
             "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # which is to say: no node but this one, at 127.0.0.1
         }
