@@ -203,6 +203,9 @@ class RecordConfig:
     """Observers of `raysim list instruments`, which look at every round."""
     sinks: tuple[Annotated[Any, Catalogue("sink", REGISTRY.table("sink"))], ...] = ()
     """Where the numbers of each round go besides the tables: tensorboard, mlflow, wandb."""
+    pairs: bool = True
+    """Whether methods that weigh clients against clients (FedAMP, FedFomo, APPLE) note a number for each pair that meets in a
+    round."""
     trace: Literal["rounds"] | tuple[NonNegativeInt, ...] = ()
     """Rounds (from 0) of which all models are written, so that they can be recomputed by hand; `rounds`: all of them."""
 

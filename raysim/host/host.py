@@ -180,9 +180,9 @@ class ClientHost:
 
     # Other work for the server.
 
-    def distances(self, rows: Sequence[int], *models: Arrays) -> np.ndarray:
-        """[rows, M] float64: ‖w_i − w_j‖² of the parameters of the M `models` for each i of `rows` and the j after it."""
-        return distances.between_models(rows, models, self.layers.P, self.device)
+    def distances(self, blocks: Sequence[range], *models: Arrays) -> list[np.ndarray]:
+        """For each block of rows, see `distances.between_models`."""
+        return distances.between_models(blocks, models, self.layers.P, self.device)
 
     def compute(
         self, function: Callable[..., Any], seed: int, value: np.ndarray, payload: tuple[Any, ...], *models: np.ndarray

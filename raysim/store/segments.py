@@ -71,10 +71,7 @@ class Kind:
 
     def arrays(self, content: bytes) -> dict[str, np.ndarray]:
         """The arrays of a record."""
-        return {
-            name: np.ndarray(shape, kind, content, start)
-            for name, (start, kind, shape) in self.places.items()
-        }
+        return {name: np.ndarray(shape, kind, content, start) for name, (start, kind, shape) in self.places.items()}
 
 
 def state_sha256(state: Arrays) -> bytes:
