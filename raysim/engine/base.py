@@ -85,9 +85,9 @@ class Engine(ABC):
     pace: Pace = field(default_factory=Pace)  # what clients cost, and how fast the hosts are
 
     def __post_init__(self) -> None:
-        if self.spec.keep_freed_memory:
-            keep_freed_memory()
         _, self.layers = self.spec.network()
+        if self.spec.keep_freed_memory:
+            keep_freed_memory(4 * self.layers.S)
         self.stateful = self.spec.stateful(self.layers)
         self.keys = itertools.count()  # of partial sums that wait on hosts
         self.value = torch.empty(0)  # [S] the server's model, published to the hosts

@@ -48,10 +48,10 @@ class ClientHost:
 
     def __init__(self, spec: HostSpec, data: Dataset, partition: Partition):
         torch.set_num_threads(spec.threads)
-        if spec.keep_freed_memory:
-            keep_freed_memory()
         self.device = choose_device(spec.device)
         model, self.layers = spec.network()
+        if spec.keep_freed_memory:
+            keep_freed_memory(4 * self.layers.S)
         self.flat = FlatModel(model, self.layers, self.device)
         self.samples = SampleSource(data, partition, self.device, spec.channels_last)
         self.task = spec.task

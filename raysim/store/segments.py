@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import compress
 from pathlib import Path
-from typing import Annotated, Any, BinaryIO, Literal, get_args
+from typing import Annotated, Any, BinaryIO, Literal, cast, get_args
 
 import numpy as np
 from pydantic import Field
@@ -184,8 +184,8 @@ class SegmentWriter:
         content = table.tobytes() + json.dumps([kind.fields for kind in self._kinds]).encode()
         self._file.write(content)
         sha256 = hashlib.sha256(content).hexdigest()
-        entry: SegmentEntry = {"file": path.name, "table": self.size, "clients": len(table), "sha256": sha256}
-        return Segment(path, entry, table, tuple(self._kinds))
+        entry = {"file": path.name, "table": self.size, "clients": len(table), "sha256": sha256}
+        return Segment(path, cast(SegmentEntry, entry), table, tuple(self._kinds))
 
     def _number(self, fields: Fields) -> int:
         number = self._numbers.setdefault(fields, len(self._kinds))
@@ -237,7 +237,7 @@ class SavedStates(Mapping[int, dict[str, np.ndarray]]):
     def kind(self, client: int) -> Kind:
         """What there is of the client, without reading it."""
         segment, row = self._place(client)
-        return segment.kinds[segment.table["kind"][row]]
+        return segment.kinds[int(segment.table["kind"][row])]
 
     def _place(self, client: int) -> tuple[Segment, int]:
         i = int(np.searchsorted(self._clients, client))
