@@ -10,7 +10,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-
 LARGE = 1 << 26  # bytes of a model, so that training it takes longer than to get memory for it
 
 

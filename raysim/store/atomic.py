@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
+import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -48,6 +50,16 @@ def creating(path: Path) -> Iterator[BinaryIO]:
         yield file
         file.flush()
         os.fsync(file.fileno())
+
+
+def begin_sync(file: BinaryIO, start: int) -> None:
+    """Let the disk begin with what was written from `start` on, so that there is less to wait for at the end. Only Linux
+    does."""
+    file.flush()
+    if sys.platform == "linux":
+        SYNC_FILE_RANGE_WRITE = 2
+        begin, size = ctypes.c_int64(start), ctypes.c_int64(0)  # 0: to the end
+        ctypes.CDLL(None).sync_file_range(file.fileno(), begin, size, SYNC_FILE_RANGE_WRITE)
 
 
 @contextmanager

@@ -11,9 +11,8 @@ import hashlib
 import json
 import math
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from itertools import compress
 from pathlib import Path
 from typing import Annotated, Any, BinaryIO, Literal, cast, get_args
@@ -22,12 +21,14 @@ import numpy as np
 from pydantic import Field
 from typing_extensions import TypedDict
 
+from raysim.store.atomic import begin_sync
 from raysim.store.documents import OPEN_SHAPE, DamagedFile, checked
 
 Arrays = Mapping[str, np.ndarray]
 ENTRY = np.dtype([("client", "<i8"), ("start", "<i8"), ("kind", "<i8"), ("sha256", "V32")])
 DIGEST = np.dtype([("client", "<i8"), ("sha256", "V32")])
 TABLE_BYTES = 1 << 31  # at most, of a table and its kinds
+BEGIN_BYTES = 16 << 20  # after so many the disk is told to begin
 MOVED_BYTES = 32 << 20  # that `movable` takes for nothing
 SEGMENTS = 64  # more than these are merged while that costs nothing
 
@@ -117,10 +118,9 @@ class Segment:
                 raise DamagedFile(f"{path} is damaged: an array is larger than any file.")
         kinds = tuple(Kind(tuple((name, kind, tuple(shape)) for name, kind, shape in fields)) for fields in described)
         client, start, kind = table["client"], table["start"], table["kind"]
-        sizes = np.array([min(k.size, 1 << 62) for k in kinds], np.int64)
         inside = len(table) == 0 or (
             bool(((kind >= 0) & (kind < len(kinds)) & (client >= 0) & (start >= 0)).all())
-            and bool((np.diff(client) > 0).all() and (start <= entry["table"] - sizes[kind]).all())
+            and bool((np.diff(client) > 0).all() and (start <= entry["table"] - _sizes(kinds)[kind]).all())
         )
         if not inside:
             raise DamagedFile(f"{path} is damaged: its table leads out of it.")
@@ -152,6 +152,7 @@ class SegmentWriter:
 
     def __init__(self, file: BinaryIO):
         self._file, self.size = file, 0
+        self._begun = 0  # up to where the disk has been told to write
         self._numbers: dict[Fields, int] = {}
         self._kinds: list[Kind] = []
         self._rows: dict[int, tuple[int, int, int, bytes]] = {}  # by client
@@ -196,6 +197,20 @@ class SegmentWriter:
     def _enter(self, client: int, number: int, sha256: bytes) -> None:
         self._rows[client] = client, self.size, number, sha256
         self.size += self._kinds[number].size
+        if self.size - self._begun >= BEGIN_BYTES:
+            begin_sync(self._file, self._begun)
+            self._begun = self.size
+
+
+def _places(segment: Segment, number: int) -> np.ndarray:
+    """[4, n] of each client of a segment: itself, the segment's number, the row of its table, and bytes."""
+    n, sizes = len(segment.table), _sizes(segment.kinds)[segment.table["kind"]]
+    return np.array([segment.table["client"], np.full(n, number), np.arange(n), sizes])
+
+
+def _sizes(kinds: Sequence[Kind]) -> np.ndarray:
+    """[n] bytes of records; of what no record can have, because it is larger than any file, a number that says so."""
+    return np.array([min(kind.size, 1 << 62) for kind in kinds], np.int64)
 
 
 class SavedStates(Mapping[int, dict[str, np.ndarray]]):
@@ -203,27 +218,31 @@ class SavedStates(Mapping[int, dict[str, np.ndarray]]):
 
     def __init__(self, segments: tuple[Segment, ...] = ()):
         """Of two segments that have a client, the later one counts."""
-        places = [
-            np.array([segment.table["client"], np.full(len(segment.table), i), np.arange(len(segment.table))])
-            for i, segment in reversed([*enumerate(segments)])
-        ]
-        self._take(segments, np.concatenate([np.empty((3, 0), np.int64), *places], axis=1))
+        places = [_places(segment, i) for i, segment in enumerate(segments)]
+        every = np.concatenate([np.empty((4, 0), np.int64), *reversed(places)], axis=1)
+        _, first = np.unique(every[0], return_index=True)
+        self._take(segments, every[:, first])
         self._last: dict[int, dict[str, np.ndarray]] = {}  # what was read last: its arrays are asked for one by one
 
     def _take(self, segments: tuple[Segment, ...], places: np.ndarray) -> None:
-        """`places` [3, n] are client, segment and row; the first of a client counts."""
-        _, first = np.unique(places[0], return_index=True)
-        self._clients, self._segment, self._row = places[:, first]
-        alive = np.bincount(self._segment, minlength=len(segments)) > 0
+        """Hold `places` [4, n], and of the segments those that any of them is in."""
+        alive = np.bincount(places[1], minlength=len(segments)) > 0
+        if not alive.all():
+            places[1] = (np.cumsum(alive) - 1)[places[1]]
         self.segments = tuple(compress(segments, alive))
-        self._segment = (np.cumsum(alive) - 1)[self._segment] if len(segments) else self._segment
+        self._client, self._segment, self._row, self._size = self._places = places
 
     def and_then(self, segment: Segment) -> SavedStates:
         """With those of a segment that was written later."""
-        n = len(segment.table)
-        later = np.array([segment.table["client"], np.full(n, len(self.segments)), np.arange(n)])
+        later, places = _places(segment, len(self.segments)), self._places.copy()
+        at = np.searchsorted(self._client, later[0])
+        known = at < len(self._client)
+        known[known] = self._client[at[known]] == later[0, known]
+        places[:, at[known]] = later[:, known]
+        if not known.all():
+            places = np.insert(places, at[~known], later[:, ~known], axis=1)
         result = SavedStates()
-        result._take((*self.segments, segment), np.hstack([later, [self._clients, self._segment, self._row]]))
+        result._take((*self.segments, segment), places)
         return result
 
     def __getitem__(self, client: int) -> dict[str, np.ndarray]:
@@ -240,53 +259,41 @@ class SavedStates(Mapping[int, dict[str, np.ndarray]]):
         return segment.kinds[int(segment.table["kind"][row])]
 
     def _place(self, client: int) -> tuple[Segment, int]:
-        i = int(np.searchsorted(self._clients, client))
-        if i == len(self._clients) or self._clients[i] != client:
+        i = int(np.searchsorted(self._client, client))
+        if i == len(self._client) or self._client[i] != client:
             raise KeyError(client)
         return self.segments[self._segment[i]], int(self._row[i])
 
     def __contains__(self, client: object) -> bool:
-        i = int(np.searchsorted(self._clients, client))  # type: ignore[call-overload]
-        return i < len(self._clients) and bool(self._clients[i] == client)
+        i = int(np.searchsorted(self._client, client))  # type: ignore[call-overload]
+        return i < len(self._client) and bool(self._client[i] == client)
 
     def __iter__(self) -> Iterator[int]:
-        return iter(self._clients.tolist())
+        return iter(self._client.tolist())
 
     def __len__(self) -> int:
-        return len(self._clients)
+        return len(self._client)
 
     def clients_where(self, of: Callable[[Kind], bool]) -> list[int]:
         """The clients with states of such kinds, sorted."""
         known = np.array([of(kind) for segment in self.segments for kind in segment.kinds], bool)
-        found: list[int] = self._clients[known[self._kinds]].tolist()
+        first = np.cumsum([0, *(len(segment.kinds) for segment in self.segments)])
+        found: list[int] = self._client[known[first[self._segment] + self._entries("kind")]].tolist()
         return found
 
     def _entries(self, field: str) -> np.ndarray:
         """[n] a field of every client's entry."""
-        found = np.empty(len(self._clients), ENTRY[field])
+        found = np.empty(len(self._client), ENTRY[field])
         order = np.argsort(self._segment, kind="stable")
         bounds = np.searchsorted(self._segment[order], np.arange(len(self.segments) + 1))
         for segment, a, b in zip(self.segments, bounds, bounds[1:], strict=False):
             found[order[a:b]] = segment.table[field][self._row[order[a:b]]]
         return found
 
-    @cached_property
-    def _kinds(self) -> np.ndarray:
-        """[n] the number of every client's kind among those of all segments."""
-        first = np.cumsum([0, *(len(segment.kinds) for segment in self.segments)])
-        numbers: np.ndarray = first[self._segment] + self._entries("kind")
-        return numbers
-
-    def _sizes(self) -> np.ndarray:
-        """[n] bytes of every client's record."""
-        every = np.array([kind.size for segment in self.segments for kind in segment.kinds], np.int64)
-        sizes: np.ndarray = every[self._kinds]
-        return sizes
-
     def digests(self) -> np.ndarray:
         """[n] of DIGEST, sorted by client."""
-        found = np.empty(len(self._clients), DIGEST)
-        found["client"], found["sha256"] = self._clients, self._entries("sha256")
+        found = np.empty(len(self._client), DIGEST)
+        found["client"], found["sha256"] = self._client, self._entries("sha256")
         return found
 
     def verify_newest(self) -> None:
@@ -302,7 +309,7 @@ class SavedStates(Mapping[int, dict[str, np.ndarray]]):
         There are some where less than half of all bytes count, or there are many segments; and never more than the
         writer has written, so that a checkpoint costs at most twice its own bytes.
         """
-        counting = np.bincount(self._segment, self._sizes(), len(self.segments))
+        counting = np.bincount(self._segment, self._size, len(self.segments))
         written = sum(segment.entry["table"] for segment in self.segments)
         if written <= 2 * counting.sum() and len(self.segments) <= SEGMENTS:
             return
