@@ -1,9 +1,12 @@
 """Checkpoints survive a kill at any moment; typed state survives the way through a file."""
 
+import hashlib
+import json
 import logging
 import math
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -22,7 +25,10 @@ from torch import Tensor
 
 import raysim.federation.checkpoint
 from raysim.core.state import pack, unpack
-from raysim.federation.checkpoint import CheckpointError, Checkpoints
+from raysim.federation.checkpoint import CheckpointError, Checkpoints, OldCheckpoint
+from raysim.store import segments
+from raysim.store.atomic import write_json
+from raysim.store.documents import DamagedFile
 
 ROOT = Path(raysim.federation.checkpoint.__file__).parents[2]
 CLIENTS = 12
@@ -37,7 +43,7 @@ def cohort(t: int) -> list[int]:
 
 def save_round(checkpoints: Checkpoints, t: int, size: int = 10) -> None:
     server = {"params": torch.full((size,), float(t)), "memory.fedavgm": torch.tensor(t)}
-    states = ((client, {"fedala.weights": torch.full((size,), float(t))}) for client in cohort(t))
+    states = ((client, {"fedala.weights": np.full(size, float(t))}) for client in cohort(t))
     checkpoints.save(t, server, {"round": t}, states)
 
 
@@ -47,9 +53,9 @@ def check_round(checkpoints: Checkpoints, t: int) -> None:
     assert saved.server["memory.fedavgm"] == t
     assert (saved.server["params"] == t).all()
     expected = {client: r for r in range(t + 1) for client in cohort(r)}  # the round of its last part
-    assert saved.clients.keys() == expected.keys()
-    for client, path in saved.clients.items():
-        assert (checkpoints.load_client(path)["fedala.weights"] == expected[client]).all()
+    assert checkpoints.states.keys() == expected.keys()
+    for client, state in checkpoints.states.items():
+        assert (state["fedala.weights"] == expected[client]).all()
 
 
 def resume(folder: Path, size: int) -> None:
@@ -77,58 +83,55 @@ def test_every_kind_of_tensor_comes_back(tmp_path):
     server |= {"parameter": torch.nn.Parameter(torch.ones(2))}
     frozen = np.arange(4, dtype=np.float32).reshape(2, 2)
     frozen.setflags(write=False)  # as arrays from Ray's object store are
-    checkpoints = Checkpoints(tmp_path)
-    checkpoints.save(4, server, {"best": 0.5, "names": ["a"]}, [(7, {"theta": frozen, "n": np.array(3)})])
+    arrays = {kind: np.array([[0, 1], [2, 3]], kind) for kind in ("f2", "f4", "f8", "i8", "u1", "?", "c8")}
+    arrays |= {"theta": frozen, "turned": frozen.T, "n": np.array(3), "none": np.empty((0, 3), "f4"), "": np.ones(1)}
+    Checkpoints(tmp_path).save(4, server, {"best": 0.5, "names": ["a"]}, [(7, arrays)])
 
-    saved = Checkpoints(tmp_path).load(4)
+    checkpoints = Checkpoints(tmp_path)
+    saved = checkpoints.load(4)
     assert saved.info == {"best": 0.5, "names": ["a"]}
     assert saved.server.keys() == server.keys()
     for name, tensor in server.items():
         assert saved.server[name].dtype == tensor.dtype, name
         assert torch.equal(saved.server[name], tensor), name
     saved.server["view"].add_(1)  # what is loaded can be trained on
-    state = checkpoints.load_client(saved.clients[7])
-    assert torch.equal(state["theta"], torch.from_numpy(frozen.copy()))
-    assert state["n"].dtype == torch.int64
+    state = checkpoints.states[7]
+    assert state.keys() == arrays.keys()
+    for name, array in arrays.items():
+        assert (state[name].dtype, state[name].shape) == (array.dtype, array.shape), name
+        assert np.array_equal(state[name], array), name
 
 
 def test_the_last_two_are_kept_and_nothing_else(tmp_path):
     checkpoints = Checkpoints(tmp_path)
     for t in range(8):
         save_round(checkpoints, t)
-    (tmp_path / "checkpoints/states/client-00003-round-000099.safetensors").write_bytes(b"half a fi")
+    (tmp_path / "checkpoints/round-000009.states").write_bytes(b"half a fi")
     (tmp_path / "checkpoints/.round-000009.json.tmp").write_bytes(b"{")
     checkpoints = Checkpoints(tmp_path)
     assert checkpoints.latest() == 7
     check_round(checkpoints, 6)
     check_round(checkpoints, 7)
     save_round(checkpoints, 8)
-
-    last = {
-        t: {client: max(r for r in range(t + 1) if client in cohort(r)) for client in range(CLIENTS)} for t in (7, 8)
-    }
+    manifests = [json.loads((tmp_path / f"checkpoints/round-00000{t}.json").read_text()) for t in (7, 8)]
     assert files(tmp_path) == {
-        *(f"checkpoints/round-{t:06d}{end}" for t in (7, 8) for end in (".json", "/server.safetensors")),
-        *(f"checkpoints/states/client-{c:05d}-round-{r:06d}.safetensors" for t in last for c, r in last[t].items()),
+        *(f"checkpoints/round-00000{t}.{end}" for t in (7, 8) for end in ("json", "safetensors")),
+        *(f"checkpoints/{entry['file']}" for manifest in manifests for entry in manifest["segments"]),
     }
-    assert sorted(path.name for path in (tmp_path / "checkpoints").iterdir() if path.is_dir()) == [
-        "round-000007",
-        "round-000008",
-        "states",
-    ]
 
 
-@pytest.mark.parametrize("victim", ["round-000003.json", "round-000003/server.safetensors", "states/*-000003.*"])
-@pytest.mark.parametrize("harm", ["flip", "cut", "remove"])
+@pytest.mark.parametrize("victim", ["json", "safetensors", "states"])
+@pytest.mark.parametrize("harm", ["flip", "flip early", "cut", "remove"])
 def test_a_damaged_checkpoint_is_passed_over(tmp_path, caplog, victim, harm):
     checkpoints = Checkpoints(tmp_path)
     for t in range(4):
         save_round(checkpoints, t)
-    path = next((tmp_path / "checkpoints").glob(victim))
+    path = tmp_path / f"checkpoints/round-000003.{victim}"
     content = bytearray(path.read_bytes())
-    content[-1 if path.suffix == ".safetensors" else 0] ^= 1
+    content[0 if harm == "flip early" or victim == "json" else -1] ^= 1
     {
         "flip": lambda: path.write_bytes(content),
+        "flip early": lambda: path.write_bytes(content),
         "cut": lambda: path.write_bytes(content[: len(content) // 2]),
         "remove": path.unlink,
     }[harm]()
@@ -136,7 +139,7 @@ def test_a_damaged_checkpoint_is_passed_over(tmp_path, caplog, victim, harm):
     checkpoints = Checkpoints(tmp_path)
     with caplog.at_level(logging.WARNING):
         assert checkpoints.latest() == 2
-    assert ("round 3 is damaged" in caplog.text) == (victim != "round-000003.json" or harm != "remove")
+    assert ("round 3 is damaged" in caplog.text) == (victim != "json" or harm != "remove")
     with pytest.raises(CheckpointError, match="round 3"):
         checkpoints.load(3)
     check_round(checkpoints, 2)
@@ -146,21 +149,92 @@ def test_a_damaged_checkpoint_is_passed_over(tmp_path, caplog, victim, harm):
         check_round(Checkpoints(tmp_path), t)
 
 
+def test_what_is_damaged_later_is_found_when_it_is_read(tmp_path):
+    """Both checkpoints need an older segment; it is read as its clients take part, and not before."""
+    checkpoints = Checkpoints(tmp_path)
+    for t, client in ((1, 5), (2, 6)):
+        checkpoints.save(t, {}, {}, [(client, {"x": np.ones(3)})])
+    path = tmp_path / "checkpoints/round-000001.states"
+    path.write_bytes(b"\1" + path.read_bytes()[1:])
+    checkpoints = Checkpoints(tmp_path)
+    assert checkpoints.latest() == 2
+    checkpoints.load(2)
+    assert checkpoints.states[6]["x"].sum() == 3
+    with pytest.raises(DamagedFile, match=f"{path}: the state of client 5 is not as it was written"):
+        checkpoints.states[5]
+
+
+def test_segments_of_which_little_counts_are_merged(tmp_path, monkeypatch):
+    """Disk use stays within three times what counts, and a checkpoint writes at most twice what has changed."""
+    monkeypatch.setattr(segments, "MOVED_BYTES", 0)
+    checkpoints, chance, newest = Checkpoints(tmp_path), random.Random(0), {}
+    for t in range(60):
+        changed = range(100) if t == 0 else chance.sample(range(100), 10)
+        newest |= dict.fromkeys(changed, t)
+        checkpoints.save(t, {}, {}, [(c, {"x": np.full(1000, t)}) for c in changed])
+        assert checkpoints.states.segments[-1].entry["table"] <= 8000 * (100 if t == 0 else 20)
+        assert sum(s.entry["table"] for s in checkpoints.states.segments) <= 3 * 100 * 8000
+        assert {client: state["x"][0] for client, state in checkpoints.states.items()} == newest
+    assert len(checkpoints.states.segments) < 40
+    checkpoints = Checkpoints(tmp_path)
+    checkpoints.load(59)
+    assert {client: state["x"][0] for client, state in checkpoints.states.items()} == newest
+
+
+def test_many_small_segments_are_merged(tmp_path):
+    checkpoints = Checkpoints(tmp_path)
+    for t in range(70):
+        checkpoints.save(t, {}, {}, [(t, {"x": np.full(3, t)})])
+    assert len(checkpoints.states.segments) <= 64
+    assert {client: state["x"][0] for client, state in checkpoints.states.items()} == {t: t for t in range(70)}
+
+
+def test_a_checkpoint_of_an_older_raysim(tmp_path):
+    """Where clients kept nothing it is loaded; else it is refused, and not passed over: that would begin the run anew."""
+    folder = tmp_path / "checkpoints"
+    (folder / "round-000002").mkdir(parents=True)
+    (folder / "states").mkdir()
+    content = save({"value": torch.ones(3)})
+    (folder / "round-000002" / "server.safetensors").write_bytes(content)
+    entry = {"file": "round-000002/server.safetensors", "sha256": hashlib.sha256(content).hexdigest()}
+    for clients in ({}, {"3": {"file": "states/client-00003-round-000002.safetensors", "sha256": "0" * 64}}):
+        manifest = {"round": 2, "server": entry, "clients": clients, "info": {"wall": 1.0}}
+        digest = hashlib.sha256(json.dumps(manifest, sort_keys=True).encode()).hexdigest()
+        write_json(folder / "round-000002.json", manifest | {"sha256": digest})
+        checkpoints = Checkpoints(tmp_path)
+        if clients:
+            with pytest.raises(OldCheckpoint, match=r"was written by raysim 0\.1.* Resume the run with that version"):
+                checkpoints.latest()
+        else:
+            assert checkpoints.latest() == 2
+            assert checkpoints.load(2).server["value"].sum() == 3
+            checkpoints.save(3, {}, {})
+            checkpoints.save(4, {}, {})
+            assert {path.suffix for path in folder.iterdir()} == {".json", ".safetensors"}
+            shutil.rmtree(folder)
+            (folder / "round-000002").mkdir(parents=True)
+
+
 def test_playing_rounds_again_leaves_the_old_ones_behind(tmp_path):
     checkpoints = Checkpoints(tmp_path, keep=3)
     for t in range(4):
         save_round(checkpoints, t)
     checkpoints.load(1)
-    checkpoints.save(2, {}, {"again": True}, [(0, {"w": torch.zeros(1)})])
+    checkpoints.save(2, {}, {"again": True}, [(0, {"fedala.weights": np.full(1, -1.0)})])
     assert checkpoints.latest() == 2
     assert [int(path.stem[6:]) for path in sorted((tmp_path / "checkpoints").glob("*.json"))] == [1, 2]
     saved = checkpoints.load(2)
     assert saved.server == {}
     assert saved.info == {"again": True}
-    assert {client: path.stem[-1] for client, path in saved.clients.items() if client in (0, 3, 4)} == {
-        0: "2",
-        4: "1",  # carried over from round 1, not from the abandoned round 2
+    assert {
+        client: state["fedala.weights"][0] for client, state in checkpoints.states.items() if client in (0, 3, 4)
+    } == {
+        0: -1,
+        4: 1,  # carried over from round 1, not from the abandoned round 2
     }
+    checkpoints.save(2, {}, {"once more": True})  # as a run that is stopped just after a checkpoint
+    assert Checkpoints(tmp_path).latest() == 2
+    assert checkpoints.states[0]["fedala.weights"] == -1
 
 
 def test_no_guessing(tmp_path):
@@ -183,12 +257,8 @@ class Crash(BaseException):
 
 
 def test_death_at_every_step_of_a_save(tmp_path, monkeypatch):
-    """The save dies before each write, sync, rename and removal in turn, leaving half a file where it was writing."""
-
-    def half(path: Path, data: Any, **_: Any) -> None:
-        with open(path, "wb" if isinstance(data, bytes) else "w") as file:
-            file.write(data[: len(data) // 2])
-
+    """The save dies before each sync, rename and removal in turn, with half of a file on the disk that was not synced."""
+    fsync = os.fsync
     for moment in range(1000):
         run = tmp_path / str(moment)
         run.mkdir()
@@ -202,23 +272,15 @@ def test_death_at_every_step_of_a_save(tmp_path, monkeypatch):
                 nonlocal calls
                 calls += 1
                 if calls > moment:  # noqa: B023
-                    if action in (Path.write_bytes, Path.write_text):
-                        half(*arguments, **named)
+                    if action is fsync and Path(file := os.readlink(f"/proc/self/fd/{arguments[0]}")).is_file():
+                        os.truncate(file, os.path.getsize(file) // 2)
                     raise Crash
                 return action(*arguments, **named)
 
             return call
 
         with monkeypatch.context() as patch:
-            actions = {
-                "write_bytes": Path,
-                "write_text": Path,
-                "fsync": os,
-                "replace": os,
-                "unlink": Path,
-                "rmdir": Path,
-            }
-            for name, owner in actions.items():
+            for name, owner in {"fsync": os, "replace": os, "unlink": Path, "rmdir": Path}.items():
                 patch.setattr(owner, name, dying(getattr(owner, name)))
             try:
                 save_round(checkpoints, 3)
@@ -232,10 +294,11 @@ def test_death_at_every_step_of_a_save(tmp_path, monkeypatch):
         for t in range(found + 1, 6):
             save_round(after, t)
         check_round(after, 5)
-        assert len(files(run)) == 2 * 2 + CLIENTS + len(cohort(5))  # no garbage
+        segments_of = [json.loads((run / f"checkpoints/round-00000{t}.json").read_text())["segments"] for t in (4, 5)]
+        assert len(files(run)) == 2 * 2 + len({entry["file"] for some in segments_of for entry in some})  # no garbage
         if finished:
             break
-    assert moment > 15
+    assert moment > 5
 
 
 def test_kill_at_random_moments(tmp_path):

@@ -84,11 +84,11 @@ def test_a_checkpoint_that_lacks_a_client_is_damaged(tmp_path: Path) -> None:
     """A manifest that is sound JSON, but has lost a state, would resume to other bits."""
     import torch
 
-    Checkpoints(tmp_path).save(1, {"value": torch.ones(2)}, {"wall": 0}, [(3, {"x": torch.ones(1)})])
+    Checkpoints(tmp_path).save(1, {"value": torch.ones(2)}, {"wall": 0}, [(3, {"x": np.ones(1)})])
     path = tmp_path / "checkpoints" / "round-000001.json"
     assert Checkpoints(tmp_path).load(1).info == {"wall": 0}
     manifest = json.loads(path.read_text())
-    manifest["clients"] = {}
+    manifest["segments"] = []
     write_json(path, manifest)
     with pytest.raises(CheckpointError, match=r"round-000001\.json is not as it was written"):
         Checkpoints(tmp_path).load(1)

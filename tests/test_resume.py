@@ -1,5 +1,6 @@
 """A run that stops anywhere is resumed to the bits of one that does not, and leaves no process behind."""
 
+import hashlib
 import json
 import os
 import re
@@ -12,13 +13,15 @@ from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
+import numpy as np
 import pytest
 from conftest import contents, play, tiny
 
 import raysim
 from raysim.config import ConfigError, check_unchanged, to_yaml
 from raysim.engine.base import StateLost
-from raysim.federation import Federation, Round, RunParts, local_engine, play_round
+from raysim.federation import Federation, Round, RoundFailed, RunParts, local_engine, play_round
+from raysim.federation.resume import StateUnreadable
 from raysim.store import tables
 from raysim.store.atomic import FolderGone, write_json
 from raysim.store.parts import DamagedTable
@@ -85,6 +88,46 @@ def test_lost_client_states(checkpoint_every, tmp_path):
     assert played == ([0, 1, 2, 3, 2, 3, 4, 5] if checkpoint_every == 2 else [0, 1, 2, 3, *range(6)])
     assert federation.sha256() == undisturbed
     assert tables.read(federation.folder, "rounds")["round"].to_pylist() == list(range(6))
+
+
+def test_the_hash_is_of_the_model_and_of_each_client(tmp_path):
+    """After the model each client's number, as 8 bytes, and the SHA-256 of what it keeps: the names, types and shapes of its
+    arrays as JSON, then their bytes. The same before a checkpoint, after it, and where no state is in memory."""
+    changes = {
+        **METHODS["scaffold"],
+        "rounds": {"total": 5, "checkpoint_every": 3},
+        "engine": {"local": {"state_bytes": 0}},
+    }
+    federation = Federation(tiny(**changes), tmp_path)
+    for saved in (False, False, True, False):
+        federation.step()
+        engine, digest = federation.engine, hashlib.sha256()
+        assert (not engine.client_states.maps[0]) == saved
+        for name, tensor in federation.server.layers.state_dict(federation.server.value).items():
+            digest.update(name.encode() + tensor.contiguous().numpy().tobytes())
+        assert len(engine.client_states) > 2
+        for client in sorted(engine.client_states):
+            state = sorted(engine.value_of(engine.client_states[client]).items())
+            kind = json.dumps([[f"state.{name}", a.dtype.str, a.shape] for name, a in state], separators=(",", ":"))
+            content = b"".join(np.ascontiguousarray(a).tobytes() for _, a in state)
+            digest.update(client.to_bytes(8, "little") + hashlib.sha256(kind.encode() + content).digest())
+        assert federation.sha256() == digest.hexdigest()
+    federation.close()
+
+
+def test_a_state_that_is_damaged_while_the_run_goes_on(tmp_path):
+    """It ends in a sentence, once a client takes part whose state is not in memory any more."""
+    rounds = {"total": 20, "checkpoint_every": 1}
+    config = tiny(**METHODS["scaffold"] | {"rounds": rounds, "engine": {"local": {"state_bytes": 0}}})
+    federation = Federation(config, tmp_path)
+    federation.step()
+    [path] = (tmp_path / "checkpoints").glob("*.states")
+    path.write_bytes(b"\1" + path.read_bytes()[1:])
+    sentence = f"cannot be read from the checkpoint any more: {path}: the state of client . is not as it was written"
+    with pytest.raises((RoundFailed, StateUnreadable), match=sentence):  # noqa: PT012
+        while federation.step():
+            pass
+    federation.close()
 
 
 LEARNED = {"data": {"proxy": {"samples": 24}}, "weighting": [{"fedlaw": {"epochs": 2}}]}

@@ -40,13 +40,14 @@ class LocalEngineConfig(EngineConfig):
     """Bytes of client models that one process may hold at once. Where they are more, FedLAW learns its weights with the
     models left where they were trained, which is slower and gives the same result to rounding."""
     state_bytes: NonNegativeInt = 4 << 30
-    """Bytes of client states and peers' models kept in memory between rounds. The rest lies in temporary files."""
+    """Bytes of client states and peers' models kept in memory between rounds. The rest lies in the last checkpoint, or,
+    where it is newer than that, in temporary files."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class RayEngineConfig(EngineConfig):
-    """Clients as Ray actors, on this machine or a cluster. Client states and peers' models lie in Ray's object store;
-    Ray spills to disk what does not fit."""
+    """Clients as Ray actors, on this machine or a cluster. Client states and peers' models lie in Ray's object store, of
+    which they fill half at most; the rest lies in the last checkpoint. What is newer than that, Ray spills to disk."""
 
     clients_per_actor: Literal["auto"] | PositiveInt = "auto"
     """Clients of a round that share an actor. 1: each has its own; `auto`: as many as the cluster carries."""
@@ -219,9 +220,12 @@ class RecordConfig:
     instruments: tuple[Annotated[Any, Catalogue("instrument", REGISTRY.table("instrument"))], ...] = ()
     """Observers of `raysim list instruments`, which look at every round."""
     sinks: tuple[Annotated[Any, Catalogue("sink", REGISTRY.table("sink"))], ...] = ()
-    """Where the numbers of each round go besides the tables: tensorboard, mlflow, wandb."""
+    """Where the numbers of each round go besides the tables: tensorboard, mlflow, wandb, ray."""
     keep_best: bool = False
     """Keep the global model of the best evaluation, too: `best.safetensors`."""
+    pairs: bool = True
+    """Whether methods that weigh clients against clients (FedAMP, FedFomo, APPLE) note a number for each pair that meets in a
+    round."""
     trace: Literal["rounds"] | tuple[NonNegativeInt, ...] = ()
     """Rounds (from 0) of which all models are written, so that they can be recomputed by hand; `rounds`: all of them."""
 

@@ -61,6 +61,11 @@ class ClientMethod:
         """The optimiser of local training, where the paper asks for another than the configured one."""
         return spec
 
+    @property
+    def sends_all(self) -> bool:
+        """Whether every client is sent the models of all, where that can be limited by an option `models`."""
+        return False
+
     def server_steps(self) -> tuple[ServerStep, ...]:
         """The server's half of the method, applied before the configured steps."""
         return ()
@@ -192,5 +197,5 @@ class Upload:
 
     value: Tensor  # [S] parameters and buffers
     vectors: dict[str, Tensor] = field(default_factory=dict)  # reducible with `cohort.reduce(mix, of=name)`
-    scalars: dict[str, Tensor] = field(default_factory=dict)  # come back as `cohort.scalars(name)`
+    scalars: dict[str, Tensor] = field(default_factory=dict)  # come back as `cohort.scalars(name)`; may be sparse
     sent: Tensor | None = None  # [S] bool: elements of `value` that are sent, the others are as received; None: all

@@ -76,7 +76,7 @@ class Cohort(Protocol):
         ...
 
     def scalars(self, name: str) -> Tensor:
-        """[K, ...] what clients put into `upload.scalars[name]`; came back with training."""
+        """[K, ...] what clients put into `upload.scalars[name]`, sparse if that was; came back with training."""
         ...
 
     def each(self, function: Callable[..., Tensor], *payload: Any) -> Tensor:

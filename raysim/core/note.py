@@ -16,7 +16,10 @@ L-DAWA's warm-up is no such way out: it is part of the rule. Nor is what a metho
 
 @dataclass(frozen=True)
 class Note:
-    """A value that a method wants recorded; `axes` name its dimensions: "client", "layer", or anything for an index."""
+    """A value that a method wants recorded; `axes` name its dimensions: "client", "layer", or anything for an index.
+
+    Of a sparse value the entries are recorded; with an axis "peer" only where `record.pairs` asks for it.
+    """
 
     method: str
     name: str

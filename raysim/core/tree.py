@@ -178,12 +178,16 @@ def plus(a: Partial, b: Partial, sizes: Sequence[int], in_place: bool = False) -
     return Partial(torch.cat(pieces), tuple(x or y for x, y in zip(a.sent, b.sent, strict=True)))
 
 
-def accumulate(node: Node, leaf: Callable[[int], Partial], sizes: Sequence[int]) -> Partial:
-    """Σ leaf(position) of `node` in tree order; leaves are asked for in order, and used up."""
+def accumulate(node: Node, leaf: Callable[[int], Partial], sizes: Sequence[int], spare: list[Tensor]) -> Partial:
+    """Σ leaf(position) of `node` in tree order; leaves are asked for in order, and used up. The memory of whole ones that
+    were added to others is put into `spare`, for leaves that follow."""
     if node[1] - node[0] == 1:
         return leaf(node[0])
-    left, right = (accumulate(child, leaf, sizes) for child in children(node))
-    return plus(left, right, sizes, in_place=True)
+    left, right = (accumulate(child, leaf, sizes, spare) for child in children(node))
+    total = plus(left, right, sizes, in_place=True)
+    whole = sum(sizes)
+    spare += [part.value for part in (left, right) if part.value is not total.value and len(part.value) == whole]
+    return total
 
 
 def merge(partials: Partials, clients: int, sizes: Sequence[int]) -> Partials:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 from abc import ABC, abstractmethod
-from collections import Counter
+from collections import ChainMap, Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
@@ -26,6 +26,7 @@ from raysim.host.messages import Arrays, HostSpec
 Handle = Any  # a value, or a reference to one
 Result = TypeVar("Result")
 GATHER_BYTES = 2 << 30  # default of `Engine.gather_bytes`
+STATE_BYTES = 4 << 30  # default of `Engine.state_bytes`
 ATTEMPTS = 3  # at the same work, until it is taken to be the reason why hosts die or fail
 
 
@@ -75,16 +76,18 @@ class Engine(ABC):
     fan_in: int = 4
     gather_bytes: int = GATHER_BYTES  # `Cohort.gather` refuses to bring more than this into one process
     nodes: list[str] = field(default_factory=list)  # the machine of every host
-    client_states: dict[int, Handle] = field(default_factory=dict)  # of committed rounds, by client
-    client_models: dict[int, Handle] = field(default_factory=dict)  # their last uploads, where a method asks for them
+    state_bytes: int = STATE_BYTES  # of the two below, kept in memory once a checkpoint has them
+    # By client, of committed rounds: in the first map what is in memory, in another what a checkpoint has.
+    client_states: ChainMap[int, Handle] = field(default_factory=ChainMap)
+    client_models: ChainMap[int, Handle] = field(default_factory=ChainMap)  # last uploads, where a method asks for them
     spans: list[Span] = field(default_factory=list)  # of this round
     events: list[Event] = field(default_factory=list)  # since somebody looked
     pace: Pace = field(default_factory=Pace)  # what clients cost, and how fast the hosts are
 
     def __post_init__(self) -> None:
-        if self.spec.keep_freed_memory:
-            keep_freed_memory()
         _, self.layers = self.spec.network()
+        if self.spec.keep_freed_memory:
+            keep_freed_memory(4 * self.layers.S)
         self.stateful = self.spec.stateful(self.layers)
         self.keys = itertools.count()  # of partial sums that wait on hosts
         self.value = torch.empty(0)  # [S] the server's model, published to the hosts
@@ -134,8 +137,8 @@ class Engine(ABC):
         """Stop all hosts."""
 
     def store(self, arrays: Arrays) -> Handle:
-        """Keep a client's state or model, read from a checkpoint, as if a host had returned it."""
-        return self.put(arrays)
+        """A handle of a client's state or model that lies in a checkpoint, as if a host had returned it."""
+        return self.put(dict(arrays))
 
     # What all engines do with it.
 

@@ -19,7 +19,7 @@ from raysim.engine.base import Call, Engine, Handle
 from raysim.engine.scheduler import Scheduler, TrainedCohort
 from raysim.engine.sums import aggregation, chunks, destinations, merge_up, place, sum_request
 from raysim.host.device import tensor_of
-from raysim.host.messages import ClientResult, SumDestination, SumRequest
+from raysim.host.messages import ClientResult, SparseVector, SumDestination, SumRequest
 
 
 class HostedCohort:
@@ -45,7 +45,9 @@ class HostedCohort:
         return self._stats[probe]
 
     def scalars(self, name: str) -> Tensor:
-        return torch.from_numpy(np.array([self._result(c).scalars[name] for c in self.clients]))
+        found = [self._result(c).scalars[name] for c in self.clients]
+        rows = [row for row in found if isinstance(row, SparseVector)]
+        return SparseVector.stack(rows) if rows else torch.from_numpy(np.array(found))
 
     @property
     def counters(self) -> Tensor:

@@ -16,8 +16,6 @@ from raysim.host.messages import Arrays, TrainReply
 class LocalEngine(Engine):
     """Trains one client after the other; for debugging, notebooks, and machines without Ray."""
 
-    state_bytes: int = 4 << 30  # of clients' states and models kept in memory; the rest is in files
-
     def __post_init__(self) -> None:
         super().__post_init__()
         self._host = ClientHost(self.spec, self.data, self.partition)
@@ -44,7 +42,7 @@ class LocalEngine(Engine):
         return value
 
     def store(self, arrays: Arrays) -> Handle:
-        return self.state_store.put(arrays)
+        return arrays  # which are read from there when they are needed
 
     def value_of(self, handle: Handle) -> Any:
         return handle

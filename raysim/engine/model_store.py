@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from raysim.engine.base import Call, Engine, Span
+from raysim.host.distances import blocks_of
 
 
 @dataclass(frozen=True)
@@ -24,16 +25,18 @@ class HostedModels:
 
     def distances(self, clients: Sequence[int]) -> Tensor:
         engine, M = self.engine, len(clients)
-        # Row i meets the models after it only: every n-th row to a host makes shares of like cost.
-        shares = [range(i, M - 1, len(engine.hosts)) for i in range(len(engine.hosts))]
+        # A block of rows meets itself and those after it: every n-th block to a host makes shares of like cost.
+        blocks = blocks_of(M, engine.layers.P)
+        shares = [blocks[i :: len(engine.hosts)] for i in range(len(engine.hosts))]
 
         def measure() -> Tensor:
             models = [engine.client_models[c] for c in clients]
-            rows = engine.ask([Call(i, "distances", (share, *models)) for i, share in enumerate(shares) if share])
+            asked = [Call(i, "distances", (share, *models)) for i, share in enumerate(shares) if share]
             squared = torch.zeros(M, M, dtype=torch.float64)
-            for share, row in zip((s for s in shares if s), rows, strict=True):
-                squared[list(share)] = torch.from_numpy(row)
-            return squared + squared.T
+            for share, rows in zip((s for s in shares if s), engine.ask(asked), strict=True):
+                for block, row in zip(share, rows, strict=True):
+                    squared[block.start : block.stop, block.start :] = torch.from_numpy(row)
+            return squared.triu(1) + squared.triu(1).T
 
         started = time.time()
         squared = engine.retry_after_loss(measure)

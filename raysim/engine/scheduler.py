@@ -130,6 +130,7 @@ class Scheduler:
         """Let the hosts forget this round's models. Call the result for what they have logged, once there is time."""
         engine = self.engine
         handles = [(i, engine.call(Call(i, "close", ()))) for i in self.held]
+        self.early_total = None
 
         def collect() -> None:
             with suppress(HostLost):  # the next call to the host finds out

@@ -27,6 +27,8 @@ from raysim.models import Inputs, builder
 from raysim.registry import REGISTRY
 from raysim.store.documents import DamagedFile, read_tensors
 
+SENT_BYTES = 1 << 38  # of models in a round, where a method was not told how many to send
+
 MakeEngine = Callable[[Config, HostSpec, Dataset, Partition, int], Engine]  # the last one: clients in a cohort
 
 
@@ -111,12 +113,13 @@ def prepare(config: Config) -> tuple[Dataset, Partition]:
     faults += [f"record.sinks: {sink.missing}" for sink in config.record.sinks if sink.missing]
     if faults:
         raise ConfigError(faults)
-    _check_network(config, data)
+    _check_network(config, data, partition.clients)
     return data, partition
 
 
-def _check_network(config: Config, data: Dataset) -> None:
-    """Raises `ModelError`, and `ConfigError` where layers or methods do not go with the network or the data."""
+def _check_network(config: Config, data: Dataset, clients: int) -> None:
+    """Raises `ModelError`, and `ConfigError` where layers or methods do not go with the network, the data or the number
+    of clients."""
     try:
         model, layers = host_spec(config, data).network()
     except GroupingError as error:
@@ -130,6 +133,14 @@ def _check_network(config: Config, data: Dataset) -> None:
                 faults.append(f"{stack}.{i}.{name}: needs one class for each sample, which {data.name} does not have.")
             if stack != "client" and (problem := method.fits(model, layers, data.num_classes)):
                 faults.append(f"{stack}.{i}.{name_in(STACKS[stack].entries, method)}: {problem}")
+    cohort = config.rounds.cohort_size(clients)
+    for i, method in enumerate(config.client):
+        if method.sends_all and (sent := 4 * layers.S * cohort * clients) > SENT_BYTES:
+            faults.append(
+                f"client.{i}.{name_in(STACKS['client'].entries, method)}: models is null: each of {cohort} clients is sent "
+                f"the models of all {clients}, {sent / 2**30:.0f} GiB a round, and up to {SENT_BYTES >> 30} GiB are allowed. "
+                "Say how many a client is sent, as in models: 10."
+            )
     if not faults and (data.is_text or not data.has_classes):
         faults += _misfits(model, learned, data)
     if faults:

@@ -1,13 +1,17 @@
 """Checkpoints that survive a kill at any moment. Nothing is pickled.
 
-<run>/checkpoints/round-000010.json                                 manifest, written last: it makes the checkpoint
-<run>/checkpoints/round-000010/server.safetensors
-<run>/checkpoints/states/client-00007-round-000010.safetensors      rewritten only when the client took part
+<run>/checkpoints/round-000010.json          manifest, written last: it makes the checkpoint
+<run>/checkpoints/round-000010.safetensors   the server
+<run>/checkpoints/round-000010.states        a segment: the states of the clients that took part since the last checkpoint
+
+A manifest names all segments that it needs; files are written once. Where a name is taken, as by a round that is played
+again, the file is called round-000010-1.
 """
 
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 import logging
 import re
@@ -23,14 +27,19 @@ from torch import Tensor
 from typing_extensions import TypedDict
 
 from raysim.paths import UnsafeName, below
-from raysim.store.atomic import subfolder, write_json, write_tensors
+from raysim.store.atomic import as_safetensors, creating, subfolder, write_json
 from raysim.store.documents import OPEN_SHAPE, DamagedFile, read_json
+from raysim.store.segments import SavedStates, Segment, SegmentEntry, SegmentWriter
 
 logger = logging.getLogger(__name__)
 
 
 class CheckpointError(ValueError):
     """A checkpoint is missing or not as it was written."""
+
+
+class OldCheckpoint(CheckpointError):
+    """A checkpoint that only an older raysim can read."""
 
 
 class Entry(TypedDict):
@@ -53,7 +62,8 @@ class CheckpointManifest(TypedDict):
     __pydantic_config__ = OPEN_SHAPE  # type: ignore[misc]
     round: int
     server: Entry
-    clients: dict[Annotated[str, Field(pattern=r"^[0-9]{1,15}$")], Entry]
+    segments: NotRequired[list[SegmentEntry]]  # from the oldest to the newest
+    clients: NotRequired[dict[str, Entry]]  # of an older raysim: a file for each client
     info: Info
     sha256: NotRequired[str]  # of all the rest; absent in checkpoints of an older raysim
 
@@ -71,11 +81,10 @@ class _Info(dict[str, Any]):
 
 @dataclass(frozen=True)
 class Saved:
-    """A loaded checkpoint. Client states stay on disk until `Checkpoints.load_client` is asked for one."""
+    """A loaded checkpoint. The clients' states are in `Checkpoints.states`."""
 
     server: dict[str, Tensor]
     info: dict[str, Any]
-    clients: dict[int, Path]
 
 
 class Checkpoints:
@@ -86,9 +95,10 @@ class Checkpoints:
             raise ValueError(f"keep is {keep}, but a run needs at least one checkpoint")
         self.folder = Path(folder) / "checkpoints"
         self.keep = keep
-        # The checkpoint that the run continues, and its client files by id: those of unchanged clients carry over.
+        # The checkpoint that the run continues, and its clients' states: those of unchanged clients carry over.
         self._base: int | None = None
-        self._states: dict[str, dict[str, str]] = {}
+        self.states = SavedStates()
+        self._verified_last: tuple[int, dict[str, Any], SavedStates] | None = None  # what `latest` has found
         self._warned: set[int] = set()  # damaged checkpoints that were named
         for temporary in self.folder.rglob(".*.tmp"):
             temporary.unlink()
@@ -98,7 +108,7 @@ class Checkpoints:
         t: int,
         server: Mapping[str, Tensor],
         info: Mapping[str, Any],
-        clients: Iterable[tuple[int, Mapping[str, Tensor | np.ndarray]]] = (),
+        clients: Iterable[tuple[int, Mapping[str, np.ndarray]]] = (),
     ) -> None:
         """Save round `t`. `clients` yields (id, state) of those that changed since the last save or load, one by one.
 
@@ -111,28 +121,44 @@ class Checkpoints:
             raise ValueError(f"the folder holds a checkpoint of round {found}: load it, or start in an empty folder")
         if self._base is not None and t < self._base:
             raise ValueError(f"cannot save round {t} after round {self._base}")
-        states = dict(self._states)
+        content = as_safetensors(server)
         if self._base is None:
             subfolder(self.folder)
-        subfolder(self.folder / f"round-{t:06d}")
-        written = self._write(f"round-{t:06d}/server.safetensors", server)
-        for client, state in clients:
-            if not states:
-                subfolder(self.folder / "states")
-            states[str(client)] = self._write(f"states/client-{client:05d}-round-{t:06d}.safetensors", state)
-        manifest = json.loads(
-            json.dumps({"round": t, "server": written, "clients": states, "info": info})
-        )  # as it is read
+        path = self._new(t, "safetensors")
+        with creating(path) as file:
+            file.write(content)
+        written: Entry = {"file": path.name, "sha256": hashlib.sha256(content).hexdigest()}
+        states = self._with(t, clients)
+        described = {"round": t, "server": written, "segments": [s.entry for s in states.segments], "info": info}
+        manifest = json.loads(json.dumps(described))  # as it is read
         write_json(self._path(t), manifest | {"sha256": _digest(manifest)})
         history = [] if self._base is None else [r for r in self._rounds() if r <= self._base and r != t]
-        self._base, self._states = t, states
+        self._base, self.states, self._verified_last = t, states, None
         self._remove_all_but([*history, t][-self.keep :])
 
+    def _with(self, t: int, clients: Iterable[tuple[int, Mapping[str, np.ndarray]]]) -> SavedStates:
+        """The states, once those of `clients` are written as a segment, and others that lie in the way with them."""
+        states = iter(clients)
+        first = next(states, None)
+        if first is None:
+            return self.states
+        path = self._new(t, "states")
+        with creating(path) as file:
+            writer = SegmentWriter(file)
+            for client, state in itertools.chain([first], states):
+                writer.add(client, state)
+            for record in self.states.movable(writer):
+                writer.copy(*record)
+            return self.states.and_then(writer.finish(path))
+
     def latest(self) -> int | None:
-        """The newest checkpoint whose files are all there and intact; a damaged one is passed over with a warning."""
+        """The newest checkpoint whose files are all there and intact; a damaged one is passed over with a warning.
+        Raises `OldCheckpoint`."""
         for t in reversed(self._rounds()):
             try:
-                self._verified(t)
+                self._verified_last = t, *self._verified(t)
+            except OldCheckpoint:
+                raise
             except CheckpointError as error:
                 if t not in self._warned:
                     earlier = any(r < t for r in self._rounds())
@@ -149,36 +175,37 @@ class Checkpoints:
 
     def load(self, t: int) -> Saved:
         """Load round `t`; later saves continue from it. Raises CheckpointError, naming the file, if one is damaged."""
-        manifest = self._verified(t)
-        self._base, self._states = t, manifest["clients"]
-        server = self.load_client(below(self.folder, manifest["server"]["file"]))
-        clients = {int(client): below(self.folder, entry["file"]) for client, entry in manifest["clients"].items()}
-        return Saved(server, _Info(manifest["info"], self._path(t)), clients)
-
-    @staticmethod
-    def load_client(path: Path) -> dict[str, Tensor]:
+        if self._verified_last is not None and self._verified_last[0] == t:
+            _, manifest, states = self._verified_last
+        else:
+            manifest, states = self._verified(t)
+        path = below(self.folder, manifest["server"]["file"])
         # Read, not mapped: the tensors outlive the file, which a later save removes.
         content = path.read_bytes()
         try:
-            return load(content)
+            server = load(content)
         except Exception as error:  # safetensors has an error of its own, torch several
             raise CheckpointError(f"{path} is damaged: it does not hold tensors ({error})") from error
+        self._base, self.states, self._verified_last = t, states, None
+        return Saved(server, _Info(manifest["info"], self._path(t)))
 
     def _path(self, t: int) -> Path:
         return self.folder / f"round-{t:06d}.json"
+
+    def _new(self, t: int, kind: str) -> Path:
+        """Where nothing is yet: what is there may belong to a checkpoint."""
+        names = itertools.chain([f"round-{t:06d}"], (f"round-{t:06d}-{i}" for i in itertools.count(1)))
+        return next(path for name in names if not (path := self.folder / f"{name}.{kind}").exists())
 
     def _rounds(self) -> list[int]:
         names = (re.fullmatch(r"round-(\d+)\.json", path.name) for path in self.folder.glob("round-*.json"))
         return sorted(int(match[1]) for match in names if match)
 
-    def _write(self, file: str, tensors: Mapping[str, Tensor | np.ndarray]) -> dict[str, str]:
-        return {"file": file, "sha256": write_tensors(self.folder / file, tensors)}
-
     def _manifest(self, t: int) -> dict[str, Any]:
         path = self._path(t)
         try:
             manifest: dict[str, Any] = dict(read_json(path, CheckpointManifest))
-            for entry in (manifest["server"], *manifest["clients"].values()):
+            for entry in (manifest["server"], *manifest.get("segments", ())):
                 below(self.folder, entry["file"])
         except FileNotFoundError as error:
             raise CheckpointError(f"there is no checkpoint of round {t}") from error
@@ -186,19 +213,35 @@ class Checkpoints:
             raise CheckpointError(f"checkpoint of round {t} is damaged: {path} is unreadable ({error})") from error
         if manifest["round"] != t or manifest.pop("sha256", None) not in (None, _digest(manifest)):
             raise CheckpointError(f"checkpoint of round {t} is damaged: {path} is not as it was written")
-        return manifest
+        if manifest.get("clients"):
+            raise OldCheckpoint(
+                f"{path}: was written by raysim 0.1, which kept a file for each client. Resume the run with that version, "
+                "or start it anew in another folder"
+            )
+        return manifest | {"segments": manifest.get("segments", [])}
 
-    def _verified(self, t: int) -> dict[str, Any]:
+    def _verified(self, t: int) -> tuple[dict[str, Any], SavedStates]:
+        """The manifest, and the states that it names. Of these only the newest segment is read whole: where an older one
+        is damaged, so are the checkpoints before."""
         manifest = self._manifest(t)
-        for entry in (manifest["server"], *manifest["clients"].values()):
-            path = below(self.folder, entry["file"])
-            if not path.is_file():
-                raise CheckpointError(f"checkpoint of round {t} is damaged: {entry['file']} is missing")
-            with open(path, "rb") as file:
-                found = hashlib.file_digest(file, "sha256").hexdigest()
-            if found != entry["sha256"]:
-                raise CheckpointError(f"checkpoint of round {t} is damaged: {entry['file']} is not as it was written")
-        return manifest
+        server = manifest["server"]
+        damaged = f"checkpoint of round {t} is damaged"
+        path = below(self.folder, server["file"])
+        if not path.is_file():
+            raise CheckpointError(f"{damaged}: {server['file']} is missing")
+        with open(path, "rb") as file:
+            if hashlib.file_digest(file, "sha256").hexdigest() != server["sha256"]:
+                raise CheckpointError(f"{damaged}: {server['file']} is not as it was written")
+        try:
+            states = SavedStates(
+                tuple(Segment.read(below(self.folder, entry["file"]), entry) for entry in manifest["segments"])
+            )
+            states.verify_newest()
+        except FileNotFoundError as error:
+            raise CheckpointError(f"{damaged}: {error.filename} is missing") from error
+        except (OSError, DamagedFile) as error:
+            raise CheckpointError(f"{damaged}: {error}") from error
+        return manifest, states
 
     def _remove_all_but(self, rounds: list[int]) -> None:
         """Manifests first: a file may go only when no manifest mentions it."""
@@ -210,11 +253,11 @@ class Checkpoints:
                 manifest = self._manifest(t)
             except CheckpointError:  # an old one, damaged since: nothing can be loaded through it
                 continue
-            mentioned.update(entry["file"] for entry in (manifest["server"], *manifest["clients"].values()))
-        for path in self.folder.glob("*/*.safetensors"):
+            mentioned.update(entry["file"] for entry in (manifest["server"], *manifest["segments"]))
+        for path in itertools.chain(self.folder.rglob("*.safetensors"), self.folder.glob("*.states")):
             if path.relative_to(self.folder).as_posix() not in mentioned:
                 path.unlink()
-        for folder in self.folder.glob("round-*/"):
+        for folder in self.folder.glob("*/"):  # in which an older raysim wrote
             if not any(folder.iterdir()):
                 folder.rmdir()
 

@@ -102,8 +102,8 @@ class Federation:
         return self.writer.finish(digest, self._began, self.t, self.scoreboard)
 
     def sha256(self) -> str:
-        """Hash of the model's tensors under their names, of the clients' states, and of their last models."""
-        return sha256(self.run)
+        """Hash of the model's tensors under their names, and of what every client keeps."""
+        return sha256(self.run, self.saved)
 
     def model(self) -> nn.Module:
         """A copy of the global model as the last round left it, on the CPU and in eval mode."""

@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 import hashlib
+from collections import ChainMap, OrderedDict
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, cast
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from raysim.config import ConfigError, fingerprint
 from raysim.core.state import pack, unpack
 from raysim.data import Dataset, Partition
-from raysim.engine.base import Engine
+from raysim.engine.base import Engine, Handle
 from raysim.federation.builder import RunParts, start
 from raysim.federation.checkpoint import Checkpoints
 from raysim.host.messages import Arrays
+from raysim.store.documents import DamagedFile
 from raysim.store.manifest import read_manifest
+from raysim.store.segments import DIGEST, Kind, SavedStates, state_sha256
 
 
 def check_samples(folder: Path, data: Dataset, partition: Partition) -> None:
@@ -40,13 +43,78 @@ def check_device(folder: Path, engine: Engine) -> None:
         )
 
 
+class StateUnreadable(OSError):
+    """A client's state cannot be read any more: its file was damaged or removed while the run went on."""
+
+
+@dataclass(frozen=True)
+class SavedArrays(Mapping[str, np.ndarray]):
+    """Of a client's saved arrays those whose names begin with `part`: read when one is asked for."""
+
+    states: SavedStates
+    client: int
+    part: str
+
+    def __getitem__(self, name: str) -> np.ndarray:
+        try:
+            return self.states[self.client][self.part + name]
+        except (OSError, DamagedFile) as error:
+            raise StateUnreadable(f"a client's state cannot be read from the checkpoint any more: {error}") from error
+
+    def __iter__(self) -> Iterator[str]:
+        names = self.states.kind(self.client).places
+        return (name.removeprefix(self.part) for name in names if name.startswith(self.part))
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)
+
+
+@dataclass(frozen=True)
+class SavedHandles(Mapping[int, Handle]):
+    """Handles of the clients' states, or of their last models, as the last checkpoint has them."""
+
+    checkpoints: Checkpoints
+    part: str
+    engine: Engine
+
+    def __getitem__(self, client: int) -> Handle:
+        arrays = SavedArrays(self.checkpoints.states, client, self.part)
+        if client not in self:
+            raise KeyError(client)
+        return self.engine.store(arrays)
+
+    def __contains__(self, client: object) -> bool:
+        return client in self.checkpoints.states and self._has(self.checkpoints.states.kind(cast(int, client)))
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self.checkpoints.states.clients_where(self._has))
+
+    def __len__(self) -> int:
+        return len(self.checkpoints.states.clients_where(self._has))
+
+    def _has(self, kind: Kind) -> bool:
+        return any(name.startswith(self.part) for name in kind.places)
+
+
 class RunCheckpoints:
-    """The checkpoints of a run: all that its next round depends on."""
+    """The checkpoints of a run: all that its next round depends on.
+
+    What a checkpoint has of the clients need not stay in memory: what is more than the engine's `state_bytes` is let go
+    once it is saved, and read again when the client takes part.
+    """
 
     def __init__(self, run: RunParts, folder: Path):
         self.run = run
         self.checkpoints = Checkpoints(folder)
         self._changed: set[int] = set()  # clients whose state or model is newer than the last checkpoint
+        self._held: OrderedDict[int, int] = OrderedDict()  # bytes of those in memory; the longest unchanged comes first
+        self._bytes = 0  # of all of these
+        for part, handles in self._parts().items():
+            handles.maps.append(cast(Any, SavedHandles(self.checkpoints, part, run.engine)))
+
+    def _parts(self) -> dict[str, ChainMap[int, Handle]]:
+        """What is saved of a client, under which part of its arrays' names."""
+        return {"state.": self.run.engine.client_states, "model.": self.run.engine.client_models}
 
     def change(self, clients: frozenset[int]) -> None:
         """These have another state or model than before."""
@@ -58,15 +126,31 @@ class RunCheckpoints:
         packed = pack({"value": server.value, "shared": server.shared, "memory": server.memory})
         info = {"round": t, "wall": wall, "config": fingerprint(self.run.config)}
         self.checkpoints.save(t, packed, info, self._states())
+        self._let_go()
         self._changed.clear()
+
+    def _let_go(self) -> None:
+        """Of what is saved only the newest stays in memory."""
+        states = self.checkpoints.states
+        for client in sorted(self._changed & states.keys()):
+            self._bytes -= self._held.pop(client, 0)
+            self._held[client] = states.kind(client).size
+            self._bytes += self._held[client]
+        while self._bytes > self.run.engine.state_bytes:
+            client, size = self._held.popitem(last=False)
+            self._bytes -= size
+            for handles in self._parts().values():
+                handles.maps[0].pop(client, None)
 
     def restore(self) -> tuple[int, float]:
         """Go back to the last checkpoint, or to the start where there is none; returns the next round and the seconds
-        played until then."""
-        run, engine, server = self.run, self.run.engine, self.run.server
-        engine.client_states.clear()
-        engine.client_models.clear()
+        played until then. Raises `OldCheckpoint`."""
+        run, server = self.run, self.run.server
+        for handles in self._parts().values():
+            handles.clear()
         self._changed.clear()
+        self._held.clear()
+        self._bytes = 0
         latest = self.checkpoints.latest()
         if latest is None:
             start(server, run.config, run.spec, run.aggregator)
@@ -75,16 +159,15 @@ class RunCheckpoints:
         unpacked = unpack(None, saved.server)
         server.value = unpacked["value"]
         server.shared, server.memory = unpacked.get("shared", {}), unpacked.get("memory", {})
-        for client, path in saved.clients.items():
-            parts: dict[str, dict[str, np.ndarray]] = {"kept": {}, "bank": {}}
-            for name, tensor in self.checkpoints.load_client(path).items():
-                part, _, key = name.partition(".")
-                parts[part][key] = tensor.numpy()
-            if parts["kept"]:
-                engine.client_states[client] = engine.store(parts["kept"])
-            if parts["bank"]:
-                engine.client_models[client] = engine.store(parts["bank"])
         return latest, saved.info["wall"]
+
+    def digests(self) -> bytes:
+        """Of all clients that keep anything, sorted: the id as 8 bytes, and the SHA-256 of what the client keeps. What is
+        saved has been hashed when it was written. Raises `StateLost`."""
+        saved = self.checkpoints.states.digests()
+        newer = [(client, state_sha256(state)) for client, state in self._states()]
+        table = np.concatenate([saved[~np.isin(saved["client"], [*self._changed])], np.array(newer, DIGEST)])
+        return table[np.argsort(table["client"])].tobytes()
 
     def _states(self) -> Iterator[tuple[int, Arrays]]:
         """Of the clients that have changed, one by one."""
@@ -93,30 +176,19 @@ class RunCheckpoints:
                 yield client, state
 
     def _of_client(self, client: int) -> Arrays:
-        engine = self.run.engine
-        parts = {"kept": engine.client_states.get(client), "bank": engine.client_models.get(client)}
         return {
-            f"{part}.{name}": array
-            for part, handle in parts.items()
-            if handle is not None
-            for name, array in engine.value_of(handle).items()
+            f"{part}{name}": array
+            for part, handles in self._parts().items()
+            if client in handles
+            for name, array in self.run.engine.value_of(handles[client]).items()
         }
 
 
-def sha256(run: RunParts) -> str:
-    """Hash of the model's tensors under their names, of the clients' states, and of their last models. Raises
-    `StateLost`."""
+def sha256(run: RunParts, saved: RunCheckpoints) -> str:
+    """Hash of the model's tensors under their names, and of what every client keeps. Raises `StateLost`."""
     digest = hashlib.sha256()
-
-    def update(tensors: Mapping[str, Tensor]) -> None:
-        for name, tensor in tensors.items():
-            digest.update(name.encode())
-            digest.update(tensor.contiguous().numpy().tobytes())
-
-    engine = run.engine
-    update(run.server.layers.state_dict(run.server.value))
-    for prefix, handles in (("", engine.client_states), ("bank.", engine.client_models)):
-        for client in sorted(handles):
-            arrays = engine.value_of(handles[client])
-            update({f"{prefix}{client}.{name}": torch.from_numpy(a) for name, a in sorted(arrays.items())})
+    for name, tensor in run.server.layers.state_dict(run.server.value).items():
+        digest.update(name.encode())
+        digest.update(tensor.contiguous().numpy().tobytes())
+    digest.update(saved.digests())
     return digest.hexdigest()

@@ -101,6 +101,8 @@ class Writer:
         add("clients", round=t, **client_rows(done, run))
         add("layers", round=t, **layer_rows(done, notes, run.server.layers))
         for note in notes:
+            if "peer" in note.axes and not run.config.record.pairs:
+                continue
             add("notes", round=t, **note_rows(note, note.clients or cohort.clients, run.server.layers))
         if done.personal:
             add("personal", round=t, **personal_rows(done.personal))
@@ -205,10 +207,13 @@ def layer_rows(done: Round, notes: Sequence[Note], layers: LayerMap) -> Rows:
 
 
 def note_rows(note: Note, clients: tuple[int, ...], layers: LayerMap) -> Rows:
-    """A note's values as rows: one for each element."""
-    labels = {"client": clients, "layer": layers.names}
-    columns: Rows = {"method": note.method, "name": note.name, "value": note.value.flatten().tolist()}
-    places = np.unravel_index(np.arange(note.value.numel()), note.value.shape) if note.axes else ()
+    """A note's values as rows: one for each element, or for each that is there."""
+    labels, value = {"client": clients, "layer": layers.names}, note.value
+    if value.is_sparse:
+        places, value = tuple(value.indices().numpy()), value.values()
+    else:
+        places = np.unravel_index(np.arange(value.numel()), value.shape) if note.axes else ()
+    columns: Rows = {"method": note.method, "name": note.name, "value": value.flatten().tolist()}
     for axis, place in zip(note.axes, places, strict=True):
         names = labels.get(axis)
         columns[axis if names else "index"] = [names[i] for i in place] if names else place.tolist()

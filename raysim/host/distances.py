@@ -15,7 +15,9 @@ from raysim.host.device import on_device
 from raysim.host.messages import Arrays
 from raysim.host.trained import Blocks, TrainedModels
 
-MODELS_AT_ONCE = 8  # whose distances to another are taken when that is read
+MODELS_AT_ONCE = 128  # whose distances to the others are taken at once, at most
+SHARES = 16  # blocks that there are of few models as well, for several hosts
+GROUP_BYTES = 1 << 29  # of models in float64 that are held for that
 
 
 def of_updates(trained: TrainedModels, clients: Sequence[int], to: np.ndarray, layers: LayerMap) -> np.ndarray:
@@ -41,26 +43,38 @@ def squared(
     return torch.cat(columns, 1).cpu().numpy()
 
 
-def between_models(rows: Sequence[int], models: Sequence[Arrays], P: int, device: torch.device) -> np.ndarray:
-    """[rows, M] float64: ‖w_i − w_j‖² of the P parameters of the M `models` for each i of `rows` and the j after it."""
-    result = np.zeros((len(rows), len(models)))
-
-    def params(i: int) -> Tensor:
-        return on_device(models[i]["value"], device)[:P]
-
-    for first in range(0, len(rows), MODELS_AT_ONCE):
-        some = range(first, min(first + MODELS_AT_ONCE, len(rows)))
-        own = {row: (rows[row], params(rows[row])) for row in some}
-        for j in range(rows[first] + 1, len(models)):
-            other = params(j)
-            for row, (i, model) in own.items():
-                if i < j:
-                    result[row, j] = squared_distance(model, other)
-    return result
+def blocks_of(models: int, P: int) -> list[range]:
+    """Rows that are worked on at once, of so many `models` with P parameters: what they are depends on nothing else."""
+    rows = min(MODELS_AT_ONCE, -(-models // SHARES), max(1, GROUP_BYTES // (8 * P)))
+    return [range(first, min(first + rows, models)) for first in range(0, models, rows)]
 
 
-def squared_distance(a: Tensor, b: Tensor) -> float:
-    """‖a − b‖², in float64; block by block on a CPU, where a block stays in a core's cache."""
-    block = len(a) if a.is_cuda else tree.BLOCK
-    parts = [(a[i : i + block].double() - b[i : i + block]).square_().sum() for i in range(0, len(a), block)]
-    return float(torch.stack(parts).sum())
+def between_models(blocks: Sequence[range], models: Sequence[Arrays], P: int, device: torch.device) -> list[np.ndarray]:
+    """Of some of the `blocks_of` the models [rows, M − first row] float64: ‖w_i − w_j‖² of the P parameters, for i of a
+    block's rows and the j from the first of these on. What is not above the diagonal means nothing.
+
+    By products, ‖x_i‖² + ‖x_j‖² − 2⟨x_i, x_j⟩ with x = w − w_0: as exact as w_0's distances from the others allow. Products
+    have the same shapes and order whoever makes them.
+    """
+    M, every = len(models), blocks_of(len(models), P)
+    at_once = max(1, GROUP_BYTES // (8 * P * len(every[0])))  # blocks that are read once and met by all
+    first = on_device(models[0]["value"], device)[:P].double()
+    found = [torch.empty(len(block), M - block.start, dtype=torch.float64, device=device) for block in blocks]
+
+    def read(rows: range) -> Tensor:
+        result = torch.empty(len(rows), P, dtype=torch.float64, device=device)
+        for i, row in zip(rows, result, strict=True):
+            torch.sub(on_device(models[i]["value"], device)[:P], first, out=row)
+        return result
+
+    for start in range(0, M, len(every[0]) * at_once):
+        columns = range(start, min(start + len(every[0]) * at_once, M))
+        meeting = [(block, out) for block, out in zip(blocks, found, strict=True) if block.start < columns.stop]
+        group = read(columns) if meeting else first
+        for block, out in meeting:
+            own = group[block.start - start : block.stop - start] if block.start >= start else read(block)
+            others = group[max(block.start - start, 0) :]
+            squares = [torch.stack([row.dot(row) for row in rows]) for rows in (own, others)]
+            place = out[:, max(start - block.start, 0) : columns.stop - block.start]
+            place.copy_((squares[0][:, None] + squares[1]).addmm_(own, others.T, alpha=-2).clamp_min_(0))
+    return [out.cpu().numpy() for out in found]

@@ -48,10 +48,10 @@ class ClientHost:
 
     def __init__(self, spec: HostSpec, data: Dataset, partition: Partition):
         torch.set_num_threads(spec.threads)
-        if spec.keep_freed_memory:
-            keep_freed_memory()
         self.device = choose_device(spec.device)
         model, self.layers = spec.network()
+        if spec.keep_freed_memory:
+            keep_freed_memory(4 * self.layers.S)
         self.flat = FlatModel(model, self.layers, self.device)
         self.samples = SampleSource(data, partition, self.device, spec.channels_last)
         self.task = spec.task
@@ -180,9 +180,9 @@ class ClientHost:
 
     # Other work for the server.
 
-    def distances(self, rows: Sequence[int], *models: Arrays) -> np.ndarray:
-        """[rows, M] float64: ‖w_i − w_j‖² of the parameters of the M `models` for each i of `rows` and the j after it."""
-        return distances.between_models(rows, models, self.layers.P, self.device)
+    def distances(self, blocks: Sequence[range], *models: Arrays) -> list[np.ndarray]:
+        """For each block of rows, see `distances.between_models`."""
+        return distances.between_models(blocks, models, self.layers.P, self.device)
 
     def compute(
         self, function: Callable[..., Any], seed: int, value: np.ndarray, payload: tuple[Any, ...], *models: np.ndarray

@@ -18,6 +18,7 @@ from raysim.core.failures import Cause
 from raysim.core.layers import LayerMap
 from raysim.core.local_run import LocalSettings, RoundInfo
 from raysim.core.note import Note
+from raysim.core.pairs import entries
 from raysim.core.probe import Probe
 from raysim.core.score import Score
 from raysim.core.task import Task
@@ -136,6 +137,30 @@ class TrainRequest:
         return 2 + len(self.parts) * len(self.clients)
 
 
+@dataclass(frozen=True)
+class SparseVector:
+    """A vector of `size` elements by those that are there."""
+
+    index: np.ndarray
+    values: np.ndarray
+    size: int
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        return self.values.dtype
+
+    def sum(self) -> Any:
+        return self.values.sum()
+
+    @classmethod
+    def stack(cls, rows: Sequence[SparseVector]) -> Tensor:
+        """[K, size] as a sparse tensor."""
+        row = np.repeat(np.arange(len(rows)), [len(r.index) for r in rows])
+        index = torch.from_numpy(np.stack([row, np.concatenate([r.index for r in rows])]))
+        values = torch.from_numpy(np.concatenate([r.values for r in rows]))
+        return entries(index, values, [len(rows), rows[0].size])
+
+
 @dataclass
 class ClientResult:
     """What comes back from one client. Where `status` is not "ok" it says why, and the rest is empty."""
@@ -146,7 +171,7 @@ class ClientResult:
     last_loss: float = float("nan")
     seconds: float = 0.0
     stats: list[np.ndarray] = field(default_factory=list)  # one for each probe
-    scalars: dict[str, np.ndarray] = field(default_factory=dict)
+    scalars: dict[str, np.ndarray | SparseVector] = field(default_factory=dict)
     counters: list[float] = field(default_factory=list)  # the model's integer buffers
     vector_bytes: int = 0  # of further uploads
     sent_counts: np.ndarray | None = None  # [T + Tb] elements of every tensor that it sends; None: all

@@ -37,9 +37,10 @@ class PartialSums:
         """Train in the order of the tree and add each update as it comes, so that no more than the tree's depth are held
         at once. `train(client, update, check)` leaves an update [S] and says whether there is one."""
         positions = {request.position[c]: c for c in clients}
+        spare: list[Tensor] = []
 
         def leaf(position: int, check: bool) -> tree.Partial:
-            update = torch.empty(self.layers.S, device=self.trained.device)
+            update = spare.pop() if spare else torch.empty(self.layers.S, device=self.trained.device)
             weights = [float(w[position]) for *_, w in request.pieces]
             if not train(positions[position], update, check or not all(weights)):
                 return tree.Partial(update.new_empty(0), (False,) * len(weights))
@@ -50,10 +51,10 @@ class PartialSums:
 
         made: tree.Partials = {}
         for node in tree.cover(set(positions), len(request.position)):
-            total = tree.accumulate(node, partial(leaf, check=False), request.sizes)
+            total = tree.accumulate(node, partial(leaf, check=False), request.sizes, spare)
             if not finite(total.value):
                 # Again, to see whose model it is.
-                total = tree.accumulate(node, partial(leaf, check=True), request.sizes)
+                total = tree.accumulate(node, partial(leaf, check=True), request.sizes, spare)
             made[node] = total
         return made
 

@@ -20,7 +20,7 @@ from raysim.host.client_state import StateFormat
 from raysim.host.device import to_numpy
 from raysim.host.download import Download
 from raysim.host.evaluator import Evaluator
-from raysim.host.messages import ClientResult, HostSpec
+from raysim.host.messages import ClientResult, HostSpec, SparseVector
 from raysim.host.samples import SampleSource
 
 NOT_FINITE = "its model is not finite (NaN or Inf): refused. A lower local.lr or local.grad_clip may help"
@@ -72,7 +72,7 @@ class Trainer:
         if request.trace:
             after = {f"state.after.{name}": array for name, array in (result.state or {}).items()}
             sent = (*upload.vectors.items(), *upload.scalars.items())
-            uploads = {f"upload.{name}": to_numpy(tensor) for name, tensor in sent}
+            uploads = {f"upload.{name}": to_numpy(tensor.to_dense()) for name, tensor in sent}
             result.trace = {**trace, "model": to_numpy(upload.value), **after, **uploads}
         if request.test:
             self._stack.personal(run)
@@ -133,7 +133,7 @@ class Trainer:
         result = ClientResult(
             "ok", run.steps,
             stats=[to_numpy(stat) for stat in stats],
-            scalars={name: to_numpy(scalar) for name, scalar in upload.scalars.items()},
+            scalars={name: _sent(scalar) for name, scalar in upload.scalars.items()},
             counters=[float(counter.view(upload.value)) for counter in self._counters],
             vector_bytes=sum(vector.numel() * vector.element_size() for vector in upload.vectors.values()),
             notes=run.notes,
@@ -144,6 +144,13 @@ class Trainer:
         if upload.sent is not None:
             result.sent_counts = np.array([int(upload.sent[s.start : s.stop].sum()) for s in self.flat.layers.tensors])
         return result
+
+
+def _sent(scalar: Tensor) -> np.ndarray | SparseVector:
+    if not scalar.is_sparse:
+        return to_numpy(scalar)
+    scalar = scalar.coalesce()
+    return SparseVector(to_numpy(scalar.indices()[0]), to_numpy(scalar.values()), scalar.numel())
 
 
 def _failed(error: Exception) -> ClientResult:

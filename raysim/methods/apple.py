@@ -15,6 +15,7 @@ from raysim.core.cohort import Cohort
 from raysim.core.facts import RunFacts
 from raysim.core.layers import LayerMap
 from raysim.core.mixture import Mixture
+from raysim.core.pairs import Pairs, entries, sparse
 from raysim.core.server import Downlink, DownlinkRule, ModelStore, Server, ServerStep
 
 
@@ -68,6 +69,10 @@ class APPLE(ClientMethod, DownlinkRule):
     def new_state(self, layers: LayerMap) -> Relations:
         return Relations()
 
+    @property
+    def sends_all(self) -> bool:
+        return self.models is None
+
     def server_steps(self) -> tuple[ServerStep, ...]:
         return (KnowRelations(),)
 
@@ -76,10 +81,13 @@ class APPLE(ClientMethod, DownlinkRule):
 
     def downlink(self, clients: Sequence[int], models: ModelStore, server: Server) -> Downlink:
         others = server.population.sizes.nonzero()[:, 0]
-        relations = server.memory["apple"].abs()
+        relations = Pairs.of(len(server.population.sizes), server.memory["apple"])
+        first = 1 / len(others) if self.initial == "uniform" else 0.0
 
         def cores(client: int) -> tuple[int, ...]:
-            weight = relations[client].clone()
+            met, pi = relations.row(client)
+            weight = torch.full((relations.clients,), first if len(met) else 0.0, dtype=torch.float64)
+            weight[met] = pi.abs()
             weight[client] = math.inf  # its own comes first
             order = others[weight[others].argsort(descending=True, stable=True)]
             return tuple(sorted(order[: self.models].tolist()))
@@ -118,7 +126,8 @@ class APPLE(ClientMethod, DownlinkRule):
         self._mix(run)
 
     def finish(self, run: LocalRun, upload: Upload) -> None:
-        upload.scalars["apple"] = run.state(self).pi
+        pi, met = run.state(self).pi, [*run.scratch["apple"]]  # the others are as they were at first
+        upload.scalars["apple"] = entries(torch.tensor([met], device=pi.device), pi[met], pi.shape)
         if not self.official:
             run.uploaded = upload.value = torch.cat([run.scratch["apple"][run.client], run.buffers])
 
@@ -146,17 +155,18 @@ def mean_of_means(layers: LayerMap) -> Tensor:
 
 @dataclass(frozen=True)
 class KnowRelations(ServerStep):
-    """The server's half: it tells everybody the shares p of the samples, and remembers π [N, N]."""
+    """The server's half: it tells everybody the shares p of the samples, and remembers π [N, N], of whom a client has met."""
 
     reads_models: ClassVar[bool] = False
 
     def prepare(self, server: Server) -> None:
         sizes = server.population.sizes.double()
         server.shared["apple"] = sizes / sizes.sum()
-        server.memory["apple"] = torch.zeros(len(sizes), len(sizes), dtype=torch.float64)
+        server.memory["apple"] = Pairs.none(len(sizes)).memory
 
     def apply(self, target: Tensor, mixture: Mixture, cohort: Cohort, server: Server) -> Tensor:
-        relations = cohort.scalars("apple")  # [K, N]
+        relations, N = sparse(cohort.scalars("apple")), len(server.population.sizes)  # [K, N]
         server.note(self, "relation", relations, "client", "peer")
-        server.memory["apple"] = server.memory["apple"].index_copy(0, torch.tensor(cohort.clients), relations)
+        new = Pairs.none(N).plus(cohort.clients, relations)
+        server.memory["apple"] = Pairs.of(N, server.memory["apple"]).without(new).plus(cohort.clients, relations).memory
         return target

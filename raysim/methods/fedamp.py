@@ -11,6 +11,7 @@ from torch import Tensor
 
 from raysim.core.client import ClientMethod, LocalRun
 from raysim.core.facts import RunFacts
+from raysim.core.pairs import sparse
 from raysim.core.server import Downlink, DownlinkRule, ModelStore, Server
 
 
@@ -57,7 +58,7 @@ class FedAMP(ClientMethod, DownlinkRule):
         place = {c: i for i, c in enumerate(models.clients)}
         weights = attraction(models.distances(models.clients), self.alpha, self.sigma, self.clip)
         mix = torch.stack([weights[place[c]] if c in place else torch.zeros_like(weights[0]) for c in clients])
-        server.note(self, "weights", mix, "client", "peer", clients=clients)
+        server.note(self, "weights", sparse(mix), "client", "peer", clients=clients)
         return Downlink(models.clients, mix)
 
     def begin(self, run: LocalRun) -> None:

@@ -15,6 +15,7 @@ from raysim.core.facts import RunFacts
 from raysim.core.layers import LayerMap
 from raysim.core.mixture import Mixture
 from raysim.core.note import FELL_BACK
+from raysim.core.pairs import Pairs, entries, sparse
 from raysim.core.server import Downlink, DownlinkRule, ModelStore, Server, ServerStep
 
 EPS = 1e-5  # the authors'
@@ -54,6 +55,10 @@ class FedFomo(ClientMethod, DownlinkRule):
     def new_state(self, layers: LayerMap) -> Origin:
         return Origin()
 
+    @property
+    def sends_all(self) -> bool:
+        return self.models is None
+
     def server_steps(self) -> tuple[ServerStep, ...]:
         return (AddPreferences(),)
 
@@ -61,23 +66,27 @@ class FedFomo(ClientMethod, DownlinkRule):
         return self
 
     def downlink(self, clients: Sequence[int], models: ModelStore, server: Server) -> Downlink:
+        known, N = set(models.clients), len(server.population.sizes)
         available = torch.tensor(models.clients, dtype=torch.long)
         count = min(self.models or len(available), len(available))
-        stream = server.generator("fedfomo")
+        preferences, stream = Pairs.of(N, server.memory["fedfomo"]), server.generator("fedfomo")
 
         def chosen(client: int) -> tuple[int, ...]:
-            preference = server.memory["fedfomo"][client, available]
-            order = available[preference.argsort(descending=True, stable=True)]
+            preference = torch.zeros(N, dtype=torch.float64)
+            preference[client] = 1.0
+            others, sums = preferences.row(client)
+            preference[others] = sums
+            order = available[preference[available].argsort(descending=True, stable=True)]
             best, others = order[:count].clone(), order[count:]
             others = others[torch.randperm(len(others), generator=stream)]
             explored = (torch.rand(count, generator=stream) < self.epsilon).nonzero()[: len(others), 0]
             best[explored] = others[: len(explored)]
             return tuple(sorted(best.tolist()))
 
-        return Downlink(peers=tuple(chosen(c) if c in models.clients else () for c in clients))
+        return Downlink(peers=tuple(chosen(c) if c in known else () for c in clients))
 
     def start(self, run: LocalRun) -> None:
-        state, scores = run.state(self), torch.zeros(run.round_info.clients, dtype=torch.float64)
+        state, scores = run.state(self), dict.fromkeys(run.peers, 0.0)
         if state.value is None or run.previous is None:
             run.receive()
         else:
@@ -85,7 +94,8 @@ class FedFomo(ClientMethod, DownlinkRule):
             for peer, model in run.peers.items():
                 distance = float((model - state.value)[: run.layers.P].norm())
                 scores[peer] = (before - validation_loss(run, model)) / (distance + EPS)
-            useful = scores.clamp_min(0)
+            useful = torch.zeros(run.round_info.clients, dtype=torch.float64)
+            useful[[*scores]] = torch.tensor([*scores.values()], dtype=torch.float64).clamp_min(0)
             run.note(self, FELL_BACK, (useful.sum() <= 0).double())
             mix = run.previous.clone()
             for peer in useful.nonzero()[:, 0].tolist():
@@ -95,7 +105,10 @@ class FedFomo(ClientMethod, DownlinkRule):
         run.scratch["fedfomo"] = scores
 
     def finish(self, run: LocalRun, upload: Upload) -> None:
-        upload.scalars["fedfomo"] = run.scratch["fedfomo"]
+        scores: dict[int, float] = run.scratch["fedfomo"]
+        values = torch.tensor([*scores.values()], dtype=torch.float64)
+        index = torch.tensor([[*scores]], dtype=torch.long)
+        upload.scalars["fedfomo"] = entries(index, values, [run.round_info.clients])
 
 
 @torch.no_grad()
@@ -111,16 +124,20 @@ def validation_loss(run: LocalRun, value: Tensor) -> float:
 
 @dataclass(frozen=True)
 class AddPreferences(ServerStep):
-    """The server's half: Q [N, N], which begins as the identity; row i grows by client i's a."""
+    """The server's half: Q [N, N], which begins as the identity; row i grows by client i's a. Kept of it are `Pairs`; a
+    client's own 1 is among them from its first round on."""
 
     reads_models: ClassVar[bool] = False
 
     def prepare(self, server: Server) -> None:
-        server.memory["fedfomo"] = torch.eye(len(server.population.sizes), dtype=torch.float64)
+        server.memory["fedfomo"] = Pairs.none(len(server.population.sizes)).memory
 
     def apply(self, target: Tensor, mixture: Mixture, cohort: Cohort, server: Server) -> Tensor:
-        scores = cohort.scalars("fedfomo")  # [K, N]
+        scores, N = sparse(cohort.scalars("fedfomo")), len(server.population.sizes)  # [K, N]
         server.note(self, "preference", scores, "client", "peer")
-        rows = torch.tensor(cohort.clients)
-        server.memory["fedfomo"] = server.memory["fedfomo"].index_add(0, rows, scores)
+        preferences = Pairs.of(N, server.memory["fedfomo"])
+        new = [c for c in cohort.clients if c not in preferences.row(c)[0]]
+        places = torch.tensor([[*range(len(new))], new], dtype=torch.long)
+        ones = entries(places, torch.ones(len(new)).double(), [len(new), N])
+        server.memory["fedfomo"] = preferences.plus(new, sparse(ones)).plus(cohort.clients, scores).memory
         return target

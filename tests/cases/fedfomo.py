@@ -10,7 +10,9 @@ MODELS = 4
 def recompute(round_: Traced) -> State:
     """Of the models sent, what each gains on the validation samples over θ_i^old, per distance."""
     bank = {i: tensors(model) for i, model in round_.bank.items()}
-    Q, models, histories = round_.server["memory.fedfomo"], [], set()
+    N = len(round_.federation.server.population.sizes)
+    Q, models, histories = np.eye(N), [], set()
+    Q.flat[round_.server["memory.fedfomo.keys"].astype(int)] = round_.server["memory.fedfomo.values"]
     for client in round_.clients:
         x, y = inputs(round_.federation, round_.federation.partition.val[client.id])
         start, scores = tensors(round_.before), np.zeros(len(Q))

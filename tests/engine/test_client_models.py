@@ -15,6 +15,7 @@ from raysim.engine import scheduler
 from raysim.engine.model_store import HostedModels
 from raysim.engine.ray.engine import RayEngine
 from raysim.federation import Federation, MakeEngine, local_engine
+from raysim.host import distances
 from raysim.methods import CLIENTS
 from raysim.store import tables
 
@@ -55,18 +56,29 @@ def test_distances_are_measured_by_all_hosts(tmp_path, warm_ray):
     np.testing.assert_allclose(expected, ((models[:, None] - models) ** 2).sum(2), rtol=1e-12)
     assert sorted({span.host for span in remote.engine.spans if span.phase == "distances"}) == [0, 1]
     subset = HostedModels(local.engine).distances((6, 1))
-    np.testing.assert_array_equal(subset, [[0, expected[1, 6]], [expected[1, 6], 0]])
+    np.testing.assert_allclose(subset, [[0, expected[1, 6]], [expected[1, 6], 0]], rtol=1e-12)
     remote.close()
 
 
-def test_distances_of_many_models(tmp_path):
-    """More than a host holds at once; rows in steps, as hosts share them."""
+@pytest.mark.parametrize("held", [1, 5, 12, 1000])
+def test_distances_of_many_models(held, tmp_path, monkeypatch):
+    """More than a host holds at once; blocks to the same bits, whatever other blocks a host has."""
     [host] = play(tiny(rounds={"total": 1}), tmp_path).engine.hosts
-    models = np.random.default_rng(0).standard_normal((30, host.layers.S)).astype(np.float32)
-    found = host.distances(range(1, 29, 2), *({"value": model} for model in models))
-    params = models[:, : host.layers.P].astype(np.float64)
-    expected = np.triu(((params[:, None] - params) ** 2).sum(2))[1:29:2]
-    np.testing.assert_allclose(found, expected, rtol=1e-12)
+    monkeypatch.setattr(distances, "GROUP_BYTES", held * 8 * host.layers.P)
+    near = 1 + 1e-3 * np.random.default_rng(0).standard_normal(
+        (50, host.layers.S)
+    )  # of which products alone know little
+    models = [{"value": model} for model in near.astype(np.float32)]
+    blocks = distances.blocks_of(50, host.layers.P)
+    assert [i for block in blocks for i in block] == [*range(50)]
+    params = near.astype(np.float32)[:, : host.layers.P].astype(np.float64)
+    whole = host.distances(blocks, *models)
+    for block, found in zip(blocks, whole, strict=True):
+        expected = ((params[block.start : block.stop, None] - params[block.start :]) ** 2).sum(2)
+        np.testing.assert_allclose(np.triu(found, 1), np.triu(expected, 1), rtol=1e-12)
+    for i in range(3):
+        for found, same in zip(host.distances(blocks[i::3], *models), whole[i::3], strict=True):
+            assert np.triu(found, 1).tobytes() == np.triu(same, 1).tobytes()
 
 
 @pytest.mark.parametrize("name", METHODS)
@@ -163,6 +175,7 @@ def test_hash_counts_the_last_models(tmp_path):
     value = federation.engine.value_of(federation.engine.client_models[5])["value"].copy()
     value[-1] += 1
     federation.engine.client_models[5] = federation.engine.store({"value": value})
+    federation.saved.change(frozenset({5}))
     assert federation.sha256() != before
 
 

@@ -74,8 +74,11 @@ def cohorts(draw: st.DrawFn) -> tuple[Tensor, list[list[float]], list[list[int]]
 def test_any_packing_gives_the_bits_of_the_definition(cohort, turn):
     rows, weights, held, machines, fan_in = cohort
     K, sizes = len(rows), [N] * len(weights)
+    spare: list[torch.Tensor] = []
 
     def leaf(p: int) -> tree.Partial:
+        while spare:  # memory that is not in use any more
+            spare.pop().fill_(torch.nan)
         return partial([rows[p] * w[p] if w[p] else None for w in weights])
 
     partials: list[tree.Partials] = []
@@ -83,7 +86,7 @@ def test_any_packing_gives_the_bits_of_the_definition(cohort, turn):
         sums: tree.Partials = {}
         for node in tree.cover(set(positions), K):
             sums[node] = partial([weighted_sum(rows[slice(*node)], w, node) for w in weights])
-            assert same(tree.accumulate(node, leaf, sizes), sums[node])  # the sum that is made while training
+            assert same(tree.accumulate(node, leaf, sizes, spare), sums[node])  # the sum that is made while training
         partials.append(sums)
     leader = 0
     for level in schedule(range(len(held)), machines, fan_in, turn):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import hashlib
 import json
 import random
 import shutil
@@ -25,7 +26,7 @@ from raysim.report import ReportError
 from raysim.report.groups import compare
 from raysim.report.runs import Run
 from raysim.report.summary import summarise
-from raysim.store import documents, tables
+from raysim.store import documents, segments, tables
 from raysim.store.documents import DamagedFile, parse_yaml, read_tensors
 from raysim.sweep.grid import grid
 from raysim.sweep.table import read_table
@@ -120,7 +121,8 @@ def test_values() -> None:
 def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("finished")
     rounds = {"total": 2, "participation": 1.0, "evaluate_every": 1, "checkpoint_every": 1}
-    play(tiny(rounds=rounds, data={"client_test_frac": 0.25}, evaluate={"personal": "after_train"}), folder)
+    personal = {"data": {"client_test_frac": 0.25}, "evaluate": {"personal": "after_train"}}
+    play(tiny(rounds=rounds, **personal, local={"state": "persist"}), folder)
     return folder
 
 
@@ -153,9 +155,9 @@ def checkpoint(folder: Path) -> None:
     if latest is not None:
         saved = checkpoints.load(latest)
         assert saved.info["wall"] >= 0
-        for path in saved.clients.values():
-            assert path.resolve().is_relative_to(folder.resolve())
-            checkpoints.load_client(path)
+        for segment in checkpoints.states.segments:
+            assert segment.path.resolve().is_relative_to(folder.resolve())
+        assert all(array.size >= 0 for state in checkpoints.states.values() for array in state.values())
 
 
 READERS: dict[str, tuple[Callable[[Path], None], ...]] = {
@@ -184,6 +186,31 @@ def test_files_of_a_run(file: str, finished: Path, parsed_once: None, monkeypatc
                     read(folder)
                 except (DamagedFile, ReportError, ConfigError, CheckpointError) as error:
                     assert str(folder) in str(error)  # noqa: PT017
+
+
+def test_segments(finished: Path) -> None:
+    """The end of a segment, damaged by somebody who puts the right hash beside it."""
+    chance = random.Random(4)
+    whole = finished / "checkpoints/round-000002.states"
+    manifest = json.loads((finished / "checkpoints/round-000002.json").read_text())
+    [*_, entry] = manifest["segments"]
+    content = whole.read_bytes()
+    table, rest = content[: entry["table"]], content[entry["table"] :]
+    kinds = json.loads(rest[entry["clients"] * segments.ENTRY.itemsize :])
+    with in_memory() as folder:
+        path = folder / whole.name
+        for _ in range(CASES):
+            end = damaged(rest, chance)
+            if chance.random() < 0.5:
+                altered_kinds = json.dumps(altered(kinds, chance)).encode()
+                end = rest[: entry["clients"] * segments.ENTRY.itemsize] + altered_kinds
+            path.write_bytes(table + end)
+            claimed = entry | {"sha256": hashlib.sha256(end).hexdigest()}
+            try:
+                states = segments.SavedStates((segments.Segment.read(path, claimed),))
+                assert sum(array.nbytes for state in states.values() for array in state.values()) < 1 << 20
+            except DamagedFile as error:
+                assert str(path) in str(error)  # noqa: PT017
 
 
 def test_safetensors(finished: Path) -> None:

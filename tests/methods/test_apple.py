@@ -13,6 +13,7 @@ from toy import ToyCohort, toy_server, vector
 from raysim.config import ConfigError
 from raysim.core.layers import LayerMap
 from raysim.core.local_run import ClientState
+from raysim.core.pairs import entries
 from raysim.methods.apple import APPLE, KnowRelations, Relations, mean_of_means
 
 ALL = {"participation": 1.0}
@@ -64,7 +65,7 @@ def test_core_follows_the_gradient_and_is_sent():
     assert upload.value.tolist() == pytest.approx(core, abs=1e-8)
     pi = run.state(APPLE()).pi.tolist()
     assert run.params.tolist() == pytest.approx(mix(pi, [core, *CORES[1:]]), abs=1e-8)
-    assert upload.scalars["apple"].tolist() == pi
+    assert upload.scalars["apple"].to_dense().tolist() == pi
     assert torch.equal(run.uploaded, upload.value)
 
 
@@ -123,10 +124,21 @@ def test_sends_the_own_core_and_those_of_the_strongest_relations():
     assert server.shared["apple"].tolist() == [0.25, 0.25, 0.5, 0.0]
     assert APPLE(models=2).downlink((0, 1, 2), None, server).peers == ((0, 1), (0, 1), (0, 2))  # nothing known yet
     relations = vector([[0.1, 0.2, -0.9, 5.0], [0.0, 0.1, 0.2, 0.0], [-1.0, 0.5, 0.0, 0.0]])
-    cohort = ToyCohort(server, scalars={"apple": relations})
+    everyone = torch.ones(3, 4).nonzero().T
+    cohort = ToyCohort(server, scalars={"apple": entries(everyone, relations.flatten(), [3, 4])})
     step.apply(server.value, cohort.by_size(), cohort, server)
     assert APPLE(models=2).downlink((0, 1, 2), None, server).peers == ((0, 2), (1, 2), (0, 2))
     assert APPLE().downlink((0, 2), None, server).peers == ((0, 1, 2), (0, 1, 2))
+    # Client 1 has met client 0 alone: for the others it still has what it began with, 1/3 or nothing.
+    index = torch.tensor([[0, 0, 0, 1, 1, 2], [0, 1, 2, 0, 1, 2]])
+    met = entries(index, vector([1, 0, 0.5, 0.1, 0.2, 1]), [3, 4])
+    cohort = ToyCohort(server, scalars={"apple": met})
+    step.prepare(server)
+    for _ in range(2):  # the second time in place of the first
+        step.apply(server.value, cohort.by_size(), cohort, server)
+    assert len(server.memory["apple"]["keys"]) == 6
+    assert APPLE(models=2).downlink((1,), None, server).peers == ((1, 2),)
+    assert APPLE(models=2, initial="own").downlink((1,), None, server).peers == ((0, 1),)
 
 
 @quadratics()

@@ -12,6 +12,8 @@ from toy import ToyCohort, noted, toy_server, vector
 from raysim.config import ConfigError
 from raysim.core.client import Upload
 from raysim.core.local_run import ClientState
+from raysim.core.pairs import Pairs, sparse
+from raysim.federation import builder
 from raysim.methods.fedfomo import AddPreferences, FedFomo, Origin
 
 VAL = {"client_val_frac": 0.2}
@@ -40,7 +42,7 @@ def test_weights_by_what_models_gain_per_distance():
     assert run.state(FedFomo()).value.item() == run.params.item()  # the next θ_old
     upload = Upload(run.value)
     FedFomo().finish(run, upload)
-    assert upload.scalars["fedfomo"].tolist() == pytest.approx(a, abs=1e-12)
+    assert upload.scalars["fedfomo"].to_dense().tolist() == pytest.approx(a, abs=1e-12)
 
 
 @pytest.mark.parametrize("peers", [{}, {1: 6.0, 2: -10.0}, {0: 3.0}])
@@ -68,8 +70,9 @@ def bank(*clients: int) -> SimpleNamespace:
 def server(Q: list[list[float]]):
     made = toy_server(labels=[[1]] * len(Q))
     AddPreferences().prepare(made)
-    assert torch.equal(made.memory["fedfomo"], torch.eye(len(Q)).double())
-    made.memory["fedfomo"] += vector(Q)
+    assert not len(made.memory["fedfomo"]["keys"])  # an identity, until somebody has taken part
+    preferences = sparse(torch.eye(len(Q)) + vector(Q))
+    made.memory["fedfomo"] = Pairs.none(len(Q)).plus(range(len(Q)), preferences).memory
     return made
 
 
@@ -98,14 +101,54 @@ def test_epsilon_sends_others_instead():
 
 
 def test_preferences_add_up():
-    made = server([[0.0] * 3] * 3)
+    made = toy_server(labels=[[1]] * 3)
+    AddPreferences().prepare(made)
     cohort = ToyCohort(made, scalars={"fedfomo": vector([[1.0, 2.0, 0.0], [0.0, -1.0, 0.0], [0.0, 0.0, 4.0]])})
     for _ in range(2):
         target = AddPreferences().apply(made.value, cohort.by_size(), cohort, made)
     assert target is made.value
-    assert made.memory["fedfomo"].tolist() == [[3.0, 4.0, 0.0], [0.0, -1.0, 0.0], [0.0, 0.0, 9.0]]
+    preferences = Pairs.of(3, made.memory["fedfomo"])
+    found = [
+        {peer: sums[i].item() for i, peer in enumerate(peers.tolist())}
+        for peers, sums in map(preferences.row, range(3))
+    ]
+    assert found == [{0: 3.0, 1: 4.0}, {1: -1.0}, {2: 9.0}]  # of those that have met, and the 1 for a client's own
     made.notes.pop()
-    assert noted(made, "preference").tolist()[0] == [1.0, 2.0, 0.0]
+    assert noted(made, "preference").to_dense().tolist()[0] == [1.0, 2.0, 0.0]
+
+
+def test_what_pairs_have_not_met_is_nowhere(tmp_path):
+    """Forty clients of which ten take part in each of four rounds, sent three models each: not 1600 numbers, but those of
+    at most 4 · 10 · (3 + 1) pairs; noted are those that met, or none of them."""
+    data = {
+        **VAL,
+        "partition": {"iid_equal": {"clients": 40}},
+        "name": {"synthetic": {"samples": 800, "shape": [1, 8, 8]}},
+    }
+    rounds = {"participation": 0.25, "total": 4}
+    changes = {"client": [{"fedfomo": {"models": 3}}], "data": data, "rounds": rounds}
+    federation = play(tiny(**changes), tmp_path / "noted")
+    assert 0 < len(federation.server.memory["fedfomo"]["keys"]) <= 160
+    rows = table(tmp_path / "noted", "notes")
+    assert 0 < (rows["name"] == "preference").sum() <= 120
+    other = play(tiny(**changes, record={"pairs": False}), tmp_path / "not")
+    assert not (table(tmp_path / "not", "notes")["name"] == "preference").any()
+    assert other.sha256() == federation.sha256()
+
+
+@pytest.mark.parametrize("method", ["fedfomo", "apple"])
+def test_all_models_for_everybody_are_too_many_at_some_point(method, tmp_path, monkeypatch):
+    """Eight clients that are sent eight models are 64 models a round."""
+    changes = {"client": [method], "data": VAL, "rounds": {"participation": 1.0, "total": 1}}
+    model = 4 * play(tiny(**changes), tmp_path).server.layers.S
+    monkeypatch.setattr(builder, "SENT_BYTES", 64 * model - 1)
+    with pytest.raises(
+        ConfigError, match=r"models is null: each of 8 clients is sent the models of all 8.* models: 10"
+    ):
+        builder.prepare(tiny(**changes))
+    builder.prepare(tiny(**changes | {"client": [{method: {"models": 8}}]}))
+    monkeypatch.setattr(builder, "SENT_BYTES", 64 * model)
+    builder.prepare(tiny(**changes))
 
 
 def test_models_sent_are_counted(tmp_path):

@@ -258,4 +258,6 @@ def ray_engine(
     return RayEngine(
         spec, data, partition, settings.fan_in, settings.gather_bytes, placement=placement, pool=pool,
         references=references, client_timeout=timeout, most=wanted if settings.elastic else 0,
+        # The other half of the object stores is for what travels. Between checkpoints Ray spills what is too much.
+        state_bytes=int(ray.cluster_resources()["object_store_memory"]) // 2,
     )  # fmt: skip
