@@ -123,7 +123,7 @@ def catalogues(what: Listed) -> dict[str, Mapping[str, Any]]:
         need("matplotlib.figure")
         from raysim.report.figures import FIGURES
 
-        return {"figure": {name: entry.draw for name, entry in FIGURES.items()}}
+        return {"figure": {name: entry.of for name, entry in FIGURES.items()}}
     from raysim.analysis import INSTRUMENTS, MEASURES
 
     return {"observer": INSTRUMENTS, "measure": MEASURES}

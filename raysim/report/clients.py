@@ -7,10 +7,10 @@ from collections.abc import Sequence
 import numpy as np
 
 from raysim.report import NoData
-from raysim.report.canvas import COLUMN, INK, Canvas, colour, dash, heat_map, legend, name_rows, whole_rounds
+from raysim.report.canvas import COLUMN, INK, SHADED, Canvas, colour, dash, heat_map, legend, name_rows, whole_rounds
 from raysim.report.clouds import scatter_groups
 from raysim.report.folder import RunFolder
-from raysim.report.groups import Group
+from raysim.report.groups import Group, runs_of
 from raysim.report.partition import bubble_chart
 
 SPLITS = {"train": "training", "test": "test", "val": "held out"}
@@ -48,15 +48,15 @@ def client_accuracy(groups: Sequence[Group]) -> Canvas:
 
     A triangle marks the mean accuracy of the worst tenth of the clients, who are shaded."""
     held = []
-    for i, group in enumerate(groups):
+    for group in groups:
         shares = [_accuracies(run) for run in group.runs]
         if any(len(one) for one in shares):
-            held.append((i, group.label, 100 * np.sort(np.concatenate(shares))))
+            held.append((group.number, group.label, 100 * np.sort(np.concatenate(shares))))
     if not held:
         raise NoData("No run has accuracies of its clients' own models (evaluate.personal).")
     figure = Canvas(COLUMN, 2.4)
     axes = figure.add_subplot()
-    axes.axhspan(0, 10, color="#f0f0f0", linewidth=0)
+    axes.axhspan(0, 10, color=SHADED, linewidth=0)
     lines = []
     for i, _, values in held:
         below = 100 * np.arange(len(values) + 1) / len(values)
@@ -110,6 +110,11 @@ def weights_by_size(groups: Sequence[Group]) -> Canvas:
     axes.set(xlabel="share of the round's samples (%)", ylabel="aggregation weight λ (%)")
     legend(figure, [*dots, *line], [*(cloud.label for cloud in clouds), "by samples"])
     return figure
+
+
+def weigh_by_size(groups: Sequence[Group]) -> bool:
+    """Whether every client has weighed as much as its share of the samples, as in FedAvg."""
+    return all(np.allclose(*_share_and_weight(run).T) for run in runs_of(groups))
 
 
 def _share_and_weight(run: RunFolder) -> np.ndarray:

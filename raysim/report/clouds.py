@@ -38,7 +38,7 @@ def scatter_groups(
 ) -> tuple[Canvas, Axes, list[Cloud], list[PathCollection]]:
     """A figure with a cloud of each configuration, of the `points` [n, 2] of all its runs. One without points is left
     out. Raises `NoData` with the text `missing` where none has any."""
-    found = [Cloud(i, g.label, np.concatenate([points(run) for run in g.runs])) for i, g in enumerate(groups)]
+    found = [Cloud(g.number, g.label, np.concatenate([points(run) for run in g.runs])) for g in groups]
     clouds = [cloud for cloud in found if len(cloud.points)]
     if not clouds:
         raise NoData(missing)

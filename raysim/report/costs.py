@@ -9,7 +9,7 @@ from matplotlib.axes import Axes
 from matplotlib.patches import Patch
 
 from raysim.report import NoData
-from raysim.report.canvas import COLUMN, IDLE, PAGE, Canvas, colour, every_nth, legend, whole_rounds
+from raysim.report.canvas import COLUMN, IDLE, INK, PAGE, Canvas, colour, every_nth, legend, whole_rounds
 from raysim.report.folder import RunFolder
 from raysim.report.groups import Group
 from raysim.store.tables import PHASES
@@ -147,7 +147,7 @@ def timeline(run: RunFolder) -> Canvas:
                 lasted, (row - 0.4, 0.8), color=_shade(name, phases), linewidth=0, rasterized=len(lasted) > 500
             )
     for end in ends.tolist():
-        axes.axvline(end, color="#555555", linewidth=0.6, zorder=0)
+        axes.axvline(end, color=INK, linewidth=0.6, zorder=0)
     every = every_nth(len(hosts), 24)
     axes.set_yticks(range(0, len(hosts), every), [f"actor {h}" for h in hosts[::every]])
     axes.set(ylim=(len(hosts) - 0.4, -0.6), xlim=(start.min(), max(stop.max(), ends.max())))

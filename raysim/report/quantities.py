@@ -11,7 +11,7 @@ from matplotlib.axes import Axes
 
 from raysim.report.canvas import COLUMN, PAGE, Canvas, every_nth, heat_map, name_rows, whole_rounds
 from raysim.report.folder import RunFolder, of_loss
-from raysim.report.series import plot_rounds
+from raysim.report.series import Chart, Curve
 
 AXES = ("client", "layer", "index")  # in this order
 DRAWN_ELSEWHERE = ("balance", "coherence", "heterogeneity", "objective", "similarity")  # in figures of their own
@@ -186,16 +186,11 @@ def layers(run: RunFolder, name: str) -> Canvas:
     return figure
 
 
-def notes(run: RunFolder, name: str) -> Canvas:
+def notes(run: RunFolder, name: str) -> Canvas | Chart:
     """One quantity that a method reports: a curve over the rounds, or a map over rounds, clients or a further index."""
     quantity = quantities(run)[name]
     if not quantity.axes:
-        figure = Canvas(COLUMN, 1.9)
-        axes = figure.add_subplot()
-        plot_rounds(axes, 0, quantity.values)
-        axes.set(xlabel="round", ylabel=fill(_label(run, name), 24))
-        whole_rounds(axes)
-        return figure
+        return Chart([Curve.one(0, "", run, quantity.values)], fill(_label(run, name), 24), named=False)
     rows, columns = (quantity.axes[0], "round") if len(quantity.axes) == 1 else quantity.axes
     height = float(np.clip(0.75 + 0.12 * len(quantity.labels[rows]), 1.8, 3.4))
     figure = Canvas(COLUMN, height)

@@ -11,6 +11,7 @@ import numpy as np
 
 from raysim.report.folder import RunFolder
 from raysim.report.groups import Group, runs_of
+from raysim.report.significance import LEVEL, holm, paired
 from raysim.store.tables import OPEN
 
 SHORTFALL = 0.95  # the default target is this share of the score that all runs have reached
@@ -68,10 +69,9 @@ GLOBAL, PERSONAL = "accuracy", "personal_accuracy_micro"  # columns of `rounds` 
 
 
 def judged_by(runs: Sequence[RunFolder]) -> str:
-    """The score that runs are compared by: the global model's, or the personal models' where not every run has the
-    first and every run has the second."""
-    has = {score: all(len(scores(run, score)) for run in runs) for score in (GLOBAL, PERSONAL)}
-    return PERSONAL if has[PERSONAL] and not has[GLOBAL] else GLOBAL
+    """The score that runs are compared by: the personal models' where every run has tested them, as `evaluate.personal`
+    asks, or else the global model's."""
+    return PERSONAL if all(len(scores(run, PERSONAL)) for run in runs) else GLOBAL
 
 
 def metric_names(run: RunFolder) -> list[str]:
@@ -108,6 +108,7 @@ COSTS: dict[str, Callable[[dict[str, np.ndarray]], np.ndarray]] = {
     "s": lambda rounds: rounds["wall"],
 }
 """What a run has spent at the end of each round: rounds, uplink, both links, time since its start."""
+TOTALS = {"MB up": "sent by clients (MB)", "MB": "sent up and down (MB)", "s": "time (s)"}  # headings of what was spent
 
 
 def cost_to(run: RunFolder, column: str, target: float, cost: str) -> float | None:
@@ -140,7 +141,7 @@ def summarise(groups: Sequence[Group], target: float | None = None) -> Summary:
     def percent(of: Callable[[RunFolder, str], float | None], column: str) -> Callable[[Group], str]:
         return lambda group: _percent(group, of, column).show(2)
 
-    own = "personal " if by == PERSONAL else ""
+    own, other = ("personal ", ("global final (%)", GLOBAL)) if by == PERSONAL else ("", ("personal (%)", PERSONAL))
     scored: dict[str, Callable[[Group], str]] = {
         "seed": lambda group: ", ".join(str(run.seed) for run in group.runs),
         "rounds": _rounds,
@@ -153,8 +154,7 @@ def summarise(groups: Sequence[Group], target: float | None = None) -> Summary:
         scored = {heading: show for heading, show in scored.items() if "%" not in heading}
     for name in shared:
         scored[f"final {name.replace('_', ' ')}"] = partial(_metric, f"{METRIC}{name}")
-    if by == GLOBAL:
-        scored["personal (%)"] = percent(final, PERSONAL)
+    scored[other[0]] = percent(final, other[1])
     scored["worst tenth (%)"] = percent(final, "personal_accuracy_worst10")
     spent: dict[str, Callable[[Group], str]] = {}
     if target is not None:
@@ -162,8 +162,8 @@ def summarise(groups: Sequence[Group], target: float | None = None) -> Summary:
             spent[f"{cost} to {100 * target:g} %"] = partial(
                 _cost, lambda run, cost: cost_to(run, by, target, cost), cost
             )
-    for cost in ("MB up", "MB", "s"):
-        spent[cost] = partial(_cost, total, cost)
+    for cost, heading in TOTALS.items():
+        spent[heading] = partial(_cost, total, cost)
     sentence = " ".join(filter(None, (_sentence(groups, by, target), _unfinished(runs))))
     return Summary(target, sentence, _table(groups, scored), _table(groups, spent))
 
@@ -229,4 +229,38 @@ def _sentence(groups: Sequence[Group], by: str, target: float | None) -> str:
         return f"{text}."
     low, last = min(scored, key=lambda pair: pair[0].mean)
     text = f"Of {len(scored)} configurations, {group.label} ends highest, with a {kind} of {top.show(2)} %{over}"
-    return f"{text}, and {last.label} lowest, with {low.show(2)} %."
+    return f"{text}, and {last.label} lowest, with {low.show(2)} %. {_doubt(group, [g for _, g in scored], by)}"
+
+
+def _doubt(best: Group, groups: Sequence[Group], by: str) -> str:
+    """Whether the best group is ahead of the others by more than chance."""
+    others = [group for group in groups if group is not best]
+    tests = differ([best, *others], by)
+    pairs = min((_pairs(best, other, by) for other in others), key=len)
+    if not tests:
+        return "With fewer than two seeds in common, nothing says whether the difference is more than chance."
+    how = f"paired t test over {len(pairs)} seeds" + ", Holm's correction" * (len(others) > 1)
+    close = {other.label: p for other, p in zip(others, tests, strict=True) if not p < LEVEL}
+    if not close:
+        return f"It leads by more than chance ({how}, p {_p(max(tests))})."
+    which = "the others" if len(close) == len(others) > 1 else ", ".join(close)
+    return f"Its lead on {which} is no more than chance can make ({how}, p {_p(min(close.values()))})."
+
+
+def differ(groups: Sequence[Group], by: str) -> list[float]:
+    """The p value of the first group's difference from each other, by Holm's correction; none where a pair of groups
+    has fewer than two seeds in common."""
+    first, *others = groups
+    tests = [paired(*zip(*pairs, strict=True)) if len(pairs := _pairs(first, g, by)) > 1 else math.nan for g in others]
+    return [] if any(map(math.isnan, tests)) else holm(tests)
+
+
+def _pairs(a: Group, b: Group, by: str) -> list[tuple[float, float]]:
+    """Final scores of both, seed by seed."""
+    ours, theirs = ({run.seed: final(run, by) for run in group.runs} for group in (a, b))
+    found = [(ours[seed], theirs[seed]) for seed in ours if seed in theirs]
+    return [(x, y) for x, y in found if x is not None and y is not None]
+
+
+def _p(value: float) -> str:
+    return "< 0.001" if value < 0.001 else f"= {value:.2g}"

@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 
 from raysim.report import NoData
-from raysim.report.canvas import COLUMN, INK, PAGE, Canvas, colour, decades, heat_map, legend, name_rows, whole_rounds
+from raysim.report.canvas import COLUMN, PAGE, Canvas, colour, heat_map, legend, name_rows, whole_rounds
 from raysim.report.clouds import scatter_groups
 from raysim.report.folder import RunFolder, of_loss
 from raysim.report.groups import Group
 from raysim.report.quantities import Quantity, noted, quantities
-from raysim.report.series import over_rounds, plot, plot_rounds
+from raysim.report.series import Chart, Curve, over_rounds, plot, plot_rounds
 
 CLIENTS = 7  # so many clients have a line each
 
+MOMENTS = {"before local training": "before", "after": "after"}
 COHERENCES = {"mean": "mean cosine of updates", "paper": "local gradient coherence"}
 HETEROGENEITIES = {
     "cosine": "heterogeneity coherence\n(cosine)",
@@ -25,19 +27,14 @@ HETEROGENEITIES = {
 }
 
 
-def coherence(groups: Sequence[Group], variant: str) -> Canvas:
+def coherence(groups: Sequence[Group], variant: str) -> Chart:
     """Local gradient coherence of each round (FedLAW, definition 5.1): how much the clients' updates point one way.
 
-    A diamond marks the critical point, the first round in which it is no longer positive."""
-    figure, axes, curves = over_rounds(groups, lambda run: noted(run, f"coherence.{variant}"), COHERENCES[variant])
-    axes.axhline(0, color=INK, linewidth=0.6, zorder=1)
-    for curve in curves:
-        if (critical := critical_point(curve.mean)) is not None:
-            axes.plot(
-                curve.x[critical], curve.mean[critical], "D", color=colour(curve.number), markersize=5,
-                markeredgecolor="white", zorder=5,
-            )  # fmt: skip
-    return figure
+    The mark is the critical point, the first round in which it is no longer positive."""
+    chart = over_rounds(
+        groups, lambda run: noted(run, f"coherence.{variant}"), COHERENCES[variant], zero=True, mark="critical point"
+    )
+    return replace(chart, marks=tuple(critical_point(curve.mean) for curve in chart.curves))
 
 
 def critical_point(values: np.ndarray) -> int | None:
@@ -46,21 +43,15 @@ def critical_point(values: np.ndarray) -> int | None:
     return int(falls[0]) + 1 if len(falls) else None
 
 
-def coherence_groups(run: RunFolder) -> Canvas:
+def coherence_groups(run: RunFolder) -> Chart:
     """Mean cosine of the updates in each round, of all clients and of each group that the instrument was given."""
     prefix = "coherence.mean"
     named = {name.removeprefix(f"{prefix}_"): q for name, q in quantities(run).items() if name.startswith(f"{prefix}_")}
     if not named:
         raise NoData("The instrument coherence was given no groups of clients.")
     shown = {"all clients": noted(run, prefix), **{name: q.values for name, q in named.items()}}
-    figure = Canvas(COLUMN, 2.3)
-    axes = figure.add_subplot()
-    lines = [plot_rounds(axes, i, values) for i, values in enumerate(shown.values())]
-    axes.axhline(0, color=INK, linewidth=0.6, zorder=1)
-    axes.set(xlabel="round", ylabel=COHERENCES["mean"])
-    whole_rounds(axes)
-    legend(figure, lines, list(shown))
-    return figure
+    curves = [Curve.one(i, label, run, values) for i, (label, values) in enumerate(shown.items())]
+    return Chart(curves, COHERENCES["mean"], zero=True)
 
 
 def weights_by_coherence(groups: Sequence[Group]) -> Canvas:
@@ -82,11 +73,11 @@ def _coherence_and_weight(run: RunFolder) -> np.ndarray:
     return np.asarray(points[~np.isnan(points).any(1)])
 
 
-def heterogeneity(groups: Sequence[Group], variant: str) -> Canvas:
+def heterogeneity(groups: Sequence[Group], variant: str) -> Chart:
     """Heterogeneity coherence of each round (FedLAW, definition 5.2).
 
     It compares the classes of the round's clients, by their weights, with those of all clients."""
-    return over_rounds(groups, lambda run: noted(run, f"heterogeneity.{variant}"), HETEROGENEITIES[variant])[0]
+    return over_rounds(groups, lambda run: noted(run, f"heterogeneity.{variant}"), HETEROGENEITIES[variant])
 
 
 def classes(run: RunFolder) -> Canvas:
@@ -105,20 +96,13 @@ def classes(run: RunFolder) -> Canvas:
     return figure
 
 
-def objective(run: RunFolder) -> Canvas:
+def objective(run: RunFolder) -> Chart:
     """Training loss of each round's clients before and after their local training, weighted by size (FedALA, figure 5)."""
-    figure = Canvas(COLUMN, 2.3)
-    axes = figure.add_subplot()
-    for i, moment in enumerate(("before", "after")):
-        values = noted(run, f"objective.{moment}")
-        if not len(values):
-            raise NoData("The run has no instrument objective.")
-        plot_rounds(axes, i, values)
-    axes.set(xlabel="round", ylabel=of_loss("training loss", [run]), yscale="log")
-    decades(axes.yaxis)
-    whole_rounds(axes)
-    legend(figure, axes.get_lines(), ["before local training", "after"])
-    return figure
+    found = {label: noted(run, f"objective.{moment}") for label, moment in MOMENTS.items()}
+    if not all(map(len, found.values())):
+        raise NoData("The run has no instrument objective.")
+    curves = [Curve.one(i, label, run, values) for i, (label, values) in enumerate(found.items())]
+    return Chart(curves, of_loss("training loss", [run]), log=True)
 
 
 def similarity(groups: Sequence[Group]) -> Canvas:
