@@ -74,7 +74,7 @@ def data_show(
     from raysim.config import load
     from raysim.config.shipped import find
     from raysim.federation import partitioned
-    from raysim.report.partition import bubble_chart
+    from raysim.report.partition import partition_chart
 
     with reported():
         settings = load(find(config), [*(overrides or ()), *(changes or ())])
@@ -84,7 +84,7 @@ def data_show(
             print(line)
         path = out or below(Path(), f"{settings.name}-partition.png")
         try:
-            bubble_chart(counts, data.label_names, f"{data.name}, {partition.clients} clients").save(path)
+            partition_chart(counts, data.label_names, f"{data.name}, {partition.clients} clients").save(path)
         except ImportError as error:  # the table is worth having without the chart
             print(f"raysim: no chart: {error}", file=sys.stderr)
         else:

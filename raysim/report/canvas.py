@@ -7,6 +7,7 @@ import re
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
+from textwrap import fill
 from typing import Any
 
 import matplotlib
@@ -135,10 +136,22 @@ def legend(figure: Figure, handles: Sequence[Any], labels: Sequence[str]) -> Non
     if not labels:
         return
     room = int(figure.get_figwidth() * 15)  # letters of the legend's size in a line
+    labels = [fill(label, room - 5) for label in labels]
     columns = max(1, min(len(labels), room // (max(map(len, labels)) + 5)))
+    lines = max(label.count("\n") + 1 for label in labels) * -(-len(labels) // columns)
     dots = any(isinstance(handle, PathCollection) for handle in handles)  # small in a cloud, too small alone
     figure.legend(handles, labels, loc="outside upper left", ncols=columns, markerscale=1.8 if dots else 1)
-    figure.set_figheight(figure.get_figheight() + 0.15 * -(-len(labels) // columns))
+    figure.set_figheight(figure.get_figheight() + 0.15 * lines)
+
+
+def named_rows(figure: Figure, axes: Axes, names: Sequence[str]) -> None:
+    """Names at rows 0, 1, ... from the top; long ones in several lines, for which the figure grows."""
+    names = [fill(name, 26) for name in names]
+    lines = max(name.count("\n") + 1 for name in names)
+    figure.set_figheight(figure.get_figheight() + 0.14 * (lines - 1) * len(names))
+    axes.set_yticks(range(len(names)), names)
+    axes.set_ylim(len(names) - 0.5, -0.5)
+    axes.tick_params(axis="y", length=0)
 
 
 def whole_rounds(axes: Axes) -> None:

@@ -11,7 +11,7 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 
 from raysim.report import NoData
-from raysim.report.canvas import COLUMN, INK, Canvas, colour, decades, legend
+from raysim.report.canvas import COLUMN, INK, Canvas, colour, decades, legend, named_rows
 from raysim.report.clouds import MARKS
 from raysim.report.folder import of_loss
 from raysim.report.groups import Group, runs_of
@@ -86,11 +86,9 @@ def final_scores(groups: Sequence[Group]) -> Canvas:
         )
         std = values.std(ddof=1) if len(values) > 1 else None
         axes.errorbar(values.mean(), row, xerr=std, fmt="D", color=shade, markersize=3.5, capsize=2.5, linewidth=1)
-    axes.set_yticks(range(len(held)), [group.label for group, _ in held])
-    axes.set_ylim(len(held) - 0.4, -0.6)
+    named_rows(figure, axes, [group.label for group, _ in held])
     axes.xaxis.set_major_locator(MaxNLocator(6))
     axes.set_xlabel(ENDS[by])
-    axes.tick_params(axis="y", length=0)
     marks = [Line2D([], [], color=INK, linestyle="", marker=m, markersize=3.5, markerfacecolor=f) for m, f in RUN_MEAN]
     legend(figure, marks, ["a run", "mean ± 1 std over seeds"])
     return figure

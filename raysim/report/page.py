@@ -31,8 +31,8 @@ ROOM = 1_700_000  # bytes for figures, so that a page has at most 2 MB
 POINTS = 3000  # of a chart, all its curves together
 
 SECTIONS = {
-    "Scores": ("scores", "accuracy:rounds", "loss:rounds", "metric", "train-loss:rounds", "pareto"),
-    "The clients' own models": ("personal:rounds", "worst:rounds", "clients"),
+    "Scores": ("scores", "accuracy:rounds", "loss:rounds", "metric", "train-loss:rounds", "pareto", "class-accuracy"),
+    "The clients' own models": ("personal:rounds", "worst:rounds", "clients", "personalization"),
     "Bytes and time": ("traffic", "seconds"),
     "Aggregation weights": ("lambda-size", "lambda-coherence", "correlation"),
     "The clients' updates": ("coherence", "heterogeneity", "similarity"),
@@ -40,7 +40,7 @@ SECTIONS = {
     "The loss around the model": ("rescaling:loss", "slice", "hessian", "histogram"),
 }
 PORTRAIT = (
-    *("lambda", "layers", "notes", "shrinking", "coherence-groups", "classes", "objective"),
+    *("lambda", "layers", "notes", "shrinking", "coherence-groups", "classes", "objective", "confusion"),
     *("simplex", "transport", "trajectory", "timeline", "utilisation"),
 )
 
@@ -90,7 +90,7 @@ def write(runs: Sequence[RunFolder], out: Path, target: float | None = None) -> 
         setting=_setting(firsts),
         warnings=_warnings(groups),
         summary=summary,
-        sections=[section for section in _sections(groups, writer) if section.figures],
+        sections=[section for section in _sections(groups, writer) if section.figures or section.left_out],
         failures=list(_failures(groups)),
         labels=labels,
         varied=[(path, *(_cell(run.settings.get(path)) for run in firsts)) for path in differences(firsts)],

@@ -93,10 +93,10 @@ class Chart:
             lines, words = [], []
         if any(curve.std is not None for curve in self.curves):
             lines, words = [*lines, Patch(color=INK, alpha=0.18, linewidth=0)], [*words, self.band]
-        if diamonds := self._diamonds(axes, divisor):
-            lines, words = [*lines, diamonds[0]], [*words, self.mark]
         if self.zero:
             axes.axhline(0, color=INK, linewidth=0.6, zorder=1)
+        if diamonds := self._diamonds(axes, divisor):
+            lines, words = [*lines, diamonds[0]], [*words, self.mark]
         self._axes(axes, f"time ({unit})" if unit else LABELS[self.against])
         legend(figure, lines, words)
         return figure

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
+from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 
@@ -109,32 +110,35 @@ def similarity(groups: Sequence[Group]) -> Canvas:
     """Cosine of each client's model with the new global one in each round (CCN, figure 1b).
 
     With more than seven clients: the mean, and a band from the least to the most similar."""
-    held = [(g.label, q) for g in groups if (q := quantities(g.first).get("similarity.client")) is not None]
+    held = [(g, q) for g in groups if (q := quantities(g.first).get("similarity.client")) is not None]
     if not held:
         raise NoData("No run has the instrument similarity.")
     figure = Canvas(COLUMN if len(held) == 1 else PAGE, 2.2)
     panels = figure.subplots(1, len(held), sharey=True, squeeze=False)[0]
-    handles: dict[str, Line2D] = {}
-    for axes, (label, quantity) in zip(panels, held, strict=True):
+    handles: dict[str, Artist] = {}
+    for axes, (group, quantity) in zip(panels, held, strict=True):
         if len(quantity.labels["client"]) > CLIENTS:
-            _range_of_clients(axes, quantity.values)
+            handles["from the least to the most similar client"] = _range_of_clients(axes, group.first)
         else:
             for client, line in _line_of_each(axes, quantity).items():
                 handles.setdefault(f"client {client}", line)
         axes.set_xlabel("round")
-        axes.set_title(label if len(held) > 1 else "", loc="left")
+        axes.set_title(group.label if len(held) > 1 else "", loc="left")
         whole_rounds(axes)
     panels[0].set_ylabel("cosine with the global model")
     legend(figure, list(handles.values()), list(handles))
     return figure
 
 
-def _range_of_clients(axes: Axes, values: np.ndarray) -> None:
-    """`values` are [rounds, clients]."""
-    present = np.flatnonzero(~np.isnan(values).all(1))
-    low, high = np.nanmin(values[present], 1), np.nanmax(values[present], 1)
-    axes.fill_between(present + 1, low, high, color=colour(0), alpha=0.18, linewidth=0)
-    plot(axes, 0, present + 1, np.nanmean(values[present], 1), marker=None)
+def _range_of_clients(axes: Axes, run: RunFolder) -> Artist:
+    notes = run.columns("notes")
+    rows = (notes["method"] == "similarity") & (notes["name"] == "client") & ~np.isnan(notes["value"])
+    present, place = np.unique(notes["round"][rows], return_inverse=True)
+    values, low, high = notes["value"][rows], np.full(len(present), np.inf), np.full(len(present), -np.inf)
+    np.minimum.at(low, place, values)
+    np.maximum.at(high, place, values)
+    plot(axes, 0, present + 1, np.bincount(place, values) / np.bincount(place), marker=None)
+    return axes.fill_between(present + 1, low, high, color=colour(0), alpha=0.18, linewidth=0)
 
 
 def _line_of_each(axes: Axes, quantity: Quantity) -> dict[str, Line2D]:

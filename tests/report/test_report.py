@@ -16,6 +16,7 @@ from typing import Any
 from xml.etree import ElementTree
 
 import numpy as np
+import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 from conftest import play, tiny
@@ -30,17 +31,18 @@ import raysim
 from raysim.cli.app import app
 from raysim.data import Dataset, Partition
 from raysim.federation import Federation
-from raysim.report import MissingExtra, NoData, ReportError, canvas, clients, quantities
+from raysim.report import MissingExtra, NoData, ReportError, blocks, canvas, clients, curves, quantities
 from raysim.report.canvas import COLUMN, PAGE
 from raysim.report.figures import FIGURES, available, draw
 from raysim.report.folder import Shares
 from raysim.report.groups import compare
 from raysim.report.page import write
+from raysim.report.partition import partition_chart
 from raysim.report.runs import Run, find
 from raysim.report.significance import holm, paired
 from raysim.report.summary import OverSeeds, summarise
 from raysim.store.atomic import write_json
-from raysim.store.tables import Recorder
+from raysim.store.tables import Recorder, write_table
 
 NONE = np.nan
 PERSONAL = {"client_test_frac": 0.25}
@@ -260,6 +262,61 @@ def test_final_scores_show_every_seed(tmp_path: Path) -> None:
     assert [label.get_text() for label in axes.get_yticklabels()] == ["fedavg"]
 
 
+def test_of_the_pareto_front_none_is_beaten_in_both(tmp_path: Path) -> None:
+    accuracy = {"a": 0.5, "b": 0.7, "c": 0.6}  # for 1, 2 and 3 MB up
+    changes = ({}, {"server": ["fedlws"]}, {"client": ["fedala"]})
+    runs = [
+        by_hand(tmp_path / name, [*[None] * i, score], **changes[i]) for i, (name, score) in enumerate(accuracy.items())
+    ]
+    (axes,) = draw("pareto", runs).axes
+    *means, line = axes.lines
+    assert [tuple(one.get_xydata()[0]) for one in means if len(one.get_xdata())] == [(1, 50), (2, 70), (3, 60)]
+    np.testing.assert_allclose(line.get_xydata(), [[1, 50], [2, 70]])
+    assert curves.front(np.array([2, 1, 1, 3]), np.array([5, 5, 4, 6])) == [1, 3]
+
+
+def test_very_many_clients_are_shown_by_blocks() -> None:
+    clients = 10_000
+    values = np.arange(clients, dtype=float)
+    ends = blocks.edges(clients)
+    assert len(ends) - 1 == blocks.BLOCKS
+    np.testing.assert_allclose(blocks.means(values), [values[a:b].mean() for a, b in itertools.pairwise(ends)])
+    assert blocks.names(np.arange(clients) + 5)[:2] == ["5–29", "30–54"]
+    np.testing.assert_array_equal(blocks.means(values[:2000]), values[:2000])
+    found = blocks.cells((np.array([0, 0, 1]), np.array([1, 1, 0])), np.array([1.0, 3.0, 5.0]), (2, 2))
+    np.testing.assert_array_equal(found, [[NONE, 2], [5, NONE]])
+
+
+def test_a_page_of_a_hundred_thousand_clients_is_as_small(tmp_path: Path) -> None:
+    n, rounds, rng = 100_000, 20, np.random.default_rng(0)
+    run = by_hand(tmp_path / "many", [0.5] * rounds)
+    client = np.arange(n).repeat(2)
+    header = {"clients": n, "classes": list("abcdefghij"), "data": "many"}
+    table = pa.table({"client": client, "split": ["train", "test"] * n, "label": rng.integers(0, 10, 2 * n)})
+    write_table(run.folder, "partition", table.replace_schema_metadata({"raysim.partition": json.dumps(header)}))
+    with Recorder(run.folder) as recorder:
+        for t in range(rounds):
+            drawn = rng.permutation(n)[:1000]
+            recorder.add(
+                "rounds", round=t, clients_ok=1000, clients_failed=0, bytes_up=1, bytes_down=1, seconds=1.0, wall=t
+            )
+            recorder.add("clients", round=t, client=drawn, samples=1, weight=rng.random(1000), status="ok")
+            recorder.add("notes", round=t, method="similarity", name="client", client=drawn, value=rng.random(1000))
+        recorder.add("personal", round=rounds - 1, client=np.arange(n), correct=rng.integers(0, 2, n), samples=1)
+    write([Run(run.folder)], tmp_path / "page.html")
+    text = (tmp_path / "page.html").read_text(encoding="utf-8")
+    assert len(text.encode()) < 1_000_000
+    names = {"partition", "sizes", "clients", "lambda", "lambda-size", "similarity"}
+    assert names <= set(re.findall("raysim plot ([\\w-]+)", text))
+
+
+def test_figures_that_do_not_fit_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("raysim.report.page.ROOM", 5000)
+    write([by_hand(tmp_path / "a", [0.5, 0.6])], tmp_path / "a.html")
+    text = (tmp_path / "a.html").read_text(encoding="utf-8")
+    assert "Left out, so that the page stays small: <code>raysim plot seconds</code>." in text
+
+
 def test_bubbles_are_the_partition(folder: Path, stored: dict[str, Run]) -> None:
     federation = Federation(
         tiny(rounds={"total": 4, "participation": 0.4, "evaluate_every": 2}), folder / "avg-3", resume=True
@@ -275,6 +332,10 @@ def test_bubbles_are_the_partition(folder: Path, stored: dict[str, Run]) -> None
     drawn[client, label] = bubbles.get_sizes()
     np.testing.assert_allclose(drawn / drawn.max(), counts / counts.max())
     assert (axes.get_xlabel(), axes.get_ylabel()) == ("client", "class")
+    counts = np.random.default_rng(0).integers(0, 5, (300, 4))
+    (image,) = partition_chart(counts, list("abcd"), "toy").axes[0].get_images()  # of many clients a map
+    np.testing.assert_array_equal(np.ma.filled(image.get_array(), 0), counts.T[::-1])
+    counts = federation.partition.label_counts(federation.data)
     sizes = draw("sizes", [stored["avg-3"]]).axes[0].patches[0].get_data()
     np.testing.assert_array_equal(sizes.values, sorted(counts.sum(1), reverse=True))
 
@@ -458,7 +519,9 @@ def test_every_figure_has_labels_that_fit(stored: dict[str, Run], measured: Path
 
 def test_every_figure_is_drawn_by_some_test(stored: dict[str, Run], measured: Path, tmp_path: Path) -> None:
     runs = [*stored.values(), raysim.load(measured), with_metric(tmp_path / "a", [0.5])]
-    shown = {name.partition(":")[0] for run in runs for name in available([run])}
+    shown = {
+        name.partition(":")[0] for some in ([runs[0], runs[2]], *([run] for run in runs)) for name in available(some)
+    }
     assert shown == set(FIGURES)
 
 
