@@ -152,13 +152,11 @@ class _Figures:
         for base in bases:
             words = caption(base)
             for name in known:
-                if base not in (name, name.partition(":")[0]):
+                if base not in (name, name.partition(":")[0]) or by_construction(name, runs):
                     continue
                 try:
                     found = find(name, runs)
                 except NoData:
-                    continue
-                if by_construction(name, runs):
                     continue
                 drawn = self._drawn(found, name, words, re.sub(r"\W+", "-", f"{place}-{name}"))
                 if drawn is None:
