@@ -32,7 +32,7 @@ SEQUENTIAL, DIVERGING, BLANK = "viridis", "PuOr", (0.5, 0.5, 0.5, 0.16)
 
 # What a page calls the colours that are others when it is dark.
 THEME = {
-    "#ffffff": "paper", INK: "ink", GRID: "grid", IDLE: "idle", "#888888": "edge", SHADED: "shaded",
+    INK: "ink", GRID: "grid", IDLE: "idle", "#888888": "edge", SHADED: "shaded",
     **{shade: f"hue-{i}" for i, shade in enumerate(COLOURS)},
 }  # fmt: skip
 
@@ -101,7 +101,9 @@ class Canvas(Figure):
         """An <svg> element for a page: text stays text, colours follow the page's, and ids begin with `prefix`, so that
         figures do not mix."""
         with matplotlib.rc_context({"svg.fonttype": "none"}):
-            text = self._bytes("svg", metadata={"Date": None, "Creator": None, "Format": None, "Type": None}).decode()
+            text = self._bytes(
+                "svg", transparent=True, metadata={"Date": None, "Creator": None, "Format": None, "Type": None}
+            ).decode()
         text = re.sub(r"<metadata>.*?</metadata>", "", text[text.index("<svg") :], flags=re.DOTALL)
         text = re.sub(r"(fill|stroke): (#[0-9a-f]{6})\b", _themed, text)
         return re.sub(r'(\bid="|href="#|url\(#)', rf"\g<1>{prefix}-", text)

@@ -123,6 +123,11 @@ def pareto(groups: Sequence[Group]) -> Canvas:
     return figure
 
 
+def equally_costly(groups: Sequence[Group]) -> bool:
+    """Whether clients have sent as much in every run."""
+    return len({total(run, "MB up") for run in runs_of(groups)}) < 2
+
+
 def front(cost: np.ndarray, score: np.ndarray) -> list[int]:
     """Those to which no other is at most as costly and at least as good, the cheapest first."""
     found: list[int] = []

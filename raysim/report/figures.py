@@ -53,7 +53,7 @@ def always(names: Iterable[str]) -> Variants:
 
 AGAINST = always(series.AGAINST)
 
-STRAIGHT = {"lambda-size": clients.weigh_by_size, "tau-r": shrinking.in_proportion}
+STRAIGHT = {"lambda-size": clients.weigh_by_size, "tau-r": shrinking.in_proportion, "pareto": curves.equally_costly}
 BYTES = {  # what tells two variants apart
     "uplink": "Against what the clients have sent, and not what they were sent.",
     "traffic": "Against all that was sent, by the clients and to them.",

@@ -12,6 +12,7 @@ from raysim.report.folder import RunFolder
 from raysim.report.groups import Group
 from raysim.report.measured import measured, tables_of
 
+ON_LIGHT = "#222222"  # text on the light half of a map's colours, also on a dark page
 WRITTEN = 12  # classes up to which a confusion matrix has numbers in its cells
 
 
@@ -30,7 +31,7 @@ def confusion(run: RunFolder) -> Canvas:
     if len(counts) <= WRITTEN:
         for (row, column), share in np.ndenumerate(shares):
             if share >= 0.5:
-                shade = "white" if share < 60 else INK  # on the dark and on the light half of the colours
+                shade = "white" if share < 60 else ON_LIGHT
                 axes.text(column, row, f"{share:.0f}", ha="center", va="center", fontsize=6, color=shade)
     name_rows(axes, names, height - 0.9)
     every = every_nth(len(names), 10 if width == COLUMN else 24)
