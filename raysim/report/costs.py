@@ -16,7 +16,7 @@ from raysim.store.tables import PHASES
 
 WAYS = ("up", "down")
 KINDS = {"params": "parameters", "buffers": "buffers", "vectors": "vectors", "scalars": "scalars", "masks": "masks"}
-VISIBLE = 0.004  # of the width of a figure: legends do not name what is thinner
+VISIBLE = 0.001  # of the width of a figure: legends do not name what is thinner
 SPANS = 40  # a timeline shows at most about so many phases of each actor
 
 
