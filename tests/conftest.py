@@ -116,6 +116,8 @@ OPTIONS: dict[str, dict[str, Any]] = {  # of every measure, so that it is soon t
     "simplex": {"rounds": (0, 3), "step": 0.25, "samples": 32},
     "transport": {"samples": 20, "components": 4},
     "trajectory": {"client": 2, "grid": 4},
+    "confusion": {},
+    "personalization": {},
 }
 
 
@@ -130,9 +132,12 @@ def measured(tmp_path_factory: pytest.TempPathFactory) -> Path:
     watched = [{"coherence": {"groups": {"low": [0, 1, 2, 3]}}}, "heterogeneity", "balance", "similarity", "objective"]
     rounds = {"total": 4, "participation": 1.0, "evaluate_every": 2}
     play(
-        tiny(name="measured", rounds=rounds, server=["fedlws"], record={"instruments": watched, "trace": "rounds"}),
+        tiny(
+            name="measured", rounds=rounds, server=["fedlws"], record={"instruments": watched, "trace": "rounds"},
+            data={"client_test_frac": 0.25}, evaluate={"personal": "after_init"},
+        ),
         folder,
-    )
+    )  # fmt: skip
     for name, options in OPTIONS.items():
         write(name, MEASURES[name](**options), SavedRun(folder))
     return folder

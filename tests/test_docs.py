@@ -16,6 +16,7 @@ import pytest
 import typer
 import yaml
 from conftest import play, tiny
+from typer.testing import CliRunner
 
 import raysim
 from raysim.cli.app import app
@@ -27,7 +28,7 @@ from raysim.sweep.grid import grid
 from raysim.sweep.items import find as find_item
 
 ROOT = Path(__file__).parents[1]
-TESTED_FURTHER = {"README.md", "model.md"}
+TESTED_FURTHER = {"README.md", "model.md", "paper.md"}
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 COMMANDS = typer.main.get_command(app)
 
@@ -81,6 +82,24 @@ def test_own_parts_are_used_by_their_names(tmp_path: Path, monkeypatch: pytest.M
     run = executed(ROOT / "docs/howto/model.md")["run"]
     assert run.model().head.in_features == 8
     assert 0 < run["rounds"]["metric.confidence"][-1].as_py() < 1
+
+
+@pytest.mark.usefixtures("clean_registry")
+def test_a_newcomer_gets_a_figure_and_a_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    page = ROOT / "docs/howto/paper.md"
+    executed(page)
+    said = ""
+    for words in commands(page):
+        done = CliRunner().invoke(app, words)
+        assert done.exit_code == 0, done.output
+        said += done.output
+    assert "fedprox" in said
+    assert re.search(r"paired t test over 3 seeds, p [=<] [\d.]+\)\.", said)
+    assert r"\begin{tabular}" in said and r"\textbf{" in said and r"\underline{" in said
+    width = re.search(rb"/MediaBox \[ 0 0 ([\d.]+) ", Path("accuracy.pdf").read_bytes())
+    assert width and float(width[1]) / 72 == pytest.approx(3.4)
+    assert Path("report.html").stat().st_size < 2_000_000
 
 
 @pytest.mark.usefixtures("clean_registry")

@@ -118,7 +118,14 @@ def test_a_small_table_from_end_to_end(item: Item) -> None:
     ]
     assert {match.group(1) for match in beta if match} == {"0.2", "0.1"}  # fast as `small` has it, slow the default
 
-    again = reproduce("toy/table1", "--scale", "small", "--out", "out")
+    again = reproduce("toy/table1", "--scale", "small", "--out", "out", "--format", "latex")
+    assert again.output.endswith("\ntable   out/table.tex\n")
+    tex = Path("out/table.tex").read_text().splitlines()
+    [row] = [line.split(" & ") for line in tex if line.startswith("FedProx & ")]
+    assert row[5].replace("$\\pm$", "±").replace("$-$", "−") in (
+        prox[5],
+        *(f"\\{m}{{{prox[5]}}}" for m in ("textbf", "underline")),
+    )
     assert "6 runs, of which 6 are finished" in again.output
     assert rows(again.output) == [head, lws, prox]
 

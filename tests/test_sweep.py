@@ -104,7 +104,11 @@ def test_a_configuration_may_list_methods(base: Path) -> None:
 
 def test_methods_of_one_seed_share_partition_model_and_cohorts(base: Path) -> None:
     base.write_text(BASE + METHODS)
-    assert sweep(base, "--out", "out", "--set", "record.trace=[0]", "--set", "rounds.total=1").exit_code == 0
+    changes = ("--set", "record.trace=[0]", "--set", "rounds.total=1")
+    done = sweep(base, "--out", "out", *changes, "--format", "markdown")
+    assert done.exit_code == 0
+    assert "table   out/table.md\n" in done.output
+    assert len([line for line in Path("out/table.md").read_text().splitlines() if line.startswith("|")]) == 2 + 3
     runs = [Run(folder) for folder in sorted(Path("out").iterdir()) if folder.is_dir()]
     assert len(runs) == 3
     assert len({run.manifest["partition_sha256"] for run in runs}) == 1

@@ -1,4 +1,5 @@
-"""Draw the gallery's figures: `python docs/build/gallery.py` plays the quickstart twice, with and without FedLWS."""
+"""Draw the gallery's figures: `python docs/build/gallery.py` plays the quickstart with FedAvg, FedLWS and FedALA, and with
+FedLDF, which sends less."""
 
 from __future__ import annotations
 
@@ -7,6 +8,9 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import raysim
+from raysim.analysis.measure import write
+from raysim.analysis.right import Confusion, Personalization
+from raysim.federation.saved import SavedRun
 from raysim.report.figures import draw
 from raysim.report.runs import Run
 
@@ -25,13 +29,27 @@ FIRST = (
     "seconds",
 )
 SECOND = ("layers:fedlws.gamma", "layers:norm")
+THIRD = ("confusion",)
+PERSONAL = ("clients", "personalization")
+ALL = ("pareto", "class-accuracy")
 
 
 def main(folder: Path) -> None:
     """Runs that are in `folder` already are not played again."""
     fedavg = played(folder / "fedavg", record__instruments=["coherence", "heterogeneity", "balance"])
     fedlws = played(folder / "fedlws", server="fedlws")
-    for names, runs in ((BOTH, [fedavg, fedlws]), (FIRST, [fedavg]), (SECOND, [fedlws])):
+    fedldf = played(folder / "fedldf", weighting={"fedldf": {"top_n": 1}})
+    own = {"data__client_test_frac": 0.25, "evaluate__personal": "after_init"}
+    personal = [played(folder / "own", **own), played(folder / "fedala", client="fedala", **own)]
+    for run in (fedavg, fedlws, fedldf):
+        write("confusion", Confusion(), SavedRun(run.folder))
+    for run in personal:
+        write("personalization", Personalization(), SavedRun(run.folder))
+    for names, runs in (
+        (BOTH, [fedavg, fedlws]), (FIRST, [fedavg]), (SECOND, [fedlws]), (THIRD, [raysim.load(fedavg.folder)]),
+        (PERSONAL, [raysim.load(run.folder) for run in personal]),
+        (ALL, [raysim.load(run.folder) for run in (fedavg, fedlws, fedldf)]),
+    ):  # fmt: skip
         for name in names:
             draw(name, runs).save(IMAGES / f"figure-{name.replace(':', '_')}.png")
 

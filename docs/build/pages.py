@@ -128,7 +128,11 @@ def notebook(path: Path) -> Iterator[str]:
 
 def gallery() -> Iterator[str]:
     """The figures that `docs/build/gallery.py` has drawn, each with its docstring and the command that draws it."""
-    yield from ["# Figures", "", "All are of one run of the quickstart, or of the same with FedLWS beside it."]
+    yield from [
+        "# Figures",
+        "",
+        "All are of the quickstart, with one seed: of FedAvg, or of FedLWS, FedLDF or FedALA beside it.",
+    ]
     yield "`raysim plot NAME RUN... --out FILE` draws one, `raysim report` all for which a run has the data.\n"
     drawn = {
         path.stem.removeprefix("figure-").replace("_", ":"): path for path in sorted((DOCS / "images").glob("figure-*"))

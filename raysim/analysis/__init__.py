@@ -11,6 +11,7 @@ from raysim.analysis.instrument import Instrument
 from raysim.analysis.landscape import Hessian, Histogram, Rescaling, Simplex, Slice
 from raysim.analysis.measure import Measure
 from raysim.analysis.objective import Objective
+from raysim.analysis.right import Confusion, Personalization
 from raysim.analysis.similarity import Similarity
 from raysim.analysis.trajectory import Trajectory
 from raysim.analysis.transport import Transport
@@ -37,5 +38,7 @@ MEASURES: Table[type[Measure]] = REGISTRY.table("measure").fill(
         "simplex": Simplex,
         "transport": Transport,
         "trajectory": Trajectory,
+        "confusion": Confusion,
+        "personalization": Personalization,
     }
 )

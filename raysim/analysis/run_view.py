@@ -64,6 +64,10 @@ class RunView(Protocol):
         """The rows of a client's training samples."""
         ...
 
+    def test_rows(self, client: int) -> np.ndarray:
+        """The rows of a client's own test samples."""
+        ...
+
     def cohort(self, t: int) -> list[int]:
         """Clients of a traced round whose models were written, sorted."""
         ...

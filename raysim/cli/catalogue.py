@@ -74,7 +74,7 @@ def data_show(
     from raysim.config import load
     from raysim.config.shipped import find
     from raysim.federation import partitioned
-    from raysim.report.partition import bubble_chart
+    from raysim.report.partition import partition_chart
 
     with reported():
         settings = load(find(config), [*(overrides or ()), *(changes or ())])
@@ -84,7 +84,7 @@ def data_show(
             print(line)
         path = out or below(Path(), f"{settings.name}-partition.png")
         try:
-            bubble_chart(counts, data.label_names, f"{data.name}, {partition.clients} clients").save(path)
+            partition_chart(counts, data.label_names, f"{data.name}, {partition.clients} clients").save(path)
         except ImportError as error:  # the table is worth having without the chart
             print(f"raysim: no chart: {error}", file=sys.stderr)
         else:
@@ -123,7 +123,7 @@ def catalogues(what: Listed) -> dict[str, Mapping[str, Any]]:
         need("matplotlib.figure")
         from raysim.report.figures import FIGURES
 
-        return {"figure": {name: entry.draw for name, entry in FIGURES.items()}}
+        return {"figure": {name: entry.of for name, entry in FIGURES.items()}}
     from raysim.analysis import INSTRUMENTS, MEASURES
 
     return {"observer": INSTRUMENTS, "measure": MEASURES}

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from raysim.cli import complete
-from raysim.cli.options import RunPaths, Target
+from raysim.cli.options import Format, RunPaths, Target
 from raysim.play.errors import reported
 
 
@@ -16,12 +16,19 @@ def report(
     runs: RunPaths,
     out: Annotated[Path, typer.Option(metavar="HTML", help="The page; it needs no other file.")] = Path("report.html"),
     target: Target = None,
+    format: Annotated[Format | None, typer.Option(help="Print the table for a paper, and write no page.")] = None,
 ) -> None:
     """Compare runs in one page: tables and figures; runs that differ in the seed alone are averaged."""
+    from raysim.report.groups import compare
     from raysim.report.page import write
     from raysim.report.runs import find
+    from raysim.report.sheet import render
+    from raysim.report.summary import summarise
 
     with reported():
+        if format:
+            print(render([summarise(compare(find(runs)), target).sheet], format), end="")
+            return
         summary = write(find(runs), out, target)
         print(f"{summary.sentence}\n{out}")
 

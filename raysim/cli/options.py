@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
@@ -47,6 +48,21 @@ Parallel = Annotated[
     typer.Option(
         metavar="N|auto", help="Runs at a time, each a process of its own; auto: as many as the machine holds."
     ),
+]
+
+
+class Format(StrEnum):
+    """How a table is written for a paper."""
+
+    latex = "latex"
+    csv = "csv"
+    markdown = "markdown"
+    html = "html"
+
+
+TableFormat = Annotated[
+    Format | None,
+    typer.Option("--format", help="Also the table, for a paper: best bold, second underlined, marks of significance."),
 ]
 
 

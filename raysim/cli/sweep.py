@@ -9,7 +9,17 @@ from typing import Annotated
 import typer
 
 from raysim.cli import complete
-from raysim.cli.options import Address, ConfigName, Overrides, Parallel, Seeds, Target, runs_at_once, seed_numbers
+from raysim.cli.options import (
+    Address,
+    ConfigName,
+    Overrides,
+    Parallel,
+    Seeds,
+    TableFormat,
+    Target,
+    runs_at_once,
+    seed_numbers,
+)
 from raysim.play.errors import reported
 
 
@@ -33,6 +43,7 @@ def sweep(
     target: Target = None,
     parallel: Parallel = "1",
     address: Address = None,
+    format: TableFormat = None,
 ) -> None:
     """Run a grid of configurations and compare them; the same command continues a sweep that was stopped."""
     from raysim.config.shipped import find
@@ -44,7 +55,7 @@ def sweep(
         points = grid(find(config), [*(overrides or ()), *(changes or ())], seed_numbers(seeds), out)
         status = play_all(points, address, runs_at_once(parallel))
         if status < 128:  # after Ctrl-C nobody wants to wait for a report
-            compare(points, out / "report.html", target)
+            compare(points, out, target, format)
     raise typer.Exit(status)
 
 
@@ -70,12 +81,14 @@ def reproduce(
     ] = None,
     parallel: Parallel = "1",
     address: Address = None,
+    format: TableFormat = None,
 ) -> None:
     """Run a table or figure of a paper and print it beside the paper's numbers; the same command continues."""
     from raysim.config import ConfigError
+    from raysim.report.sheet import write_table
     from raysim.sweep.items import find, items, listing
     from raysim.sweep.playing import play_all
-    from raysim.sweep.text import table_text
+    from raysim.sweep.text import sheets, table_text
 
     with reported():
         if listed:
@@ -90,4 +103,6 @@ def reproduce(
         status = play_all(list(points.values()), address, runs_at_once(parallel))
         if any(point.finished for point in points.values()):
             print(f"\n{table_text(chosen, points, small, overrides or ())}")
+            if format:
+                print(f"\ntable   {write_table(sheets(chosen, points, small), folder, format)}")
     raise typer.Exit(status)

@@ -73,6 +73,10 @@ class SavedRun:
         """The rows of a client's training samples."""
         return self.partition.train[client]
 
+    def test_rows(self, client: int) -> np.ndarray:
+        """The rows of a client's own test samples."""
+        return self.partition.test[client]
+
     # Models.
 
     @property

@@ -7,11 +7,11 @@ import re
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
+from textwrap import fill
 from typing import Any
 
 import matplotlib
 import numpy as np
-from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.axis import Axis
 from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -24,11 +24,17 @@ from raysim.report import ReportError
 from raysim.store.atomic import replacing
 
 COLUMN, PAGE = 3.4, 7.0  # inches: one column of a paper, and both
-INK, GRID, IDLE = "#333333", "#e6e6e6", "#d9d9d9"
+INK, GRID, IDLE, SHADED = "#333333", "#e6e6e6", "#d9d9d9", "#f0f0f0"
 # Okabe and Ito's colours, which colour-blind readers can tell apart, but for the yellow, which fades on white paper.
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00", "#000000")
 DASHES = ("-", "--", ":", "-.")  # so that both of two curves that coincide show, also without colours
-SEQUENTIAL, DIVERGING, BLANK = "viridis", "PuOr", "#ebebeb"
+SEQUENTIAL, DIVERGING, BLANK = "viridis", "PuOr", (0.5, 0.5, 0.5, 0.16)
+
+# What a page calls the colours that are others when it is dark.
+THEME = {
+    INK: "ink", GRID: "grid", IDLE: "idle", "#888888": "edge", SHADED: "shaded",
+    **{shade: f"hue-{i}" for i, shade in enumerate(COLOURS)},
+}  # fmt: skip
 
 STYLE: Any = {
     "font.family": "DejaVu Sans",
@@ -92,10 +98,14 @@ class Canvas(Figure):
             self.savefig(temporary, format=kind, dpi=300, metadata=undated)
 
     def svg(self, prefix: str) -> str:
-        """An <svg> element for a page: text stays text, and ids begin with `prefix`, so that figures do not mix."""
+        """An <svg> element for a page: text stays text, colours follow the page's, and ids begin with `prefix`, so that
+        figures do not mix."""
         with matplotlib.rc_context({"svg.fonttype": "none"}):
-            text = self._bytes("svg", metadata={"Date": None, "Creator": None, "Format": None, "Type": None}).decode()
+            text = self._bytes(
+                "svg", transparent=True, metadata={"Date": None, "Creator": None, "Format": None, "Type": None}
+            ).decode()
         text = re.sub(r"<metadata>.*?</metadata>", "", text[text.index("<svg") :], flags=re.DOTALL)
+        text = re.sub(r"(fill|stroke): (#[0-9a-f]{6})\b", _themed, text)
         return re.sub(r'(\bid="|href="#|url\(#)', rf"\g<1>{prefix}-", text)
 
     def _bytes(self, kind: str, **options: Any) -> bytes:
@@ -105,23 +115,45 @@ class Canvas(Figure):
         return content.getvalue()
 
 
+def _themed(found: re.Match[str]) -> str:
+    name = THEME.get(found[2])
+    return f"{found[1]}: var(--{name}, {found[2]})" if name else found[0]
+
+
+def hue(i: int) -> int:
+    """The place in COLOURS of the colour of that number."""
+    return i % len(COLOURS)
+
+
 def colour(i: int) -> str:
-    return COLOURS[i % len(COLOURS)]
+    return COLOURS[hue(i)]
 
 
 def dash(i: int) -> str:
     return DASHES[i % len(DASHES)]
 
 
-def legend(figure: Figure, handles: Sequence[Artist], labels: Sequence[str]) -> None:
+def legend(figure: Figure, handles: Sequence[Any], labels: Sequence[str]) -> None:
     """A legend above the axes, in as many columns as the figure has room for; the figure grows by its lines."""
     if not labels:
         return
     room = int(figure.get_figwidth() * 15)  # letters of the legend's size in a line
+    labels = [fill(label, room - 5) for label in labels]
     columns = max(1, min(len(labels), room // (max(map(len, labels)) + 5)))
+    lines = max(label.count("\n") + 1 for label in labels) * -(-len(labels) // columns)
     dots = any(isinstance(handle, PathCollection) for handle in handles)  # small in a cloud, too small alone
     figure.legend(handles, labels, loc="outside upper left", ncols=columns, markerscale=1.8 if dots else 1)
-    figure.set_figheight(figure.get_figheight() + 0.15 * -(-len(labels) // columns))
+    figure.set_figheight(figure.get_figheight() + 0.15 * lines)
+
+
+def named_rows(figure: Figure, axes: Axes, names: Sequence[str]) -> None:
+    """Names at rows 0, 1, ... from the top; long ones in several lines, for which the figure grows."""
+    names = [fill(name, 26) for name in names]
+    lines = max(name.count("\n") + 1 for name in names)
+    figure.set_figheight(figure.get_figheight() + 0.14 * (lines - 1) * len(names))
+    axes.set_yticks(range(len(names)), names)
+    axes.set_ylim(len(names) - 0.5, -0.5)
+    axes.tick_params(axis="y", length=0)
 
 
 def whole_rounds(axes: Axes) -> None:

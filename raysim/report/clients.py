@@ -5,23 +5,24 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
+from matplotlib.lines import Line2D
 
-from raysim.report import NoData
-from raysim.report.canvas import COLUMN, INK, Canvas, colour, dash, heat_map, legend, name_rows, whole_rounds
+from raysim.report import NoData, blocks
+from raysim.report.canvas import COLUMN, INK, SHADED, Canvas, colour, dash, heat_map, legend, name_rows, whole_rounds
 from raysim.report.clouds import scatter_groups
 from raysim.report.folder import RunFolder
-from raysim.report.groups import Group
-from raysim.report.partition import bubble_chart
+from raysim.report.groups import Group, runs_of
+from raysim.report.partition import partition_chart
 
 SPLITS = {"train": "training", "test": "test", "val": "held out"}
 
 
 def partition(run: RunFolder) -> Canvas:
-    """Training samples of each client by class; a bubble's area is their number."""
+    """Training samples of each client by class: a bubble's area, or with more than 100 clients a colour, is their number."""
     shares = run.shares
     if shares.counts is None:
         raise NoData("The run's partition was written without labels, by an older raysim.")
-    return bubble_chart(shares.counts, shares.classes, f"{shares.data}, {len(shares.counts)} clients")
+    return partition_chart(shares.counts, shares.classes, f"{shares.data}, {len(shares.counts)} clients")
 
 
 def sizes(run: RunFolder) -> Canvas:
@@ -30,12 +31,13 @@ def sizes(run: RunFolder) -> Canvas:
     order = np.argsort(-run.shares.sizes["train"], kind="stable")
     figure = Canvas(COLUMN, 1.9)
     axes = figure.add_subplot()
-    floor = np.zeros(len(order))
-    edges = np.arange(len(order) + 1)
+    edges = blocks.edges(len(order))
+    floor = np.zeros(len(edges) - 1)
     bars = []
     for i, samples in enumerate(held.values()):
-        bars.append(axes.stairs(floor + samples[order], edges, baseline=floor, fill=True, color=colour(i), alpha=0.85))
-        floor = floor + samples[order]
+        top = floor + blocks.means(samples[order])
+        bars.append(axes.stairs(top, edges, baseline=floor, fill=True, color=colour(i), alpha=0.85))
+        floor = top
     axes.set(xlabel="clients, by training samples", ylabel="samples", xlim=(0, len(order)), ylim=(0, None))
     whole_rounds(axes)
     axes.grid(visible=False, axis="x")
@@ -48,24 +50,27 @@ def client_accuracy(groups: Sequence[Group]) -> Canvas:
 
     A triangle marks the mean accuracy of the worst tenth of the clients, who are shaded."""
     held = []
-    for i, group in enumerate(groups):
+    for group in groups:
         shares = [_accuracies(run) for run in group.runs]
         if any(len(one) for one in shares):
-            held.append((i, group.label, 100 * np.sort(np.concatenate(shares))))
+            held.append((group.number, group.label, 100 * np.sort(np.concatenate(shares))))
     if not held:
         raise NoData("No run has accuracies of its clients' own models (evaluate.personal).")
     figure = Canvas(COLUMN, 2.4)
     axes = figure.add_subplot()
-    axes.axhspan(0, 10, color="#f0f0f0", linewidth=0)
+    axes.axhspan(0, 10, color=SHADED, linewidth=0)
     lines = []
     for i, _, values in held:
-        below = 100 * np.arange(len(values) + 1) / len(values)
-        low = np.concatenate([values[:1], values])
+        ends = blocks.edges(len(values))
+        below = 100 * ends / len(values)
+        low = values[np.maximum(ends - 1, 0)]
         lines += axes.step(low, below, where="post", color=colour(i), linestyle=dash(i))
         tenth = values[: max(1, len(values) // 10)].mean()
         axes.plot(tenth, 5, marker="v", color=colour(i), markersize=5, clip_on=False, zorder=5, markeredgecolor="white")
     axes.set(xlabel="client's test accuracy (%)", ylabel="clients with at most this (%)", ylim=(0, 100))
-    legend(figure, lines, [label for _, label, _ in held] if len(groups) > 1 else [])
+    named = [*zip(lines, (label for _, label, _ in held), strict=True)] if len(groups) > 1 else []
+    worst = Line2D([], [], color=INK, linestyle="", marker="v", markersize=5, markeredgecolor="white")
+    legend(figure, [*(line for line, _ in named), worst], [*(label for _, label in named), "mean of the worst tenth"])
     return figure
 
 
@@ -80,23 +85,31 @@ def _accuracies(run: RunFolder) -> np.ndarray:
 
 
 def weights(run: RunFolder) -> Canvas:
-    """Aggregation weight λ of each client in each round, the largest client on top. Blank: it was not in the round."""
+    """Aggregation weight λ of each client in each round, the largest client on top. Blank: it was not in the round.
+
+    Of more than 2,000 clients, neighbours share a line, which has the mean of those that were in the round."""
     table = run.columns("clients")
     aggregated = ~np.isnan(table["weight"])
     if not aggregated.any():
         raise NoData("No client's model has been aggregated.")
     size = run.shares.sizes["train"]
     order = np.argsort(-size, kind="stable")
-    place = np.argsort(order)
-    values = np.full((len(size), int(table["round"].max()) + 1), np.nan)
-    values[place[table["client"][aggregated]], table["round"][aggregated]] = 100 * table["weight"][aggregated]
-    height = float(np.clip(0.8 + 0.12 * len(size), 1.8, 3.4))
+    place = blocks.block_of(len(size))[np.argsort(order)]
+    rows = len(blocks.edges(len(size))) - 1
+    values = blocks.cells(
+        (place[table["client"][aggregated]], table["round"][aggregated]), 100 * table["weight"][aggregated],
+        (rows, int(table["round"].max()) + 1),
+    )  # fmt: skip
+    height = float(np.clip(0.8 + 0.12 * rows, 1.8, 3.4))
     figure = Canvas(COLUMN, height)
     axes = figure.add_subplot()
     heat_map(axes, values, "aggregation weight λ (%)", left=1)
     axes.set(xlabel="round", ylabel="client, largest on top")
     whole_rounds(axes)
-    name_rows(axes, [str(client) for client in order], height - 0.8)
+    if rows == len(order):
+        name_rows(axes, [str(client) for client in order], height - 0.8)
+    else:
+        axes.set_yticks([])
     return figure
 
 
@@ -110,6 +123,11 @@ def weights_by_size(groups: Sequence[Group]) -> Canvas:
     axes.set(xlabel="share of the round's samples (%)", ylabel="aggregation weight λ (%)")
     legend(figure, [*dots, *line], [*(cloud.label for cloud in clouds), "by samples"])
     return figure
+
+
+def weigh_by_size(groups: Sequence[Group]) -> bool:
+    """Whether every client has weighed as much as its share of the samples, as in FedAvg."""
+    return all(np.allclose(*_share_and_weight(run).T) for run in runs_of(groups))
 
 
 def _share_and_weight(run: RunFolder) -> np.ndarray:

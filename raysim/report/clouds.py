@@ -15,6 +15,7 @@ from raysim.report.folder import RunFolder
 from raysim.report.groups import Group
 
 MARKS = "os^Dv*P"  # clouds are told apart by more than their colours
+DOTS = 5000  # of a cloud; of more, every n-th is drawn
 
 
 class Cloud(NamedTuple):
@@ -24,13 +25,14 @@ class Cloud(NamedTuple):
 
 
 def scatter(axes: Axes, clouds: Iterable[Cloud]) -> list[PathCollection]:
-    return [
-        axes.scatter(
-            points[:, 0], points[:, 1], s=9, color=colour(i), marker=MARKS[i % len(MARKS)], alpha=0.6, linewidths=0,
-            rasterized=len(points) > 2000,
+    found = []
+    for i, _, points in clouds:
+        x, y = points[:: -(-len(points) // DOTS)].T
+        mark = MARKS[i % len(MARKS)]
+        found.append(
+            axes.scatter(x, y, s=9, color=colour(i), marker=mark, alpha=0.6, linewidths=0, rasterized=len(x) > 2000)
         )
-        for i, _, points in clouds
-    ]  # fmt: skip
+    return found
 
 
 def scatter_groups(
@@ -38,7 +40,7 @@ def scatter_groups(
 ) -> tuple[Canvas, Axes, list[Cloud], list[PathCollection]]:
     """A figure with a cloud of each configuration, of the `points` [n, 2] of all its runs. One without points is left
     out. Raises `NoData` with the text `missing` where none has any."""
-    found = [Cloud(i, g.label, np.concatenate([points(run) for run in g.runs])) for i, g in enumerate(groups)]
+    found = [Cloud(g.number, g.label, np.concatenate([points(run) for run in g.runs])) for g in groups]
     clouds = [cloud for cloud in found if len(cloud.points)]
     if not clouds:
         raise NoData(missing)

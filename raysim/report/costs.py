@@ -9,13 +9,14 @@ from matplotlib.axes import Axes
 from matplotlib.patches import Patch
 
 from raysim.report import NoData
-from raysim.report.canvas import COLUMN, IDLE, PAGE, Canvas, colour, every_nth, legend, whole_rounds
+from raysim.report.canvas import COLUMN, IDLE, INK, PAGE, Canvas, colour, every_nth, legend, named_rows, whole_rounds
 from raysim.report.folder import RunFolder
 from raysim.report.groups import Group
 from raysim.store.tables import PHASES
 
 WAYS = ("up", "down")
 KINDS = {"params": "parameters", "buffers": "buffers", "vectors": "vectors", "scalars": "scalars", "masks": "masks"}
+VISIBLE = 0.001  # of the width of a figure: legends do not name what is thinner
 SPANS = 40  # a timeline shows at most about so many phases of each actor
 
 
@@ -33,6 +34,7 @@ def traffic(groups: Sequence[Group]) -> Canvas:
         raise NoData("Nothing has been sent yet.")
     figure, axes = _bars([group.label for group in groups], rows=2)
     used = [i for i in range(len(KINDS)) if sent[:, i].any()]
+    visible = [i for i in used if sent[:, i].max() >= VISIBLE * sent.sum(1).max()]
     for row, parts in enumerate(sent):
         left = 0.0
         for i in used:
@@ -41,7 +43,7 @@ def traffic(groups: Sequence[Group]) -> Canvas:
         axes.annotate(WAYS[row % 2], (left, _at(row)), (3, 0), textcoords="offset points", va="center", fontsize=7)
     axes.set(xlabel="sent (MB)", xlim=(0, 1.12 * sent.sum(1).max()))
     kinds = list(KINDS.values())
-    legend(figure, [Patch(color=colour(i), alpha=0.85) for i in used], [kinds[i] for i in used])
+    legend(figure, [Patch(color=colour(i), alpha=0.85) for i in visible], [kinds[i] for i in visible])
     return figure
 
 
@@ -65,7 +67,8 @@ def seconds(groups: Sequence[Group]) -> Canvas:
             continue
         shade = IDLE if name == "other" else colour(i)
         axes.barh(range(len(spent)), part, 0.6, left=left, color=shade, alpha=0.85)
-        shown[name] = Patch(color=shade, alpha=0.85)
+        if part.max() >= VISIBLE * factor * spent.sum(1).max():
+            shown[name] = Patch(color=shade, alpha=0.85)
         left += part
     axes.set(xlabel=f"time of a round ({unit})", xlim=(0, None))
     legend(figure, list(shown.values()), list(shown))
@@ -82,9 +85,7 @@ def _phases(run: RunFolder) -> np.ndarray:
 def _bars(labels: Sequence[str], rows: int) -> tuple[Canvas, Axes]:
     figure = Canvas(COLUMN, 0.85 + (0.16 + 0.16 * rows) * len(labels))
     axes = figure.add_subplot()
-    axes.set_yticks(range(len(labels)), labels)
-    axes.set_ylim(len(labels) - 0.5, -0.5)
-    axes.tick_params(axis="y", length=0)
+    named_rows(figure, axes, labels)
     axes.grid(visible=False, axis="y")
     return figure, axes
 
@@ -121,7 +122,7 @@ def _floats(run: RunFolder) -> list[float]:
 
 
 def timeline(run: RunFolder) -> Canvas:
-    """What each actor did in the last rounds. Where nothing is drawn it waited; thin lines are the ends of rounds."""
+    """What each actor did in the last rounds. Where nothing is drawn it waited."""
     spans = run.columns("timeline")
     if not len(spans["round"]):
         raise NoData("The run has recorded no timeline.")
@@ -146,8 +147,7 @@ def timeline(run: RunFolder) -> Canvas:
             axes.broken_barh(
                 lasted, (row - 0.4, 0.8), color=_shade(name, phases), linewidth=0, rasterized=len(lasted) > 500
             )
-    for end in ends.tolist():
-        axes.axvline(end, color="#555555", linewidth=0.6, zorder=0)
+    lines = [axes.axvline(end, color=INK, linewidth=0.6, zorder=0) for end in ends.tolist()]
     every = every_nth(len(hosts), 24)
     axes.set_yticks(range(0, len(hosts), every), [f"actor {h}" for h in hosts[::every]])
     axes.set(ylim=(len(hosts) - 0.4, -0.6), xlim=(start.min(), max(stop.max(), ends.max())))
@@ -155,7 +155,10 @@ def timeline(run: RunFolder) -> Canvas:
     axes.set_xlabel(f"time since the run's start (s), {which}")
     axes.tick_params(axis="y", length=0)
     axes.grid(visible=False)
-    legend(figure, [Patch(color=_shade(name, phases)) for name in phases], phases)
+    longest = {name: (stop - start)[phase == name].max() for name in phases}
+    seen = [name for name in phases if longest[name] >= VISIBLE * (stop.max() - start.min())] or phases
+    patches = [Patch(color=_shade(name, phases)) for name in seen]
+    legend(figure, [*patches, *lines[:1]], [*seen, *["end of a round"] * bool(lines)])
     return figure
 
 
@@ -178,15 +181,17 @@ def utilisation(run: RunFolder) -> Canvas:
     axes = figure.add_subplot()
     edges = np.append(rounds["round"] + 0.5, rounds["round"][-1] + 1.5)
     floor = np.zeros(shares.shape[1])
-    patches = []
+    patches = {}
     for name, share in [*zip(phases, shares, strict=True), ("wait", 100 - shares.sum(0))]:
         shade = IDLE if name == "wait" else _shade(name, phases)
-        patches.append(axes.stairs(floor + share, edges, baseline=floor, fill=True, color=shade))
+        bars = axes.stairs(floor + share, edges, baseline=floor, fill=True, color=shade)
+        if share.max() >= 100 * VISIBLE:
+            patches[name] = bars
         floor = floor + share
     axes.set(xlabel="round", ylabel="actors' time (%)", ylim=(0, 100), xlim=(edges[0], edges[-1]))
     whole_rounds(axes)
     axes.grid(visible=False)
-    legend(figure, patches, [*phases, "wait"])
+    legend(figure, list(patches.values()), list(patches))
     return figure
 
 

@@ -3,118 +3,143 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from functools import reduce
+from typing import Any
 
 import numpy as np
+from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 
 from raysim.report import NoData
-from raysim.report.canvas import COLUMN, Canvas, colour, decades, legend, whole_rounds
+from raysim.report.canvas import COLUMN, INK, Canvas, colour, decades, legend, named_rows
+from raysim.report.clouds import MARKS
 from raysim.report.folder import of_loss
 from raysim.report.groups import Group, runs_of
-from raysim.report.series import Curve, plot_curves
-from raysim.report.summary import COSTS, GLOBAL, METRIC, final, judged_by
+from raysim.report.series import Chart, Curve
+from raysim.report.summary import GLOBAL, METRIC, PERSONAL, final, judged_by, total
 
-AGAINST = {"rounds": "round", "uplink": "MB up", "traffic": "MB", "time": "s"}
-"""What a figure calls the costs of `summary.COSTS`."""
-
-
-def accuracy(groups: Sequence[Group], against: str) -> Canvas:
-    """Test accuracy of the global model; the band is one standard deviation over seeds to each side of the mean."""
-    return _curves(groups, "accuracy", "test accuracy (%)", against, 100)
+ENDS = {GLOBAL: "final test accuracy (%)", PERSONAL: "final personal test accuracy (%)"}
+RUN_MEAN = (("o", "none"), ("D", None))  # marks of a run and of a mean, and how they are filled
 
 
-def loss(groups: Sequence[Group], against: str) -> Canvas:
+def accuracy(groups: Sequence[Group], against: str) -> Chart:
+    """Test accuracy of the global model, mean and standard deviation over seeds."""
+    return _over(groups, "accuracy", "test accuracy (%)", against)
+
+
+def loss(groups: Sequence[Group], against: str) -> Chart:
     """Test loss of the global model, mean and standard deviation over seeds."""
-    return _curves(groups, "loss", of_loss("test loss", runs_of(groups)), against)
+    return _over(groups, "loss", of_loss("test loss", runs_of(groups)), against)
 
 
-def train_loss(groups: Sequence[Group], against: str) -> Canvas:
+def train_loss(groups: Sequence[Group], against: str) -> Chart:
     """Mean training loss of each round's clients in their last local epoch."""
-    return _curves(groups, "train_loss", of_loss("training loss", runs_of(groups)), against)
+    return _over(groups, "train_loss", of_loss("training loss", runs_of(groups)), against)
 
 
-def personal(groups: Sequence[Group], against: str) -> Canvas:
+def personal(groups: Sequence[Group], against: str) -> Chart:
     """Accuracy of the clients' own models on their own test samples: correct samples over all samples."""
-    return _curves(groups, "personal_accuracy_micro", "personal test accuracy (%)", against, 100)
+    return _over(groups, "personal_accuracy_micro", "personal test accuracy (%)", against)
 
 
-def worst(groups: Sequence[Group], against: str) -> Canvas:
+def worst(groups: Sequence[Group], against: str) -> Chart:
     """Mean accuracy of the tenth of the clients whose own models do worst on their own test samples."""
-    return _curves(groups, "personal_accuracy_worst10", "accuracy, worst tenth (%)", against, 100)
+    return _over(groups, "personal_accuracy_worst10", "accuracy, worst tenth (%)", against)
 
 
-def metric(groups: Sequence[Group], name: str) -> Canvas:
+def metric(groups: Sequence[Group], name: str) -> Chart:
     """A further metric of the task, of the global model on the test samples."""
-    return _curves(groups, f"{METRIC}{name}", name.replace("_", " "), "rounds")
+    return _over(groups, f"{METRIC}{name}", name.replace("_", " "), "rounds")
 
 
-def _curves(groups: Sequence[Group], column: str, label: str, against: str, scale: float = 1.0) -> Canvas:
-    cost = AGAINST[against]
-    curves = [curve for i, group in enumerate(groups) if (curve := _curve(i, group, column, cost, scale)) is not None]
+def _over(groups: Sequence[Group], column: str, label: str, against: str) -> Chart:
+    percent = label.endswith("(%)")
+    curves = [curve for group in groups if (curve := _curve(group, column, 100 if percent else 1)) is not None]
     if not curves:
         raise NoData(f"No run has recorded the {label.partition(' (')[0]}.")
-    unit, divisor = _time(max(curve.x[-1] for curve in curves)) if cost == "s" else ("", 1.0)
-    figure = Canvas(COLUMN, 2.3)
-    axes = figure.add_subplot()
-    lines = plot_curves(axes, [replace(curve, x=curve.x / divisor) for curve in curves])
-    axes.set_ylabel(label)
-    if scale == 100:  # an axis of accuracies ends where accuracies end
-        low, high = axes.get_ylim()
-        axes.set_ylim(-1 if low < 0 else low, 101 if high > 100 else max(high, 1))
-    axes.set_xlabel(
-        {"round": "round", "MB up": "sent by clients (MB)", "MB": "sent up and down (MB)", "s": f"time ({unit})"}[cost]
-    )
-    if cost == "round":
-        whole_rounds(axes)
-    elif cost != "s":
-        axes.set_xscale("log")
-        decades(axes.xaxis)
-    if len(groups) > 1:
-        legend(figure, lines, [curve.label for curve in curves])
-    return figure
+    return Chart(curves, label, against, percent, named=len(groups) > 1)
 
 
-def _curve(number: int, group: Group, column: str, cost: str, scale: float) -> Curve | None:
+def _curve(group: Group, column: str, scale: float) -> Curve | None:
     """Of the rounds that all runs of the group have: where one run ends before the others, the mean would jump."""
     tables = [run.columns("rounds") for run in group.runs]
     if any(column not in table for table in tables):
         return None
-    recorded = [np.flatnonzero(~np.isnan(table[column])) for table in tables]
-    shared = set.intersection(*(set(table["round"][rows]) for table, rows in zip(tables, recorded, strict=True)))
-    if not shared:
+    recorded = [table["round"][~np.isnan(table[column])] for table in tables]
+    shared = reduce(np.intersect1d, recorded)
+    if not len(shared):
         return None
-    recorded = [rows[np.isin(t["round"][rows], list(shared))] for t, rows in zip(tables, recorded, strict=True)]
-    x = np.stack([COSTS[cost](table)[rows] for table, rows in zip(tables, recorded, strict=True)])
-    y = np.stack([table[column][rows] for table, rows in zip(tables, recorded, strict=True)])
-    return Curve(number, group.label, x.mean(0), scale * y)
-
-
-def _time(longest: float) -> tuple[str, float]:
-    """The unit in which times up to `longest` seconds read best, and its seconds."""
-    return next(
-        (unit, size) for unit, size in (("h", 3600.0), ("min", 60.0), ("s", 1.0)) if longest >= 3 * size or unit == "s"
-    )
+    values = np.stack([table[column][np.searchsorted(table["round"], shared)] for table in tables])
+    return Curve.of(group, group.runs, shared, scale * values)
 
 
 def final_scores(groups: Sequence[Group]) -> Canvas:
     """Score at the end of each run (circles), and mean and standard deviation over the seeds of each configuration."""
     by = judged_by(runs_of(groups))
-    held = [(g.label, 100 * np.array([s for run in g.runs if (s := final(run, by)) is not None])) for g in groups]
-    held = [(label, values) for label, values in held if len(values)]
-    if not held:
-        raise NoData("No run has been evaluated.")
+    held = _ends(groups, by)
     figure = Canvas(COLUMN, 0.7 + 0.24 * len(held))
     axes = figure.add_subplot()
-    for row, (_, values) in enumerate(held):
+    for row, (group, values) in enumerate(held):
+        shade = colour(group.number)
         axes.plot(
-            values, np.full(len(values), row), "o", color=colour(0), markersize=3.5, markerfacecolor="none", alpha=0.7
+            values, np.full(len(values), row), "o", color=shade, markersize=3.5, markerfacecolor="none", alpha=0.7
         )
         std = values.std(ddof=1) if len(values) > 1 else None
-        axes.errorbar(values.mean(), row, xerr=std, fmt="D", color=colour(1), markersize=3.5, capsize=2.5, linewidth=1)
-    axes.set_yticks(range(len(held)), [label for label, _ in held])
-    axes.set_ylim(len(held) - 0.4, -0.6)
+        axes.errorbar(values.mean(), row, xerr=std, fmt="D", color=shade, markersize=3.5, capsize=2.5, linewidth=1)
+    named_rows(figure, axes, [group.label for group, _ in held])
     axes.xaxis.set_major_locator(MaxNLocator(6))
-    axes.set_xlabel("final test accuracy (%)" if by == GLOBAL else "final personal test accuracy (%)")
-    axes.tick_params(axis="y", length=0)
+    axes.set_xlabel(ENDS[by])
+    marks = [Line2D([], [], color=INK, linestyle="", marker=m, markersize=3.5, markerfacecolor=f) for m, f in RUN_MEAN]
+    legend(figure, marks, ["a run", "mean ± 1 std over seeds"])
     return figure
+
+
+def pareto(groups: Sequence[Group]) -> Canvas:
+    """Score at the end against what clients have sent by then, means over seeds with one standard deviation.
+
+    Of the configurations on the line, none has a better score for fewer bytes. The others are beaten in both."""
+    by = judged_by(runs_of(groups))
+    held = [(g, v, np.mean([total(run, "MB up") or 0.0 for run in g.runs])) for g, v in _ends(groups, by)]
+    if len(held) < 2:
+        raise NoData("A comparison of scores and bytes needs two configurations.")
+    figure = Canvas(COLUMN, 2.5)
+    axes = figure.add_subplot()
+    dots: list[Any] = []
+    for group, values, sent in held:
+        std = values.std(ddof=1) if len(values) > 1 else None
+        mark = MARKS[group.number % len(MARKS)]
+        bar = axes.errorbar(
+            sent, values.mean(), yerr=std, fmt=mark, color=colour(group.number), markersize=4.5, capsize=2
+        )
+        dots.append(bar)
+    best = front(np.array([sent for *_, sent in held]), np.array([values.mean() for _, values, _ in held]))
+    x, y = np.array([(held[i][2], held[i][1].mean()) for i in best]).T
+    (line,) = axes.step(x, y, where="post", color=INK, linewidth=0.8, linestyle=(0, (4, 3)), zorder=0)
+    if x.min() > 0:
+        axes.set_xscale("log")
+        decades(axes.xaxis)
+    axes.set(xlabel="sent by clients (MB)", ylabel=ENDS[by])
+    legend(figure, [*dots, line], [*(group.label for group, *_ in held), "best for its bytes"])
+    return figure
+
+
+def equally_costly(groups: Sequence[Group]) -> bool:
+    """Whether clients have sent as much in every run."""
+    return len({total(run, "MB up") for run in runs_of(groups)}) < 2
+
+
+def front(cost: np.ndarray, score: np.ndarray) -> list[int]:
+    """Those to which no other is at most as costly and at least as good, the cheapest first."""
+    found: list[int] = []
+    for i in np.lexsort((-score, cost)).tolist():
+        if not found or score[i] > score[found[-1]]:
+            found.append(i)
+    return found
+
+
+def _ends(groups: Sequence[Group], by: str) -> list[tuple[Group, np.ndarray]]:
+    """The score (%) at the end of each run [seeds], of the groups that have any."""
+    held = [(g, 100 * np.array([s for run in g.runs if (s := final(run, by)) is not None])) for g in groups]
+    if not any(len(values) for _, values in held):
+        raise NoData("No run has been evaluated.")
+    return [(group, values) for group, values in held if len(values)]

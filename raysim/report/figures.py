@@ -15,12 +15,15 @@ from raysim.report import (
     landscape,
     measured,
     quantities,
+    right,
+    series,
     shrinking,
     updates,
 )
 from raysim.report.canvas import Canvas, styled
 from raysim.report.folder import RunFolder
 from raysim.report.groups import compare
+from raysim.report.series import Chart
 from raysim.report.summary import metric_names
 
 Variants = Callable[[RunFolder], list[str]]
@@ -31,7 +34,7 @@ Variants = Callable[[RunFolder], list[str]]
 class Comparison:
     """A figure of several configurations, each perhaps with several seeds."""
 
-    draw: Callable[..., Canvas]  # (groups), or (groups, variant)
+    of: Callable[..., Canvas | Chart]  # (groups), or (groups, variant)
     variants: Variants | None = None
 
 
@@ -39,7 +42,7 @@ class Comparison:
 class Portrait:
     """A figure of one run."""
 
-    draw: Callable[..., Canvas]  # (run), or (run, variant)
+    of: Callable[..., Canvas | Chart]  # (run), or (run, variant)
     variants: Variants | None = None
 
 
@@ -48,10 +51,17 @@ def always(names: Iterable[str]) -> Variants:
     return lambda run: list(names)
 
 
-AGAINST = always(curves.AGAINST)
+AGAINST = always(series.AGAINST)
+
+STRAIGHT = {"lambda-size": clients.weigh_by_size, "tau-r": shrinking.in_proportion, "pareto": curves.equally_costly}
+BYTES = {  # what tells two variants apart
+    "uplink": "Against what the clients have sent, and not what they were sent.",
+    "traffic": "Against all that was sent, by the clients and to them.",
+}
 
 FIGURES: dict[str, Comparison | Portrait] = {
     "scores": Comparison(curves.final_scores),
+    "pareto": Comparison(curves.pareto),
     "accuracy": Comparison(curves.accuracy, AGAINST),
     "loss": Comparison(curves.loss, AGAINST),
     "train-loss": Comparison(curves.train_loss, AGAINST),
@@ -59,6 +69,8 @@ FIGURES: dict[str, Comparison | Portrait] = {
     "personal": Comparison(curves.personal, AGAINST),
     "worst": Comparison(curves.worst, AGAINST),
     "clients": Comparison(clients.client_accuracy),
+    "personalization": Comparison(right.personalization),
+    "class-accuracy": Comparison(right.class_accuracy),
     "lambda-size": Comparison(clients.weights_by_size),
     "norm": Comparison(shrinking.norm),
     "coherence": Comparison(updates.coherence, always(updates.COHERENCES)),
@@ -86,6 +98,7 @@ FIGURES: dict[str, Comparison | Portrait] = {
     "classes": Portrait(updates.classes),
     "objective": Portrait(updates.objective),
     "simplex": Portrait(landscape.simplex, always(("surface", "optima"))),
+    "confusion": Portrait(right.confusion),
     "transport": Portrait(measured.transport),
     "trajectory": Portrait(landscape.trajectory),
     "timeline": Portrait(costs.timeline),
@@ -94,7 +107,14 @@ FIGURES: dict[str, Comparison | Portrait] = {
 
 
 def draw(name: str, runs: Sequence[RunFolder]) -> Canvas:
-    """The figure `name` of these runs.
+    """The figure `name` of these runs, for paper. Raises as `find`."""
+    with styled():
+        found = find(name, runs)
+        return found.canvas() if isinstance(found, Chart) else found
+
+
+def find(name: str, runs: Sequence[RunFolder]) -> Canvas | Chart:
+    """The figure `name` of these runs; if it has only lines, what it shows.
 
     Raises `NoData` where none of them has recorded what it shows, and `ReportError` for an unknown name and for several
     runs where the figure shows one.
@@ -112,13 +132,13 @@ def draw(name: str, runs: Sequence[RunFolder]) -> Canvas:
         if entry.variants is None:
             if variant:
                 raise ReportError(f"{base} has no variants, so none named {variant!r}.")
-            return entry.draw(shown)
+            return entry.of(shown)
         variants = entry.variants(runs[0])
         if not variants:
             raise NoData(f"The run has recorded nothing that {base} shows.")
         if variant and variant not in variants:
             raise ReportError(f"{base} has no variant {variant!r}; there are {', '.join(variants)}.")
-        return entry.draw(shown, variant or variants[0])
+        return entry.of(shown, variant or variants[0])
 
 
 def names(run: RunFolder) -> Iterator[str]:
@@ -141,7 +161,15 @@ def available(runs: Sequence[RunFolder]) -> list[str]:
     return found
 
 
+def by_construction(name: str, runs: Sequence[RunFolder]) -> bool:
+    """Whether the figure is a straight line whatever the runs did, and so tells nothing about them."""
+    test = STRAIGHT.get(name)
+    return test is not None and test(compare(runs))
+
+
 def caption(name: str) -> str:
     """What the figure shows, in words."""
-    entry = FIGURES[name.partition(":")[0]]
-    return " ".join((entry.draw.__doc__ or "").split())
+    base, _, variant = name.partition(":")
+    entry = FIGURES[base]
+    words = " ".join((entry.of.__doc__ or "").split())
+    return f"{words} {BYTES[variant]}" if entry.variants is AGAINST and variant in BYTES else words

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
+from zlib import crc32
 
 from raysim.report.folder import STACKS, RunFolder
 
 NEUTRAL = {"preset", "name", "seed", "record", "data.root"}  # settings that do not tell two methods apart
+HUES = 7  # colours that figures have; a further group differs in its dashes
+OWN = (1, 2, 3, 5, 6)  # those a method may have for its own: 0 is FedAvg's, and 4 looks like it
 
 
 @dataclass(frozen=True)
@@ -18,6 +22,7 @@ class Group:
 
     label: str
     runs: tuple[RunFolder, ...]
+    number: int  # its colour and its dashes, in whatever figure it is
 
     @property
     def first(self) -> RunFolder:
@@ -42,7 +47,26 @@ def compare(runs: Sequence[RunFolder]) -> list[Group]:
     for i in reversed(range(len(labels))):  # the settings of an older raysim may differ in being absent
         if (number := labels[: i + 1].count(labels[i])) > 1:
             labels[i] += f" ({number})"
-    return [Group(label, tuple(members)) for label, members in zip(labels, groups.values(), strict=True)]
+    numbers = _numbers([(run.stack, key) for key, run in zip(groups, firsts, strict=True)])
+    return [
+        Group(label, tuple(members), number)
+        for label, members, number in zip(labels, groups.values(), numbers, strict=True)
+    ]
+
+
+def _numbers(keys: Sequence[tuple[str, str]]) -> list[int]:
+    """A number for each (methods, settings). It follows from the names of the methods, in whatever order the runs were
+    given and whatever is compared with them, as long as no two of them wish for the same."""
+    wishes = {key: 0 if key[0] == "fedavg" else OWN[crc32(key[0].encode()) % len(OWN)] for key in sorted(keys)}
+    holders: dict[int, tuple[str, str]] = {}
+    for key, wish in wishes.items():
+        holders.setdefault(wish, key)
+    for key, wish in wishes.items():
+        if holders[wish] != key:
+            near = ((wish + step) % HUES for step in range(HUES))
+            holders[next(n for n in itertools.chain(near, itertools.count()) if n not in holders)] = key
+    found = {key: number for number, key in holders.items()}
+    return [found[key] for key in keys]
 
 
 def runs_of(groups: Sequence[Group]) -> list[RunFolder]:

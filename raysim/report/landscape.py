@@ -21,9 +21,10 @@ CORNERS = np.array([[0, 0], [1, 0], [0.5, np.sqrt(3) / 2]])  # of the triangle o
 
 
 def _mean_curves(
-    groups: Sequence[Group], name: str, x: str, y: str, scale: float = 1.0
+    groups: Sequence[Group], name: str, x: str, y: str, scale: float = 1.0, mark: str = ""
 ) -> tuple[Canvas, Axes, list[tuple[int, np.ndarray, np.ndarray, Line2D]]]:
-    """`y` against `x` of a measure, at the last measured round, the mean over seeds that have the same options."""
+    """`y` against `x` of a measure, at the last measured round, the mean over seeds that have the same options. `mark` is
+    what diamonds are."""
     figure = Canvas(COLUMN, 2.3)
     axes = figure.add_subplot()
     drawn, labels = [], []
@@ -34,8 +35,13 @@ def _mean_curves(
         (line,) = axes.plot(places, mean, color=colour(i), linestyle=dash(i))
         drawn.append((i, places, mean, line))
         labels.append(label)
-    if len(groups) > 1:
-        legend(figure, [line for *_, line in drawn], labels)
+    lines = [line for *_, line in drawn]
+    if len(groups) == 1:
+        lines, labels = [], []
+    if mark:
+        lines.append(Line2D([], [], color=INK, linestyle="", marker="D", markersize=5, markeredgecolor="white"))
+        labels.append(mark)
+    legend(figure, lines, labels)
     return figure, axes, drawn
 
 
@@ -45,7 +51,7 @@ def rescaling(groups: Sequence[Group], variant: str) -> Canvas:
         "loss": (of_loss("loss", runs_of(groups)), 1, np.argmin),
         "accuracy": ("accuracy (%)", 100, np.argmax),
     }[variant]
-    figure, axes, drawn = _mean_curves(groups, "rescaling", "factor", variant, scale)
+    figure, axes, drawn = _mean_curves(groups, "rescaling", "factor", variant, scale, "best factor")
     for i, x, y, _ in drawn:
         axes.plot(x[best(y)], y[best(y)], "D", color=colour(i), markersize=5, markeredgecolor="white", zorder=5)
     axes.axvline(1, color=INK, linewidth=0.6, zorder=1)

@@ -28,7 +28,7 @@ def measured(run: RunFolder, name: str) -> tuple[dict[str, np.ndarray], dict[str
 def tables_of(groups: Sequence[Group], name: str) -> list[tuple[int, str, list[dict[str, np.ndarray]]]]:
     """Number, label and the runs' tables of each group that has any. Raises `NoData` where none has."""
     held = []
-    for i, group in enumerate(groups):
+    for group in groups:
         tables = []
         for run in group.runs:
             try:
@@ -36,7 +36,7 @@ def tables_of(groups: Sequence[Group], name: str) -> list[tuple[int, str, list[d
             except NoData:
                 continue
         if tables:
-            held.append((i, group.label, tables))
+            held.append((group.number, group.label, tables))
     if not held:
         raise NoData(f"`raysim measure {name}` has not been run.")
     return held

@@ -1,14 +1,18 @@
-"""A report: one HTML file that needs no other file, no network and no script, and that prints well."""
+"""A report: one HTML file that needs no other file and no network, and that prints well."""
 
 from __future__ import annotations
 
+import base64
+import hashlib
 import json
 import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from raysim.report import NoData, ReportError, need
 from raysim.report.folder import RunFolder
@@ -16,12 +20,19 @@ from raysim.report.groups import Group, compare, differences, runs_of
 from raysim.report.summary import Summary, summarise
 from raysim.store.atomic import replacing
 
+if TYPE_CHECKING:
+    from raysim.report.canvas import Canvas
+    from raysim.report.series import Chart, Curve
+
 ENLARGED = 1.6  # figures are made for paper, which readers hold closer than a screen
 PORTRAITS = 6  # up to so many configurations, one run of each is shown in detail
 
+ROOM = 1_700_000  # bytes for figures, so that a page has at most 2 MB
+POINTS = 3000  # of a chart, all its curves together
+
 SECTIONS = {
-    "Scores": ("scores", "accuracy", "loss", "metric", "train-loss:rounds"),
-    "The clients' own models": ("personal", "worst:rounds", "clients"),
+    "Scores": ("scores", "accuracy:rounds", "loss:rounds", "metric", "train-loss:rounds", "pareto", "class-accuracy"),
+    "The clients' own models": ("personal:rounds", "worst:rounds", "clients", "personalization"),
     "Bytes and time": ("traffic", "seconds"),
     "Aggregation weights": ("lambda-size", "lambda-coherence", "correlation"),
     "The clients' updates": ("coherence", "heterogeneity", "similarity"),
@@ -29,16 +40,17 @@ SECTIONS = {
     "The loss around the model": ("rescaling:loss", "slice", "hessian", "histogram"),
 }
 PORTRAIT = (
-    *("lambda", "layers", "notes", "shrinking", "coherence-groups", "classes", "objective"),
+    *("lambda", "layers", "notes", "shrinking", "coherence-groups", "classes", "objective", "confusion"),
     *("simplex", "transport", "trajectory", "timeline", "utilisation"),
 )
 
 
 @dataclass(frozen=True)
 class Drawn:
-    """A figure on the page."""
+    """A figure on the page: either markup, or the number of a chart that the page's script draws."""
 
-    svg: Any  # markup
+    svg: Any
+    chart: int | None
     width: int  # pixels
     caption: str
     name: str  # as `raysim plot` takes it
@@ -48,6 +60,7 @@ class Drawn:
 class Section:
     title: str
     figures: list[Drawn]
+    left_out: list[str]  # names of figures for which the page had no room
 
 
 def write(runs: Sequence[RunFolder], out: Path, target: float | None = None) -> Summary:
@@ -57,6 +70,7 @@ def write(runs: Sequence[RunFolder], out: Path, target: float | None = None) -> 
     """
     need("matplotlib.figure", "jinja2")
     from jinja2 import Environment, PackageLoader, StrictUndefined
+    from markupsafe import Markup
 
     if not runs:
         raise ReportError("a report needs at least one run.")
@@ -67,18 +81,26 @@ def write(runs: Sequence[RunFolder], out: Path, target: float | None = None) -> 
     pages = Environment(
         loader=PackageLoader("raysim.report", "."), autoescape=True, undefined=StrictUndefined, trim_blocks=True
     )
+    style, script = (
+        "".join(_asset(name) for name in names) for names in (("uPlot.css", "page.css"), ("uPlot.js", "page.js"))
+    )
+    writer = _Figures()
     text = pages.get_template("page.html").render(
         title=" / ".join(labels) if len(groups) <= 3 else f"{len(groups)} configurations",
         setting=_setting(firsts),
         warnings=_warnings(groups),
         summary=summary,
-        sections=[section for section in _sections(groups) if section.figures],
+        sections=[section for section in _sections(groups, writer) if section.figures or section.left_out],
         failures=list(_failures(groups)),
         labels=labels,
         varied=[(path, *(_cell(run.settings.get(path)) for run in firsts)) for path in differences(firsts)],
         hashes=[_hashes(run) for run in runs],
         machines=_machines(runs),
         configs=[{"label": group.label, "seed": group.first.seed, "yaml": _config(group.first)} for group in groups],
+        charts=writer.charts(),
+        style=Markup(style),
+        script=Markup(script),
+        script_hash=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
     )
     Path(out).parent.mkdir(parents=True, exist_ok=True)
     with replacing(Path(out)) as path:
@@ -86,45 +108,120 @@ def write(runs: Sequence[RunFolder], out: Path, target: float | None = None) -> 
     return summary
 
 
-def _sections(groups: Sequence[Group]) -> Iterable[Section]:
+def _asset(name: str) -> str:
+    return Path(__file__).with_name("assets").joinpath(name).read_text(encoding="utf-8")
+
+
+def _sections(groups: Sequence[Group], writer: _Figures) -> Iterable[Section]:
     runs = runs_of(groups)
     for title, names in SECTIONS.items():
         if title == "Scores" and len(runs) == 1:
             names = names[1:]  # a single number is no figure
-        yield Section(title, _drawn(names, runs, "all"))
+        yield writer.section(title, names, runs, "all")
     if len(groups) > PORTRAITS:
         return
     partitions = {g.first.manifest.get("partition_sha256", g.label): g for g in reversed(groups)}
     for i, group in enumerate(reversed(partitions.values())):
         which = f", {group.label}" if len(partitions) > 1 else ""
         of = f", seed {group.first.seed}" if len(group.runs) > 1 else ""
-        yield Section(f"Who holds what{which}{of}", _drawn(("partition", "sizes"), [group.first], f"partition{i}"))
+        yield writer.section(f"Who holds what{which}{of}", ("partition", "sizes"), [group.first], f"partition{i}")
     for i, group in enumerate(groups):
         of = f", seed {group.first.seed}" if len(group.runs) > 1 else ""
-        yield Section(f"{group.label}{of}", _drawn(PORTRAIT, [group.first], f"run{i}"))
+        yield writer.section(f"{group.label}{of}", PORTRAIT, [group.first], f"run{i}")
 
 
-def _drawn(bases: Iterable[str], runs: Sequence[RunFolder], place: str) -> list[Drawn]:
-    """The figures for which there are data: of a name without a variant, all variants, the first with the caption."""
-    from markupsafe import Markup
+class _Figures:
+    """Draws the figures of a page, as long as there is room."""
 
-    from raysim.report.figures import caption, draw, names
+    def __init__(self) -> None:
+        self._room = ROOM
+        self._charts: list[dict[str, Any]] = []
 
-    found = []
-    for base in bases:
-        words = caption(base)
-        for name in names(runs[0]):
-            if base not in (name, name.partition(":")[0]):
-                continue
-            try:
-                figure = draw(name, runs)
-            except NoData:
-                continue
-            svg = Markup(figure.svg(re.sub(r"\W+", "-", f"{place}-{name}")))
-            width = round(ENLARGED * 96 * figure.get_figwidth())
-            found.append(Drawn(svg, width, words, name))
-            words = ""
-    return found
+    def charts(self) -> dict[str, Any]:
+        """What the page's script draws."""
+        from raysim.report.series import LABELS
+
+        return {"labels": LABELS, "of": self._charts}
+
+    def section(self, title: str, bases: Iterable[str], runs: Sequence[RunFolder], place: str) -> Section:
+        """The figures for which there are data: of a name without a variant, all variants, the first with the caption."""
+        from raysim.report.figures import by_construction, caption, find, names
+
+        section = Section(title, [], [])
+        known = list(names(runs[0]))
+        for base in bases:
+            words = caption(base)
+            for name in known:
+                if base not in (name, name.partition(":")[0]) or by_construction(name, runs):
+                    continue
+                try:
+                    found = find(name, runs)
+                except NoData:
+                    continue
+                drawn = self._drawn(found, name, words, re.sub(r"\W+", "-", f"{place}-{name}"))
+                if drawn is None:
+                    section.left_out.append(name)
+                else:
+                    section.figures.append(drawn)
+                words = ""
+        return section
+
+    def _drawn(self, found: Canvas | Chart, name: str, words: str, prefix: str) -> Drawn | None:
+        """None where the page has no room for it."""
+        from markupsafe import Markup
+
+        from raysim.report.canvas import COLUMN
+        from raysim.report.series import Chart
+
+        chart, svg, width = None, "", COLUMN
+        if isinstance(found, Chart):
+            data = _data(found)
+            size = len(json.dumps(data))
+        else:
+            svg, width = found.svg(prefix), found.get_figwidth()
+            size = len(svg.encode())
+        if size > self._room:
+            return None
+        self._room -= size
+        if isinstance(found, Chart):
+            chart = len(self._charts)
+            self._charts.append(data)
+            words = " ".join(filter(None, (words, _marks(found))))
+        return Drawn(Markup(svg), chart, round(ENLARGED * 96 * width), words, name)
+
+
+def _marks(chart: Chart) -> str:
+    """What bands are, where the caption has to say it because the chart's legend does not."""
+    return f"Bands: {chart.band}." if any(curve.std is not None for curve in chart.curves) else ""
+
+
+def _data(chart: Chart) -> dict[str, Any]:
+    """What the page's script draws, of each curve every n-th point, so that all have POINTS at most."""
+    return {
+        "label": " ".join(chart.label.split()), "log": chart.log, "zero": chart.zero, "mark": chart.mark,
+        "curves": [_curve(chart, i) for i in range(len(chart.curves))],
+    }  # fmt: skip
+
+
+def _curve(chart: Chart, i: int) -> dict[str, Any]:
+    from raysim.report.canvas import dash, hue
+    from raysim.report.series import LABELS
+
+    curve: Curve = chart.curves[i]
+    mark = chart.marks[i] if chart.marks else None
+    every = -(-len(curve.rounds) * len(chart.curves) // POINTS)
+    last = len(curve.rounds) - 1
+    kept = np.unique([*range(0, last + 1, every), last, *([] if mark is None else [mark])])
+
+    def numbers(values: np.ndarray) -> list[float | None]:
+        return [float(f"{value:.5g}") if np.isfinite(value) else None for value in values[kept].tolist()]
+
+    return {
+        "label": curve.label, "hue": hue(curve.number), "dash": dash(curve.number),
+        "x": {against: numbers(curve.spent(against)) for against in LABELS},
+        "y": numbers(curve.mean), "sd": None if curve.std is None else numbers(curve.std),
+        "mark": None if mark is None else int(np.searchsorted(kept, mark)),
+    }  # fmt: skip
 
 
 def _setting(runs: Sequence[RunFolder]) -> str:

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import lru_cache
 from textwrap import fill
+from weakref import WeakKeyDictionary
 
 import numpy as np
 from matplotlib.axes import Axes
 
+from raysim.report import blocks
 from raysim.report.canvas import COLUMN, PAGE, Canvas, every_nth, heat_map, name_rows, whole_rounds
 from raysim.report.folder import RunFolder, of_loss
-from raysim.report.series import plot_rounds
+from raysim.report.series import Chart, Curve
 
 AXES = ("client", "layer", "index")  # in this order
 DRAWN_ELSEWHERE = ("balance", "coherence", "heterogeneity", "objective", "similarity")  # in figures of their own
@@ -71,7 +72,8 @@ PLACES = {  # what the index of a quantity counts
 
 @dataclass(frozen=True, eq=False)
 class Quantity:
-    """A recorded quantity as an array [rounds, *axes]; NaN where it was not recorded."""
+    """A recorded quantity as an array [rounds, *axes]; NaN where it was not recorded. Of many clients, each place is the
+    mean of a block of them."""
 
     name: str  # fedlws.gamma
     axes: tuple[str, ...]  # of AXES
@@ -91,12 +93,16 @@ class Quantity:
         return mean.transpose([order.index(axis) for axis in left])
 
 
-@lru_cache(maxsize=4)
+_known: WeakKeyDictionary[RunFolder, dict[str, Quantity]] = WeakKeyDictionary()
+
+
 def quantities(run: RunFolder) -> dict[str, Quantity]:
     """Everything that the run has recorded, by name. What methods report comes before what every run records."""
-    by_layer = _of_layers(run)
-    reported = {name: q for name, q in by_layer.items() if "." in name}
-    return {**reported, **{n: q for n, q in _of_notes(run).items() if n not in reported}, **by_layer}
+    if run not in _known:
+        by_layer = _of_layers(run)
+        reported = {name: q for name, q in by_layer.items() if "." in name}
+        _known[run] = {**reported, **{n: q for n, q in _of_notes(run).items() if n not in reported}, **by_layer}
+    return _known[run]
 
 
 def _of_layers(run: RunFolder) -> dict[str, Quantity]:
@@ -134,14 +140,17 @@ def _of_notes(run: RunFolder) -> dict[str, Quantity]:
             column = table[axis][rows]
             if column[0] is None or column[0] != column[0]:  # null: the quantity has no such axis
                 continue
-            known = sorted(set(column.tolist()), key=lambda one: order.get(one, -1) if axis == "layer" else one)
-            place = {one: i for i, one in enumerate(known)}
             axes.append(axis)
-            labels[axis] = [str(one) if axis == "layer" else str(int(one)) for one in known]
-            places.append(np.array([place[one] for one in column.tolist()]))
-        values = np.full((run.played, *(len(labels[axis]) for axis in axes)), np.nan)
-        values[tuple(places)] = table["value"][rows]
-        found[name] = Quantity(name, tuple(axes), labels, values)
+            if axis == "layer":
+                known = sorted(set(column.tolist()), key=lambda one: order.get(one, -1))
+                place = {one: i for i, one in enumerate(known)}
+                labels[axis], there = known, np.array([place[one] for one in column.tolist()])
+            else:
+                those, there = np.unique(column.astype(np.int64), return_inverse=True)
+                labels[axis], there = blocks.names(those), blocks.block_of(len(those))[there]
+            places.append(there)
+        shape = (run.played, *(len(labels[axis]) for axis in axes))
+        found[name] = Quantity(name, tuple(axes), labels, blocks.cells(tuple(places), table["value"][rows], shape))
     return found
 
 
@@ -186,16 +195,11 @@ def layers(run: RunFolder, name: str) -> Canvas:
     return figure
 
 
-def notes(run: RunFolder, name: str) -> Canvas:
+def notes(run: RunFolder, name: str) -> Canvas | Chart:
     """One quantity that a method reports: a curve over the rounds, or a map over rounds, clients or a further index."""
     quantity = quantities(run)[name]
     if not quantity.axes:
-        figure = Canvas(COLUMN, 1.9)
-        axes = figure.add_subplot()
-        plot_rounds(axes, 0, quantity.values)
-        axes.set(xlabel="round", ylabel=fill(_label(run, name), 24))
-        whole_rounds(axes)
-        return figure
+        return Chart([Curve.one(0, "", run, quantity.values)], fill(_label(run, name), 24), named=False)
     rows, columns = (quantity.axes[0], "round") if len(quantity.axes) == 1 else quantity.axes
     height = float(np.clip(0.75 + 0.12 * len(quantity.labels[rows]), 1.8, 3.4))
     figure = Canvas(COLUMN, height)

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 
 from raysim.report import NoData
-from raysim.report.canvas import COLUMN, Canvas, colour, legend, whole_rounds
+from raysim.report.canvas import COLUMN, Canvas, colour, legend
 from raysim.report.clouds import pearson, scatter_groups
 from raysim.report.folder import RunFolder
-from raysim.report.groups import Group
+from raysim.report.groups import Group, runs_of
 from raysim.report.quantities import noted
-from raysim.report.series import over_rounds, plot
+from raysim.report.series import Chart, Curve, over_rounds
 
 BALANCES = {
     "fedlaw_ratio": "FedLAW's r\n‖γd‖ / ‖(1 − γ)w‖",
@@ -27,21 +28,21 @@ BALANCES = {
 RATIOS = ("fedlaw_ratio", "fedlws_ratio")
 
 
-def norm(groups: Sequence[Group]) -> Canvas:
+def norm(groups: Sequence[Group]) -> Chart:
     """Norm of the global model after each round."""
 
     def norms(run: RunFolder) -> np.ndarray:
         table = run.columns("layers")
         return np.sqrt(np.bincount(table["round"], table["norm"] ** 2)) if len(table["round"]) else np.empty(0)
 
-    return over_rounds(groups, norms, "norm of the model ‖w‖")[0]
+    return over_rounds(groups, norms, "norm of the model ‖w‖")
 
 
-def balance(groups: Sequence[Group], variant: str) -> Canvas:
+def balance(groups: Sequence[Group], variant: str) -> Chart:
     """What shrinking does in each round: the clients' pull against the decay of the old model.
 
     The r of FedLAW and the r of FedLWS are each other's inverse."""
-    return over_rounds(groups, lambda run: noted(run, f"balance.{variant}"), BALANCES[variant])[0]
+    return over_rounds(groups, lambda run: noted(run, f"balance.{variant}"), BALANCES[variant])
 
 
 def ratios(groups: Sequence[Group], variant: str) -> Canvas:
@@ -76,6 +77,12 @@ def tau_r(groups: Sequence[Group]) -> Canvas:
     return figure
 
 
+def in_proportion(groups: Sequence[Group]) -> bool:
+    """Whether r is β τ with one β in every run, as FedLWS without bounds makes it."""
+    points = [points for run in runs_of(groups) if len(points := _tau_and_ratio(run))]
+    return all(np.allclose(r, r[0] / tau[0] * tau) for tau, r in (pair.T for pair in points))
+
+
 def _tau_and_ratio(run: RunFolder) -> np.ndarray:
     """[n, 2] of the rounds that have both. What the instrument saw goes before what FedLWS reported."""
     columns = [
@@ -86,24 +93,18 @@ def _tau_and_ratio(run: RunFolder) -> np.ndarray:
     return np.asarray(points[~np.isnan(points).any(1)])
 
 
-def shrinking(run: RunFolder) -> Canvas:
+def shrinking(run: RunFolder) -> Chart:
     """FedLWS's shrink factor γ of the layers over the rounds.
 
-    The lines are the mean of the layers, with a band of one standard deviation, the first layer, the last layer, and
-    the one factor that the whole model would have."""
+    The lines are the mean of the layers, with a band of one standard deviation over them, the first layer, the last
+    layer, and the one factor that the whole model would have."""
     gamma = noted(run, "fedlws.gamma")
     if not len(gamma):
         raise NoData("The run has no FedLWS.")
-    figure = Canvas(COLUMN, 2.3)
-    axes = figure.add_subplot()
-    x, mean, std = np.arange(1, len(gamma) + 1), gamma.mean(1), gamma.std(1)
-    axes.fill_between(x, mean - std, mean + std, color=colour(0), alpha=0.18, linewidth=0)
     shown = {
-        "mean of the layers": mean, "first layer": gamma[:, 0], "last layer": gamma[:, -1],
+        "mean of the layers": gamma.mean(1), "first layer": gamma[:, 0], "last layer": gamma[:, -1],
         "whole model": noted(run, "fedlws.model_gamma"),
     }  # fmt: skip
-    lines = [plot(axes, i, x, values, marker=None) for i, values in enumerate(shown.values())]
-    axes.set(xlabel="round", ylabel="shrink factor γ")
-    whole_rounds(axes)
-    legend(figure, lines, list(shown))
-    return figure
+    mean, *others = (Curve.one(i, label, run, values) for i, (label, values) in enumerate(shown.items()))
+    banded = replace(mean, std=gamma.std(1)[mean.rounds])
+    return Chart([banded, *others], "shrink factor γ", band="± 1 std over layers")

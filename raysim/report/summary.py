@@ -11,6 +11,8 @@ import numpy as np
 
 from raysim.report.folder import RunFolder
 from raysim.report.groups import Group, runs_of
+from raysim.report.sheet import Column, Entry, Sheet
+from raysim.report.significance import LEVEL, holm, paired
 from raysim.store.tables import OPEN
 
 SHORTFALL = 0.95  # the default target is this share of the score that all runs have reached
@@ -51,16 +53,18 @@ class OverSeeds:
 
 
 Table = tuple[tuple[str, ...], ...]  # rows of cells, the headings first
+Show = Callable[[Group], Entry]
 
 
 @dataclass(frozen=True)
 class Summary:
-    """The comparison, as two tables and a sentence."""
+    """The comparison, as a sentence, as two tables of texts, and as one table for a paper."""
 
     target: float | None  # the accuracy of the columns `to ...`
     sentence: str
     scores: Table
     costs: Table
+    sheet: Sheet
 
 
 METRIC = OPEN["rounds"].prefix
@@ -68,10 +72,9 @@ GLOBAL, PERSONAL = "accuracy", "personal_accuracy_micro"  # columns of `rounds` 
 
 
 def judged_by(runs: Sequence[RunFolder]) -> str:
-    """The score that runs are compared by: the global model's, or the personal models' where not every run has the
-    first and every run has the second."""
-    has = {score: all(len(scores(run, score)) for run in runs) for score in (GLOBAL, PERSONAL)}
-    return PERSONAL if has[PERSONAL] and not has[GLOBAL] else GLOBAL
+    """The score that runs are compared by: the personal models' where every run has tested them, as `evaluate.personal`
+    asks, or else the global model's."""
+    return PERSONAL if all(len(scores(run, PERSONAL)) for run in runs) else GLOBAL
 
 
 def metric_names(run: RunFolder) -> list[str]:
@@ -108,6 +111,7 @@ COSTS: dict[str, Callable[[dict[str, np.ndarray]], np.ndarray]] = {
     "s": lambda rounds: rounds["wall"],
 }
 """What a run has spent at the end of each round: rounds, uplink, both links, time since its start."""
+TOTALS = {"MB up": "sent by clients (MB)", "MB": "sent up and down (MB)", "s": "time (s)"}  # headings of what was spent
 
 
 def cost_to(run: RunFolder, column: str, target: float, cost: str) -> float | None:
@@ -137,13 +141,13 @@ def summarise(groups: Sequence[Group], target: float | None = None) -> Summary:
     by = judged_by(runs)
     target = default_target(runs, by) if target is None else target
 
-    def percent(of: Callable[[RunFolder, str], float | None], column: str) -> Callable[[Group], str]:
-        return lambda group: _percent(group, of, column).show(2)
+    def percent(of: Callable[[RunFolder, str], float | None], column: str) -> Show:
+        return lambda group: _percent(group, of, column)
 
-    own = "personal " if by == PERSONAL else ""
-    scored: dict[str, Callable[[Group], str]] = {
-        "seed": lambda group: ", ".join(str(run.seed) for run in group.runs),
-        "rounds": _rounds,
+    own, other = ("personal ", ("global final (%)", GLOBAL)) if by == PERSONAL else ("", ("personal (%)", PERSONAL))
+    scored: dict[str, Show] = {
+        "seed": lambda group: Entry(", ".join(str(run.seed) for run in group.runs)),
+        "rounds": lambda group: Entry(_rounds(group)),
         f"{own}final (%)": percent(final, by),
         f"{own}best (%)": percent(best, by),
         f"{own}mean of last 10 (%)": percent(last10, by),
@@ -153,19 +157,20 @@ def summarise(groups: Sequence[Group], target: float | None = None) -> Summary:
         scored = {heading: show for heading, show in scored.items() if "%" not in heading}
     for name in shared:
         scored[f"final {name.replace('_', ' ')}"] = partial(_metric, f"{METRIC}{name}")
-    if by == GLOBAL:
-        scored["personal (%)"] = percent(final, PERSONAL)
+    scored[other[0]] = percent(final, other[1])
     scored["worst tenth (%)"] = percent(final, "personal_accuracy_worst10")
-    spent: dict[str, Callable[[Group], str]] = {}
+    spent: dict[str, Show] = {}
     if target is not None:
         for cost in COSTS:
             spent[f"{cost} to {100 * target:g} %"] = partial(
                 _cost, lambda run, cost: cost_to(run, by, target, cost), cost
             )
-    for cost in ("MB up", "MB", "s"):
-        spent[cost] = partial(_cost, total, cost)
+    for cost, heading in TOTALS.items():
+        spent[heading] = partial(_cost, total, cost)
     sentence = " ".join(filter(None, (_sentence(groups, by, target), _unfinished(runs))))
-    return Summary(target, sentence, _table(groups, scored), _table(groups, spent))
+    left, right = _columns(groups, scored, 1), _columns(groups, spent, -1)
+    labels = tuple(group.label for group in groups)
+    return Summary(target, sentence, _table(labels, left), _table(labels, right), Sheet("", labels, (*left, *right)))
 
 
 def _unfinished(runs: Sequence[RunFolder]) -> str:
@@ -183,25 +188,38 @@ def _unfinished(runs: Sequence[RunFolder]) -> str:
     return f"{first}: these are not the final numbers."
 
 
-def _table(groups: Sequence[Group], columns: dict[str, Callable[[Group], str]]) -> Table:
-    """One row per group. A column without any value is left out, unless it is that of the final score."""
-    cells = {heading: [show(group) for group in groups] for heading, show in columns.items()}
-    cells = {heading: column for heading, column in cells.items() if "final" in heading or set(column) != {"-"}}
-    return (("", *cells), *zip([group.label for group in groups], *cells.values(), strict=True))
+def _columns(groups: Sequence[Group], shown: dict[str, Show], better: int) -> tuple[Column, ...]:
+    """A column without any value is left out, unless it is that of the final score."""
+    columns = [
+        Column(heading, tuple(map(show, groups)), better if better < 0 or heading.endswith("(%)") else 0)
+        for heading, show in shown.items()
+    ]
+    return tuple(c for c in columns if "final" in c.heading or {entry.text for entry in c.entries} != {"-"})
 
 
-def _percent(group: Group, of: Callable[[RunFolder, str], float | None], column: str) -> OverSeeds:
-    values = [of(run, column) for run in group.runs]
-    return OverSeeds.of([None if value is None else 100 * value for value in values])
+def _table(labels: Sequence[str], columns: Sequence[Column]) -> Table:
+    """The headings, and a row for each group."""
+    rows = zip(labels, *([entry.text for entry in column.entries] for column in columns), strict=True)
+    return (("", *(column.heading for column in columns)), *rows)
 
 
-def _metric(column: str, group: Group) -> str:
-    return OverSeeds.of([final(run, column) for run in group.runs]).show(4)
+def _entry(group: Group, of: Callable[[RunFolder], float | None], decimals: int | None, scale: float = 1.0) -> Entry:
+    values = {run: value for run in group.runs if (value := of(run)) is not None and not math.isnan(value)}
+    over = OverSeeds(tuple(scale * value for value in values.values()), len(group.runs) - len(values))
+    return Entry(over.show(decimals), {run.seed: scale * value for run, value in values.items()})
 
 
-def _cost(spent: Callable[[RunFolder, str], float | None], cost: str, group: Group) -> str:
+def _percent(group: Group, of: Callable[[RunFolder, str], float | None], column: str) -> Entry:
+    return _entry(group, lambda run: of(run, column), 2, 100)
+
+
+def _metric(column: str, group: Group) -> Entry:
+    return _entry(group, lambda run: final(run, column), 4)
+
+
+def _cost(spent: Callable[[RunFolder, str], float | None], cost: str, group: Group) -> Entry:
     several = len(group.runs) > 1
-    return OverSeeds.of([spent(run, cost) for run in group.runs]).show(int(several) if cost == "round" else None)
+    return _entry(group, lambda run: spent(run, cost), int(several) if cost == "round" else None)
 
 
 def _rounds(group: Group) -> str:
@@ -213,7 +231,7 @@ def _rounds(group: Group) -> str:
 
 def _sentence(groups: Sequence[Group], by: str, target: float | None) -> str:
     finals = [(_percent(group, final, by), group) for group in groups]
-    scored = [(score, group) for score, group in finals if score.values]
+    scored = [(score, group) for score, group in finals if score.by_seed]
     if not scored:
         judged = any(metric_names(run) for run in runs_of(groups))
         return "" if judged else "No model has been evaluated yet."
@@ -222,11 +240,45 @@ def _sentence(groups: Sequence[Group], by: str, target: float | None) -> str:
     over = f" (mean ± standard deviation over {len(group.runs)} runs)" if len(group.runs) > 1 else ""
     if len(scored) == 1:
         after = f"after {_rounds(group)} round{'s' * (group.first.rounds != 1)}"
-        text = f"{group.label} has reached a {kind} of {top.show(2)} % {after}{over}"
+        text = f"{group.label} has reached a {kind} of {top.text} % {after}{over}"
         if target is not None:
-            spent = _cost(lambda run, cost: cost_to(run, by, target, cost), "round", group)
+            spent = _cost(lambda run, cost: cost_to(run, by, target, cost), "round", group).text
             text += f"; it first had {100 * target:g} % in round {spent}" if spent != "-" else ""
         return f"{text}."
     low, last = min(scored, key=lambda pair: pair[0].mean)
-    text = f"Of {len(scored)} configurations, {group.label} ends highest, with a {kind} of {top.show(2)} %{over}"
-    return f"{text}, and {last.label} lowest, with {low.show(2)} %."
+    text = f"Of {len(scored)} configurations, {group.label} ends highest, with a {kind} of {top.text} %{over}"
+    return f"{text}, and {last.label} lowest, with {low.text} %. {_doubt(group, [g for _, g in scored], by)}"
+
+
+def _doubt(best: Group, groups: Sequence[Group], by: str) -> str:
+    """Whether the best group is ahead of the others by more than chance."""
+    others = [group for group in groups if group is not best]
+    tests = differ([best, *others], by)
+    pairs = min((_pairs(best, other, by) for other in others), key=len)
+    if not tests:
+        return "With fewer than two seeds in common, nothing says whether the difference is more than chance."
+    how = f"paired t test over {len(pairs)} seeds" + ", Holm's correction" * (len(others) > 1)
+    close = {other.label: p for other, p in zip(others, tests, strict=True) if not p < LEVEL}
+    if not close:
+        return f"It leads by more than chance ({how}, p {_p(max(tests))})."
+    which = "the others" if len(close) == len(others) > 1 else ", ".join(close)
+    return f"Its lead on {which} is no more than chance can make ({how}, p {_p(min(close.values()))})."
+
+
+def differ(groups: Sequence[Group], by: str) -> list[float]:
+    """The p value of the first group's difference from each other, by Holm's correction; none where a pair of groups
+    has fewer than two seeds in common."""
+    first, *others = groups
+    tests = [paired(*zip(*pairs, strict=True)) if len(pairs := _pairs(first, g, by)) > 1 else math.nan for g in others]
+    return [] if any(map(math.isnan, tests)) else holm(tests)
+
+
+def _pairs(a: Group, b: Group, by: str) -> list[tuple[float, float]]:
+    """Final scores of both, seed by seed."""
+    ours, theirs = ({run.seed: final(run, by) for run in group.runs} for group in (a, b))
+    found = [(ours[seed], theirs[seed]) for seed in ours if seed in theirs]
+    return [(x, y) for x, y in found if x is not None and y is not None]
+
+
+def _p(value: float) -> str:
+    return "< 0.001" if value < 0.001 else f"= {value:.2g}"

@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
+from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 
 from raysim.report import NoData
-from raysim.report.canvas import COLUMN, INK, PAGE, Canvas, colour, decades, heat_map, legend, name_rows, whole_rounds
+from raysim.report.canvas import COLUMN, PAGE, Canvas, colour, heat_map, legend, name_rows, whole_rounds
 from raysim.report.clouds import scatter_groups
 from raysim.report.folder import RunFolder, of_loss
 from raysim.report.groups import Group
 from raysim.report.quantities import Quantity, noted, quantities
-from raysim.report.series import over_rounds, plot, plot_rounds
+from raysim.report.series import Chart, Curve, over_rounds, plot, plot_rounds
 
 CLIENTS = 7  # so many clients have a line each
 
+MOMENTS = {"before local training": "before", "after": "after"}
 COHERENCES = {"mean": "mean cosine of updates", "paper": "local gradient coherence"}
 HETEROGENEITIES = {
     "cosine": "heterogeneity coherence\n(cosine)",
@@ -25,19 +28,14 @@ HETEROGENEITIES = {
 }
 
 
-def coherence(groups: Sequence[Group], variant: str) -> Canvas:
+def coherence(groups: Sequence[Group], variant: str) -> Chart:
     """Local gradient coherence of each round (FedLAW, definition 5.1): how much the clients' updates point one way.
 
-    A diamond marks the critical point, the first round in which it is no longer positive."""
-    figure, axes, curves = over_rounds(groups, lambda run: noted(run, f"coherence.{variant}"), COHERENCES[variant])
-    axes.axhline(0, color=INK, linewidth=0.6, zorder=1)
-    for curve in curves:
-        if (critical := critical_point(curve.mean)) is not None:
-            axes.plot(
-                curve.x[critical], curve.mean[critical], "D", color=colour(curve.number), markersize=5,
-                markeredgecolor="white", zorder=5,
-            )  # fmt: skip
-    return figure
+    The mark is the critical point, the first round in which it is no longer positive."""
+    chart = over_rounds(
+        groups, lambda run: noted(run, f"coherence.{variant}"), COHERENCES[variant], zero=True, mark="critical point"
+    )
+    return replace(chart, marks=tuple(critical_point(curve.mean) for curve in chart.curves))
 
 
 def critical_point(values: np.ndarray) -> int | None:
@@ -46,21 +44,15 @@ def critical_point(values: np.ndarray) -> int | None:
     return int(falls[0]) + 1 if len(falls) else None
 
 
-def coherence_groups(run: RunFolder) -> Canvas:
+def coherence_groups(run: RunFolder) -> Chart:
     """Mean cosine of the updates in each round, of all clients and of each group that the instrument was given."""
     prefix = "coherence.mean"
     named = {name.removeprefix(f"{prefix}_"): q for name, q in quantities(run).items() if name.startswith(f"{prefix}_")}
     if not named:
         raise NoData("The instrument coherence was given no groups of clients.")
     shown = {"all clients": noted(run, prefix), **{name: q.values for name, q in named.items()}}
-    figure = Canvas(COLUMN, 2.3)
-    axes = figure.add_subplot()
-    lines = [plot_rounds(axes, i, values) for i, values in enumerate(shown.values())]
-    axes.axhline(0, color=INK, linewidth=0.6, zorder=1)
-    axes.set(xlabel="round", ylabel=COHERENCES["mean"])
-    whole_rounds(axes)
-    legend(figure, lines, list(shown))
-    return figure
+    curves = [Curve.one(i, label, run, values) for i, (label, values) in enumerate(shown.items())]
+    return Chart(curves, COHERENCES["mean"], zero=True)
 
 
 def weights_by_coherence(groups: Sequence[Group]) -> Canvas:
@@ -82,11 +74,11 @@ def _coherence_and_weight(run: RunFolder) -> np.ndarray:
     return np.asarray(points[~np.isnan(points).any(1)])
 
 
-def heterogeneity(groups: Sequence[Group], variant: str) -> Canvas:
+def heterogeneity(groups: Sequence[Group], variant: str) -> Chart:
     """Heterogeneity coherence of each round (FedLAW, definition 5.2).
 
     It compares the classes of the round's clients, by their weights, with those of all clients."""
-    return over_rounds(groups, lambda run: noted(run, f"heterogeneity.{variant}"), HETEROGENEITIES[variant])[0]
+    return over_rounds(groups, lambda run: noted(run, f"heterogeneity.{variant}"), HETEROGENEITIES[variant])
 
 
 def classes(run: RunFolder) -> Canvas:
@@ -105,52 +97,48 @@ def classes(run: RunFolder) -> Canvas:
     return figure
 
 
-def objective(run: RunFolder) -> Canvas:
+def objective(run: RunFolder) -> Chart:
     """Training loss of each round's clients before and after their local training, weighted by size (FedALA, figure 5)."""
-    figure = Canvas(COLUMN, 2.3)
-    axes = figure.add_subplot()
-    for i, moment in enumerate(("before", "after")):
-        values = noted(run, f"objective.{moment}")
-        if not len(values):
-            raise NoData("The run has no instrument objective.")
-        plot_rounds(axes, i, values)
-    axes.set(xlabel="round", ylabel=of_loss("training loss", [run]), yscale="log")
-    decades(axes.yaxis)
-    whole_rounds(axes)
-    legend(figure, axes.get_lines(), ["before local training", "after"])
-    return figure
+    found = {label: noted(run, f"objective.{moment}") for label, moment in MOMENTS.items()}
+    if not all(map(len, found.values())):
+        raise NoData("The run has no instrument objective.")
+    curves = [Curve.one(i, label, run, values) for i, (label, values) in enumerate(found.items())]
+    return Chart(curves, of_loss("training loss", [run]), log=True)
 
 
 def similarity(groups: Sequence[Group]) -> Canvas:
     """Cosine of each client's model with the new global one in each round (CCN, figure 1b).
 
     With more than seven clients: the mean, and a band from the least to the most similar."""
-    held = [(g.label, q) for g in groups if (q := quantities(g.first).get("similarity.client")) is not None]
+    held = [(g, q) for g in groups if (q := quantities(g.first).get("similarity.client")) is not None]
     if not held:
         raise NoData("No run has the instrument similarity.")
     figure = Canvas(COLUMN if len(held) == 1 else PAGE, 2.2)
     panels = figure.subplots(1, len(held), sharey=True, squeeze=False)[0]
-    handles: dict[str, Line2D] = {}
-    for axes, (label, quantity) in zip(panels, held, strict=True):
+    handles: dict[str, Artist] = {}
+    for axes, (group, quantity) in zip(panels, held, strict=True):
         if len(quantity.labels["client"]) > CLIENTS:
-            _range_of_clients(axes, quantity.values)
+            handles["from the least to the most similar client"] = _range_of_clients(axes, group.first)
         else:
             for client, line in _line_of_each(axes, quantity).items():
                 handles.setdefault(f"client {client}", line)
         axes.set_xlabel("round")
-        axes.set_title(label if len(held) > 1 else "", loc="left")
+        axes.set_title(group.label if len(held) > 1 else "", loc="left")
         whole_rounds(axes)
     panels[0].set_ylabel("cosine with the global model")
     legend(figure, list(handles.values()), list(handles))
     return figure
 
 
-def _range_of_clients(axes: Axes, values: np.ndarray) -> None:
-    """`values` are [rounds, clients]."""
-    present = np.flatnonzero(~np.isnan(values).all(1))
-    low, high = np.nanmin(values[present], 1), np.nanmax(values[present], 1)
-    axes.fill_between(present + 1, low, high, color=colour(0), alpha=0.18, linewidth=0)
-    plot(axes, 0, present + 1, np.nanmean(values[present], 1), marker=None)
+def _range_of_clients(axes: Axes, run: RunFolder) -> Artist:
+    notes = run.columns("notes")
+    rows = (notes["method"] == "similarity") & (notes["name"] == "client") & ~np.isnan(notes["value"])
+    present, place = np.unique(notes["round"][rows], return_inverse=True)
+    values, low, high = notes["value"][rows], np.full(len(present), np.inf), np.full(len(present), -np.inf)
+    np.minimum.at(low, place, values)
+    np.maximum.at(high, place, values)
+    plot(axes, 0, present + 1, np.bincount(place, values) / np.bincount(place), marker=None)
+    return axes.fill_between(present + 1, low, high, color=colour(0), alpha=0.18, linewidth=0)
 
 
 def _line_of_each(axes: Axes, quantity: Quantity) -> dict[str, Line2D]:

@@ -10,12 +10,14 @@ from raysim.play.lines import aligned
 from raysim.sweep.grid import Point
 
 
-def compare(points: Sequence[Point], page: Path, target: float | None = None) -> None:
-    """Print the comparison of the finished runs, if there are any, and write their report to `page`."""
+def compare(points: Sequence[Point], folder: Path, target: float | None = None, kind: str | None = None) -> None:
+    """Print the comparison of the finished runs, if there are any, and write their report into the folder; with `kind`,
+    a format of `sheet.ENDINGS`, also the table."""
     from raysim.report import MissingExtra
     from raysim.report.groups import compare as grouped
     from raysim.report.page import write
     from raysim.report.runs import Run
+    from raysim.report.sheet import write_table
     from raysim.report.summary import summarise
 
     runs = [Run(point.folder) for point in points if point.finished]
@@ -24,6 +26,9 @@ def compare(points: Sequence[Point], page: Path, target: float | None = None) ->
     summary = summarise(grouped(runs), target)
     for table in (summary.scores, summary.costs):
         print("\n" + "\n".join(aligned(table, ">")))
+    if kind:
+        print(f"\ntable   {write_table([summary.sheet], folder, kind)}")
+    page = folder / "report.html"
     try:
         write(runs, page, target)
     except MissingExtra as error:  # the table is worth having without the page

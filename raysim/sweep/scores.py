@@ -138,6 +138,13 @@ SCORES: dict[str, tuple[Callable[..., float | None], str]] = {  # and what a hea
 }
 ACCURACIES = ("final", "best", "last10", "best10")
 PERCENT = (*ACCURACIES, "best10 deviation", "error", "error at MB", "gap")
+BETTER = {  # 1: higher is better, -1: lower; of others nothing says
+    **dict.fromkeys(ACCURACIES, 1),
+    **dict.fromkeys(
+        ("error", "error at MB", "MB to error", "MB up", "MB", "seconds", "minutes", "aggregation", "gap", "converged"),
+        -1,
+    ),
+}
 BETWEEN = ("gap",)  # the score's argument is a row, with whose run of the same column and seed it compares
 
 OPTIONS = {"note": ("rounds", "layers")}  # what may stand beside a score's argument

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from raysim.report.runs import Run
+from raysim.report.sheet import Column, Entry, Sheet
 from raysim.report.summary import OverSeeds
 from raysim.sweep.grid import Point, choice
 from raysim.sweep.items import Cell, Item
-from raysim.sweep.scores import BETWEEN, PERCENT, SCORES, Measure, key_of
+from raysim.sweep.scores import BETTER, BETWEEN, PERCENT, SCORES, Measure, key_of
 from raysim.sweep.table import Label, shown
 
 
@@ -30,36 +31,48 @@ def table_text(item: Item, points: Mapping[Cell, Point], small: bool, changes: S
         f"Each cell: mean ± standard deviation over {len(seeds)} seed{'s' * (len(seeds) > 1)} of raysim's runs (the "
         "paper's number, ours minus the paper's)."
     ]
-    opened = {point.folder: Run(point.folder) for point in points.values() if point.finished}
-    runs = {cell: opened.get(point.folder) for cell, point in points.items()}
-    columns = list(dict.fromkeys(cell.column for cell in runs))
-    groups: dict[str, list[Label]] = {}
-    for column in columns:
-        groups.setdefault(column[0] if len(column) > 1 else "", []).append(column)
-    for name, members in groups.items():
-        lines += ["", *([f"{name}:", ""] if name else []), *_grid(item, runs, members, small, bool(name))]
+    for sheet in sheets(item, points, small):
+        lines += ["", *([f"{sheet.title}:", ""] if sheet.title else []), *_aligned(sheet)]
     return "\n".join(lines)
 
 
-def _grid(item: Item, runs: Mapping[Cell, Run | None], columns: Sequence[Label], small: bool, named: bool) -> list[str]:
-    """The lines of one grid of finished runs; `named`: its columns' first choice stands above it."""
+def sheets(item: Item, points: Mapping[Cell, Point], small: bool) -> list[Sheet]:
+    """The tables of the finished runs: one for each first choice of the columns, where these have several."""
+    opened = {point.folder: Run(point.folder) for point in points.values() if point.finished}
+    runs = {cell: opened.get(point.folder) for cell, point in points.items()}
+    groups: dict[str, list[Label]] = {}
+    for column in dict.fromkeys(cell.column for cell in runs):
+        groups.setdefault(column[0] if len(column) > 1 else "", []).append(column)
+    return [_sheet(item, runs, members, small, name) for name, members in groups.items()]
+
+
+def _sheet(item: Item, runs: Mapping[Cell, Run | None], columns: Sequence[Label], small: bool, title: str) -> Sheet:
+    """One table of finished runs; with a title, its columns' first choice stands above it."""
     headings = item.table.headings(small)
-    top = [
-        shown(column[named:]) if len(headings) == 1 and shown(column[named:]) else
-        ", ".join(filter(None, (shown(column[named:]), heading)))
-        for column in columns for heading in headings
-    ]  # fmt: skip
-    corner = next(iter(headings)) if len(headings) == 1 and top != list(headings) else ""
-    lines = [(corner, *top)]
-    for row in dict.fromkeys(cell.row for cell in runs if cell.column in columns):
-        cells = []
-        for column in columns:
-            its = [cell for cell in runs if (cell.row, cell.column) == (row, column)]
-            theirs = item.table.theirs(row, column)
-            for measure in headings.values():
-                ours = [_score(runs, cell, measure) for cell in its]
-                cells.append(_cell(ours, measure, next((number for what, number in theirs if what == measure), None)))
-        lines.append((shown(row) or item.name, *cells))
+    rows = list(dict.fromkeys(cell.row for cell in runs if cell.column in columns))
+    found = []
+    for column in columns:
+        short = shown(column[bool(title) :])
+        for heading, measure in headings.items():
+            entries = []
+            for row in rows:
+                its = {
+                    cell.seed: _score(runs, cell, measure) for cell in runs if (cell.row, cell.column) == (row, column)
+                }
+                theirs = next((number for what, number in item.table.theirs(row, column) if what == measure), None)
+                by_seed = {seed: score for seed, score in its.items() if score is not None}
+                entries.append(Entry(_cell([*its.values()], measure, theirs), by_seed))
+            words = short if len(headings) == 1 and short else ", ".join(filter(None, (short, heading)))
+            found.append(Column(words, tuple(entries), BETTER.get(key_of(measure)[0], 0)))
+    corner = next(iter(headings)) if len(headings) == 1 and [c.heading for c in found] != list(headings) else ""
+    return Sheet(corner, tuple(shown(row) or item.name for row in rows), tuple(found), title)
+
+
+def _aligned(sheet: Sheet) -> list[str]:
+    """The lines of a table in Markdown."""
+    lines = [(sheet.corner, *(column.heading for column in sheet.columns))]
+    for i, row in enumerate(sheet.rows):
+        lines.append((row, *(column.entries[i].text for column in sheet.columns)))
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     rule = tuple("-" * width for width in widths)
     return [

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import fcntl
 import itertools
+import json
 import re
-import shutil
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -16,35 +16,35 @@ from typing import Any
 from xml.etree import ElementTree
 
 import numpy as np
+import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 from conftest import play, tiny
 from matplotlib.axis import Axis, XAxis
 from matplotlib.collections import FillBetweenPolyCollection, PathCollection
 from matplotlib.text import Text
+from scipy.stats import ttest_rel
 from typer.testing import CliRunner
+from written import RESULT, by_hand
 
 import raysim
 from raysim.cli.app import app
-from raysim.config import to_yaml
 from raysim.data import Dataset, Partition
 from raysim.federation import Federation
-from raysim.report import MissingExtra, NoData, ReportError, canvas, clients, quantities
+from raysim.report import MissingExtra, NoData, ReportError, blocks, canvas, clients, curves, quantities
 from raysim.report.canvas import COLUMN, PAGE
 from raysim.report.figures import FIGURES, available, draw
 from raysim.report.folder import Shares
 from raysim.report.groups import compare
 from raysim.report.page import write
+from raysim.report.partition import partition_chart
 from raysim.report.runs import Run, find
+from raysim.report.significance import holm, paired
 from raysim.report.summary import OverSeeds, summarise
 from raysim.store.atomic import write_json
-from raysim.store.tables import Recorder
+from raysim.store.tables import Recorder, write_table
 
 NONE = np.nan
-RESULT = {
-    "final": 0.5, "best": 0.5, "last10": 0.5, "personal": None, "bytes_up": 1, "bytes_down": 1, "sha256": "0" * 64,
-    "rounds": 3, "seconds": 1.0,
-}  # fmt: skip
 PERSONAL = {"client_test_frac": 0.25}
 STORED: dict[str, dict[str, Any]] = {
     "avg-3": {},
@@ -74,23 +74,6 @@ def stored(folder: Path) -> dict[str, Run]:
     return {name: raysim.load(folder / name) for name in STORED}
 
 
-def by_hand(
-    folder: Path, accuracy: Sequence[float | None], seed: int = 3, finished: bool = True, **changes: Any
-) -> Run:
-    """A run that scored so in each round, sent 1 MB up and 3 MB down in each, and took 2^t seconds to the end of round t."""
-    folder.mkdir()
-    (folder / "config.yaml").write_text(to_yaml(tiny(seed=seed, **changes)))
-    with Recorder(folder) as recorder:
-        for t, score in enumerate(accuracy):
-            recorder.add(
-                "rounds", round=t, accuracy=score, clients_ok=3, clients_failed=0, bytes_up=10**6, bytes_down=3 * 10**6,
-                seconds=2.0**t - 2.0 ** (t - 1) * (t > 0), seconds_train=0.5, wall=2.0**t,
-            )  # fmt: skip
-    if finished:
-        write_json(folder / "result.json", RESULT)
-    return Run(folder)
-
-
 # ----------------------------------------------------------------------------------------------------------- numbers
 
 
@@ -113,7 +96,8 @@ def test_scores_costs_and_their_deviation(tmp_path: Path) -> None:
     assert plain[5:] == ("4.00 ± 0.00", "16.0 ± 0.0", "8.00 ± 0.00")
     assert summary.sentence == (
         "Of 2 configurations, fedavg ends highest, with a test accuracy of 70.00 ± 14.14 % (mean ± standard deviation "
-        "over 2 runs), and fedavg + fedlws lowest, with 30.00 %."
+        "over 2 runs), and fedavg + fedlws lowest, with 30.00 %. With fewer than two seeds in common, nothing says whether "
+        "the difference is more than chance."
     )
     assert summarise(compare(runs[:2]), target=0.55).costs[1][1] == "3.0 ± 0.0"  # the first time, not the last
     assert "(1 of 2)" in summarise(compare(runs[:2]), target=0.75).costs[1][1]
@@ -138,6 +122,66 @@ def test_personal_scores_are_never_held_against_global_ones(stored: dict[str, Ru
     )
     table = summarise(compare([ala])).scores
     assert table[1][table[0].index("worst tenth (%)")] == f"{100 * last[-1].as_py():.2f}"
+
+
+def test_the_headline_is_of_the_models_that_were_asked_for(tmp_path: Path) -> None:
+    """FedALA's global model is the worse one, and its personal models are the better ones."""
+    scores = {"avg": ({}, [0.8], [0.7]), "ala": ({"client": ["fedala"]}, [0.6], [0.9])}
+    runs = [by_hand(tmp_path / name, a, personal=p, **changes) for name, (changes, a, p) in scores.items()]
+    summary = summarise(compare(runs))
+    assert summary.sentence.startswith(
+        "Of 2 configurations, fedala ends highest, with a personal test accuracy of 90.00 %, and fedavg lowest"
+    )
+    assert summary.scores[0][3:7:3] == ("personal final (%)", "global final (%)")
+    assert summary.scores[2][6] == "60.00"
+
+
+def test_the_headline_says_whether_a_lead_is_more_than_chance(tmp_path: Path) -> None:
+    def ending(*methods: list[float]) -> str:
+        place = tmp_path / str(len(list(tmp_path.iterdir())))
+        place.mkdir()
+        changes = ({}, {"server": ["fedlws"]}, {"client": ["fedala"]})
+        runs = [
+            by_hand(place / f"{i}-{seed}", [score], seed, **changes[i])
+            for i, scores in enumerate(methods)
+            for seed, score in enumerate(scores)
+        ]
+        return summarise(compare(runs)).sentence.partition("%. ")[2]
+
+    first, near, far = [0.80, 0.82, 0.81], [0.79, 0.825, 0.80], [0.50, 0.53, 0.51]
+    close = paired(first, near)
+    assert close == pytest.approx(ttest_rel(first, near).pvalue)
+    assert ending(first, near) == (
+        f"Its lead on fedavg + fedlws is no more than chance can make (paired t test over 3 seeds, p = {close:.2g})."
+    )
+    assert ending(first, far) == "It leads by more than chance (paired t test over 3 seeds, p < 0.001)."
+    assert ending(first, near, far) == (
+        "Its lead on fedavg + fedlws is no more than chance can make (paired t test over 3 seeds, Holm's correction, p = "
+        f"{close:.2g})."
+    )
+    assert ending(first, first) == (
+        "Its lead on fedavg + fedlws is no more than chance can make (paired t test over 3 seeds, p = 1)."
+    )
+    assert holm([0.01, 0.04, np.nan, 0.03]) == pytest.approx([0.03, 0.06, np.nan, 0.06], nan_ok=True)  # 3 p, 2 p, p
+
+
+def test_a_method_has_its_colour_whatever_it_is_compared_with(tmp_path: Path) -> None:
+    changes = {
+        "avg": {},
+        "lws": {"server": ["fedlws"]},
+        "ala": {"client": ["fedala"]},
+        "ldf": {"weighting": [{"fedldf": {"top_n": 2}}]},
+    }
+    runs = {name: by_hand(tmp_path / name, [0.5], **changed) for name, changed in changes.items()}
+    numbers = [
+        {g.label: g.number for g in compare([runs[n] for n in names])} for names in (runs, ["ala", "avg"], ["lws"])
+    ]
+    assert len(set(numbers[0].values())) == 4
+    assert numbers[1].items() | numbers[2].items() <= numbers[0].items()
+    many = [by_hand(tmp_path / str(i), [0.5], local={"lr": 0.1 + i}) for i in range(30)]
+    held = [group.number for group in compare(many)]
+    assert len({canvas.colour(n) + canvas.dash(n) for n in held}) == 28  # seven colours with four dashes each
+    assert held == [group.number for group in compare(many[::-1])][::-1]
 
 
 def test_runs_are_grouped_by_all_but_the_seed_and_labelled_by_what_differs(tmp_path: Path) -> None:
@@ -183,7 +227,7 @@ def test_curves_show_mean_and_band_against_every_cost(tmp_path: Path) -> None:
         wanted = [(x[0], 30 - 200**0.5), (x[0], 30 + 200**0.5), (x[1], 65 - 50**0.5), (x[1], 65 + 50**0.5)]
         assert {tuple(corner) for corner in np.round(wanted, 6)} <= corners
         legend = axes.figure.legends[0]
-        assert [text.get_text() for text in legend.get_texts()] == ["fedavg", "fedavg + fedlws"]
+        assert [text.get_text() for text in legend.get_texts()] == ["fedavg", "fedavg + fedlws", "± 1 std over seeds"]
     with pytest.raises(NoData, match="test loss"):
         draw("loss", runs)
 
@@ -218,6 +262,61 @@ def test_final_scores_show_every_seed(tmp_path: Path) -> None:
     assert [label.get_text() for label in axes.get_yticklabels()] == ["fedavg"]
 
 
+def test_of_the_pareto_front_none_is_beaten_in_both(tmp_path: Path) -> None:
+    accuracy = {"a": 0.5, "b": 0.7, "c": 0.6}  # for 1, 2 and 3 MB up
+    changes = ({}, {"server": ["fedlws"]}, {"client": ["fedala"]})
+    runs = [
+        by_hand(tmp_path / name, [*[None] * i, score], **changes[i]) for i, (name, score) in enumerate(accuracy.items())
+    ]
+    (axes,) = draw("pareto", runs).axes
+    *means, line = axes.lines
+    assert [tuple(one.get_xydata()[0]) for one in means if len(one.get_xdata())] == [(1, 50), (2, 70), (3, 60)]
+    np.testing.assert_allclose(line.get_xydata(), [[1, 50], [2, 70]])
+    assert curves.front(np.array([2, 1, 1, 3]), np.array([5, 5, 4, 6])) == [1, 3]
+
+
+def test_very_many_clients_are_shown_by_blocks() -> None:
+    clients = 10_000
+    values = np.arange(clients, dtype=float)
+    ends = blocks.edges(clients)
+    assert len(ends) - 1 == blocks.BLOCKS
+    np.testing.assert_allclose(blocks.means(values), [values[a:b].mean() for a, b in itertools.pairwise(ends)])
+    assert blocks.names(np.arange(clients) + 5)[:2] == ["5–29", "30–54"]
+    np.testing.assert_array_equal(blocks.means(values[:2000]), values[:2000])
+    found = blocks.cells((np.array([0, 0, 1]), np.array([1, 1, 0])), np.array([1.0, 3.0, 5.0]), (2, 2))
+    np.testing.assert_array_equal(found, [[NONE, 2], [5, NONE]])
+
+
+def test_a_page_of_a_hundred_thousand_clients_is_as_small(tmp_path: Path) -> None:
+    n, rounds, rng = 100_000, 20, np.random.default_rng(0)
+    run = by_hand(tmp_path / "many", [0.5] * rounds)
+    client = np.arange(n).repeat(2)
+    header = {"clients": n, "classes": list("abcdefghij"), "data": "many"}
+    table = pa.table({"client": client, "split": ["train", "test"] * n, "label": rng.integers(0, 10, 2 * n)})
+    write_table(run.folder, "partition", table.replace_schema_metadata({"raysim.partition": json.dumps(header)}))
+    with Recorder(run.folder) as recorder:
+        for t in range(rounds):
+            drawn = rng.permutation(n)[:1000]
+            recorder.add(
+                "rounds", round=t, clients_ok=1000, clients_failed=0, bytes_up=1, bytes_down=1, seconds=1.0, wall=t
+            )
+            recorder.add("clients", round=t, client=drawn, samples=1, weight=rng.random(1000), status="ok")
+            recorder.add("notes", round=t, method="similarity", name="client", client=drawn, value=rng.random(1000))
+        recorder.add("personal", round=rounds - 1, client=np.arange(n), correct=rng.integers(0, 2, n), samples=1)
+    write([Run(run.folder)], tmp_path / "page.html")
+    text = (tmp_path / "page.html").read_text(encoding="utf-8")
+    assert len(text.encode()) < 1_000_000
+    names = {"partition", "sizes", "clients", "lambda", "lambda-size", "similarity"}
+    assert names <= set(re.findall("raysim plot ([\\w-]+)", text))
+
+
+def test_figures_that_do_not_fit_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("raysim.report.page.ROOM", 5000)
+    write([by_hand(tmp_path / "a", [0.5, 0.6])], tmp_path / "a.html")
+    text = (tmp_path / "a.html").read_text(encoding="utf-8")
+    assert "Left out, so that the page stays small: <code>raysim plot seconds</code>." in text
+
+
 def test_bubbles_are_the_partition(folder: Path, stored: dict[str, Run]) -> None:
     federation = Federation(
         tiny(rounds={"total": 4, "participation": 0.4, "evaluate_every": 2}), folder / "avg-3", resume=True
@@ -233,6 +332,10 @@ def test_bubbles_are_the_partition(folder: Path, stored: dict[str, Run]) -> None
     drawn[client, label] = bubbles.get_sizes()
     np.testing.assert_allclose(drawn / drawn.max(), counts / counts.max())
     assert (axes.get_xlabel(), axes.get_ylabel()) == ("client", "class")
+    counts = np.random.default_rng(0).integers(0, 5, (300, 4))
+    (image,) = partition_chart(counts, list("abcd"), "toy").axes[0].get_images()  # of many clients a map
+    np.testing.assert_array_equal(np.ma.filled(image.get_array(), 0), counts.T[::-1])
+    counts = federation.partition.label_counts(federation.data)
     sizes = draw("sizes", [stored["avg-3"]]).axes[0].patches[0].get_data()
     np.testing.assert_array_equal(sizes.values, sorted(counts.sum(1), reverse=True))
 
@@ -416,7 +519,9 @@ def test_every_figure_has_labels_that_fit(stored: dict[str, Run], measured: Path
 
 def test_every_figure_is_drawn_by_some_test(stored: dict[str, Run], measured: Path, tmp_path: Path) -> None:
     runs = [*stored.values(), raysim.load(measured), with_metric(tmp_path / "a", [0.5])]
-    shown = {name.partition(":")[0] for run in runs for name in available([run])}
+    shown = {
+        name.partition(":")[0] for some in ([runs[0], runs[2]], *([run] for run in runs)) for name in available(some)
+    }
     assert shown == set(FIGURES)
 
 
@@ -469,34 +574,37 @@ def page(stored: dict[str, Run], tmp_path_factory: pytest.TempPathFactory) -> Pa
 
 
 def headings(path: Path) -> list[str]:
-    return re.findall("<h2>(.*?)</h2>", path.read_text(encoding="utf-8"))
+    return re.findall("<h2.*?>(.*?)</h2>", path.read_text(encoding="utf-8"))
 
 
 def test_a_page_needs_nothing_else(page: Path) -> None:
     text = page.read_text(encoding="utf-8")
     parsed = Page(text)
-    assert not {"script", "link", "iframe", "object", "embed", "base", "img", "form"} & set(parsed.tags)
+    assert not {"link", "iframe", "object", "embed", "base", "img", "form"} & set(parsed.tags)
+    assert page.stat().st_size < 2_000_000
     assert all(reference.startswith(("#", "data:")) for reference in parsed.references)
     assert len(set(parsed.ids)) == len(parsed.ids), "ids of several figures mix"
     assert {reference[1:] for reference in parsed.references if reference.startswith("#")} <= set(parsed.ids)
     figures = re.findall(r"<svg.*?</svg>", text, re.DOTALL)
-    assert len(figures) == parsed.tags.count("figure") > 20
+    charts = json.loads(re.search(r'id="charts">(.*?)</script>', text).group(1))["of"]
+    assert len(figures) + len(charts) == parsed.tags.count("figure") > 20
+    assert [chart["label"] for chart in charts][:2] == ["test accuracy (%)", "test loss (nats)"]
     for figure in figures:
         ElementTree.fromstring(figure)
-    assert "test accuracy (%)" in parsed.text, "texts of figures are not texts"
+    assert "final test accuracy (%)" in parsed.text, "texts of figures are not texts"
 
 
 def test_a_page_has_the_sections_for_which_there_are_data(
     page: Path, stored: dict[str, Run], measured: Path, tmp_path: Path
 ) -> None:
-    shared = ["Scores", "Bytes and time", "Aggregation weights", "Shrinking"]
+    shared = ["Scores", "Bytes and time"]  # weights by size, and the r of FedLWS over τ, are straight lines
     each = ["Who holds what, seed 3", "fedavg, seed 3", "fedldf", "fedavg + fedlws"]  # one partition, shown once
     assert headings(page) == [*shared, *each, "To do it again"]
     write([stored["ala"]], tmp_path / "ala.html")
     its = ["The clients&#39; own models", "Who holds what", "fedala", "To do it again"]
     assert [heading for heading in headings(tmp_path / "ala.html") if heading not in shared] == its
     write([raysim.load(measured)], tmp_path / "measured.html")
-    seen = ["The clients&#39; updates", "Shrinking", "The loss around the model"]
+    seen = ["Aggregation weights", "The clients&#39; updates", "Shrinking", "The loss around the model"]
     assert [heading for heading in headings(tmp_path / "measured.html") if heading in seen] == seen
     write([by_hand(tmp_path / "a", [None])], tmp_path / "a.html")
     assert headings(tmp_path / "a.html") == ["Bytes and time", "To do it again"]
@@ -525,25 +633,6 @@ def test_a_page_says_what_to_doubt(tmp_path: Path) -> None:
     assert "Not finished: fedavg, seed 3 (1 of 3 rounds)." in text
     assert "fedavg: seed 3 appears more than once, which makes the standard deviation too small." in text
     assert "non-finite update &lt;of&gt; conv1" in text
-
-
-CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
-
-
-@pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on this machine")
-def test_a_browser_has_nothing_to_complain_about(page: Path, tmp_path: Path) -> None:
-    def complaints(path: Path) -> list[str]:
-        command = [CHROMIUM, "--headless", "--no-sandbox", "--disable-gpu", "--disable-background-networking"]
-        command += [f"--user-data-dir={tmp_path / 'profile'}", "--enable-logging=stderr", "--dump-dom", path.as_uri()]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
-        assert "raysim plot" in done.stdout
-        return [line for line in done.stderr.splitlines() if ":CONSOLE" in line]
-
-    assert complaints(page) == []
-    # The page's own policy forbids every request, so that a browser would complain of one.
-    outside = page.read_text(encoding="utf-8").replace("</body>", '<img src="http://127.0.0.1:9/x.png"></body>')
-    (tmp_path / "outside.html").write_text(outside, encoding="utf-8")
-    assert complaints(tmp_path / "outside.html")
 
 
 # ------------------------------------------------------------------------------------------ notebook, command line

@@ -1,0 +1,216 @@
+"""Tables for a paper, in LaTeX, CSV, Markdown or HTML: the best of a column bold, the second underlined, ± over seeds."""
+
+from __future__ import annotations
+
+import csv
+import html
+import io
+import math
+import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+
+from raysim.report.significance import LEVEL, holm, paired
+from raysim.store.atomic import replacing
+from raysim.version import __version__
+
+ENDINGS = {"latex": "tex", "csv": "csv", "markdown": "md", "html": "html"}  # of files, by format
+LEGEND = (
+    "±: sample standard deviation over seeds. Of a column, the best is bold and the second underlined.",
+    f"*: differs from the best by more than chance (paired t test over seeds, Holm's correction, p < {LEVEL:g}).",
+)
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A cell: its text, and the numbers behind it."""
+
+    text: str
+    by_seed: Mapping[int, float] = field(default_factory=dict)
+
+    @property
+    def mean(self) -> float:
+        return float(np.mean([*self.by_seed.values()])) if self.by_seed else math.nan
+
+    @property
+    def std(self) -> float:
+        return float(np.std([*self.by_seed.values()], ddof=1)) if len(self.by_seed) > 1 else math.nan
+
+
+@dataclass(frozen=True)
+class Column:
+    """Of a table; its entries are in the order of the rows."""
+
+    heading: str
+    entries: tuple[Entry, ...]
+    better: int = 0  # 1: higher is better, -1: lower, 0: neither
+
+    def places(self) -> list[int]:
+        """1 for the best, 2 for the second, 0 for others; equals share a place."""
+        means = [self.better * entry.mean if self.better else math.nan for entry in self.entries]
+        order = sorted({mean for mean in means if not math.isnan(mean)}, reverse=True)
+        if len(order) < 2:
+            return [0] * len(means)
+        return [order.index(mean) + 1 if mean in order[:2] else 0 for mean in means]
+
+    def differ(self) -> list[bool]:
+        """Which entries differ from the best by more than chance."""
+        places = self.places()
+        if 1 not in places:
+            return [False] * len(places)
+        best = self.entries[places.index(1)].by_seed
+        tests = []
+        for place, entry in zip(places, self.entries, strict=True):
+            shared = [seed for seed in best if seed in entry.by_seed]
+            ours, theirs = ([one[seed] for seed in shared] for one in (best, entry.by_seed))
+            tests.append(math.nan if place == 1 else paired(ours, theirs))
+        return [p < LEVEL for p in holm(tests)]
+
+
+@dataclass(frozen=True)
+class Sheet:
+    """A table: what its rows are, and its columns."""
+
+    corner: str
+    rows: tuple[str, ...]
+    columns: tuple[Column, ...]
+    title: str = ""
+
+
+def render(sheets: Sequence[Sheet], kind: str) -> str:
+    """The tables in a format of `ENDINGS`, with a comment that says how they were made."""
+    writer = {"latex": _latex, "csv": _csv, "markdown": _markdown, "html": _html}[kind]
+    return writer([*made_by(), *LEGEND], sheets)
+
+
+def write_table(sheets: Sequence[Sheet], folder: Path, kind: str) -> Path:
+    """Write the tables into the folder, as `table.tex` and so on; returns where they are."""
+    path = folder / f"table.{ENDINGS[kind]}"
+    folder.mkdir(parents=True, exist_ok=True)
+    with replacing(path) as temporary:
+        temporary.write_text(render(sheets, kind), encoding="utf-8")
+    return path
+
+
+def made_by() -> list[str]:
+    """The command that is running, and the state of raysim's source, or its version where it was installed without."""
+    return [shlex.join(["raysim", *sys.argv[1:]]).replace("\n", " "), _source()]
+
+
+def _source() -> str:
+    version = f"raysim {__version__}"
+    root = Path(__file__).parents[2]
+    if not (root / ".git").exists():
+        return version
+
+    def git(*words: str) -> str:
+        return subprocess.run(
+            ["git", "-C", str(root), *words], capture_output=True, text=True, check=True
+        ).stdout.strip()
+
+    try:
+        changed = " with changes" if git("status", "--porcelain", "--untracked-files=no") else ""
+        return f"{version}, commit {git('rev-parse', 'HEAD')}{changed}"
+    except (OSError, subprocess.CalledProcessError):  # no git, or a checkout of somebody else
+        return version
+
+
+def _cells(sheet: Sheet, plain: Callable[[str], str], *marks: str) -> list[list[str]]:
+    """Rows of texts, the headings first; `marks` are around the best, around the second, and behind what differs."""
+    bold, underlined, differs = marks
+    columns = []
+    for column in sheet.columns:
+        cells = [plain(column.heading)]
+        for entry, place, differ in zip(column.entries, column.places(), column.differ(), strict=True):
+            around = {1: bold, 2: underlined}.get(place, "%s")
+            cells.append(around.replace("%s", plain(entry.text)) + differs * differ)
+        columns.append(cells)
+    return [list(row) for row in zip([plain(sheet.corner), *map(plain, sheet.rows)], *columns, strict=True)]
+
+
+_TEX = {
+    **{letter: f"\\{letter}" for letter in "&%$#_{}"}, "~": r"\textasciitilde{}", "^": r"\textasciicircum{}",
+    "\\": r"\textbackslash{}", "±": r"$\pm$", "−": "$-$", "·": r"$\cdot$", "×": r"$\times$",
+    **{letter: f"$\\{name}$" for letter, name in zip("αβγλμτε", ("alpha", "beta", "gamma", "lambda", "mu", "tau", "epsilon"),
+                                                     strict=True)},
+}  # fmt: skip
+
+
+def _latex(about: Sequence[str], sheets: Sequence[Sheet]) -> str:
+    def plain(text: str) -> str:
+        return re.sub(r"\s", " ", "".join(_TEX.get(letter, letter) for letter in text))
+
+    lines = [f"% {line}" for line in about] + [r"% \usepackage{booktabs}"]
+    for sheet in sheets:
+        head, *rows = _cells(sheet, plain, r"\textbf{%s}", r"\underline{%s}", "$^{*}$")
+        lines += [
+            "",
+            *([f"% {sheet.title}"] if sheet.title else []),
+            rf"\begin{{tabular}}{{l{'c' * len(sheet.columns)}}}",
+        ]
+        lines += [r"\toprule", " & ".join(head) + r" \\", r"\midrule"]
+        lines += [*(" & ".join(row) + r" \\" for row in rows), r"\bottomrule", r"\end{tabular}"]
+    return "\n".join(lines) + "\n"
+
+
+def _markdown(about: Sequence[str], sheets: Sequence[Sheet]) -> str:
+    def plain(text: str) -> str:
+        return re.sub(r"\s", " ", re.sub(r"([\\|*<`])", r"\\\1", text))
+
+    lines = _comment(about)
+    for sheet in sheets:
+        rows = _cells(sheet, plain, "**%s**", "<u>%s</u>", r"\*")
+        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+        rows.insert(1, ["-" * width for width in widths])
+        lines += ["", *([f"{plain(sheet.title)}:", ""] if sheet.title else [])]
+        lines += [f"| {' | '.join(c.ljust(w) for c, w in zip(row, widths, strict=True))} |" for row in rows]
+    return "\n".join(lines) + "\n"
+
+
+def _html(about: Sequence[str], sheets: Sequence[Sheet]) -> str:
+    lines = _comment(about)
+    for sheet in sheets:
+        head, *rows = _cells(sheet, html.escape, "<strong>%s</strong>", "<u>%s</u>", "<sup>*</sup>")
+        lines += ["<table>", *([f"<caption>{html.escape(sheet.title)}</caption>"] if sheet.title else [])]
+        lines.append(f"<thead><tr>{''.join(f'<th>{cell}</th>' for cell in head)}</tr></thead>")
+        lines += ["<tbody>", *(f"<tr>{''.join(f'<td>{cell}</td>' for cell in row)}</tr>" for row in rows)]
+        lines += ["</tbody>", "</table>"]
+    return "\n".join(lines) + "\n"
+
+
+def _comment(about: Sequence[str]) -> list[str]:
+    return ["<!--", *(line.replace("-->", "--&gt;").replace("--!>", "--!&gt;") for line in about), "-->"]
+
+
+def _csv(about: Sequence[str], sheets: Sequence[Sheet]) -> str:
+    """Means, and standard deviations in columns of their own; what has no number is there as text."""
+    stream = io.StringIO()
+    writer = csv.writer(stream, lineterminator="\n")
+    for line in about[:2]:
+        stream.write(f"# {line}\n")
+    for sheet in sheets:
+        numeric = [any(entry.by_seed for entry in column.entries) for column in sheet.columns]
+        named = [
+            heading for column, number in zip(sheet.columns, numeric, strict=True)
+            for heading in ([column.heading, f"{column.heading}, std"] if number else [column.heading])
+        ]  # fmt: skip
+        if sheet.title:
+            stream.write(f"\n# {' '.join(sheet.title.split())}\n")
+        writer.writerow([sheet.corner, *named])
+        for i, row in enumerate(sheet.rows):
+            cells: list[str] = []
+            for column, number in zip(sheet.columns, numeric, strict=True):
+                entry = column.entries[i]
+                cells += [_number(entry.mean), _number(entry.std)] if number else [entry.text]
+            writer.writerow([row, *cells])
+    return stream.getvalue()
+
+
+def _number(value: float) -> str:
+    return "" if math.isnan(value) else f"{value:.10g}"
