@@ -118,9 +118,9 @@ def last_score(run: Run) -> str:
     """The score by which the run is judged, as the last evaluation has it; `-` before the first."""
     from raysim.report.summary import PERSONAL, final, judged_by
 
-    if (result := run.result) and result["final"] is not None:
-        return scored(result.get("headline") or "accuracy", result["final"])
     column = judged_by([run])
+    if column != PERSONAL and (result := run.result) and result["final"] is not None:
+        return scored(result.get("headline") or "accuracy", result["final"])
     return percent(final(run, column)) + (" (personal)" if column == PERSONAL else "")
 
 
