@@ -247,9 +247,6 @@ class FewProcesses:
     most: int
 
     def __call__(self) -> None:
-        import raysim.engine.ray.cluster
-
-        raysim.engine.ray.cluster.START_SECONDS = 40.0  # a machine with nothing else to do starts sooner
         group = Path("/sys/fs/cgroup/pids", f"raysim-{os.getpid()}")  # removed with the machine
         group.mkdir()
         (group / "pids.max").write_text(str(self.most))
@@ -342,13 +339,16 @@ class Trial:
         return Command(*arguments, log=self.folder / f"log-{self.commands}", setup=setup or self.setup)
 
     def start(self, setup: Callable[[], None] | None = None, address: str = "", **changes: Any) -> Command:
+        return self.command(*self.arguments(address, **changes), setup=setup)
+
+    def arguments(self, address: str = "", **changes: Any) -> list[str | Path]:
         """`raysim run`, or `raysim resume` where there is something to resume."""
-        joined = ("--address", address) if address else ()
+        joined = ["--address", address] if address else []
         if (self.run / "config.yaml").exists():
-            return self.command("resume", self.run, *joined, setup=setup)
+            return ["resume", self.run, *joined]
         file = self.folder / "federation.yaml"
         file.write_text(yaml.safe_dump(configuration(self.case, self.engine) | self.changes | changes))
-        return self.command("run", file, "--out", self.run, *joined, setup=setup)
+        return ["run", file, "--out", self.run, *joined]
 
     def note(self, ended: Ended, *allowed: int) -> None:
         """A command may have succeeded, been killed (`allowed`), or ended with a sentence; else it is a problem."""
@@ -508,9 +508,30 @@ def nodes_come_and_go(trial: Trial) -> None:
         cluster.shutdown()
 
 
+def link_down(trial: Trial) -> None:
+    """A machine's cable is pulled, and perhaps plugged in again before its node is given up."""
+    from machines import Machines
+
+    with Machines(3) as machines:
+        with machines.popen(0, "raysim", *trial.arguments(machines.address)) as process:
+            assert process.stdout
+            begun = next((line for line in process.stdout if line.startswith("round")), "")
+            time.sleep(trial.random.random() * 3)
+            machines.link(victim := trial.random.choice((1, 2)), up=False)
+            time.sleep(trial.random.random() * 20)
+            machines.link(victim, up=True)
+            try:
+                output, _ = process.communicate(timeout=PATIENCE)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                output, _ = process.communicate()
+                process.returncode = None
+            trial.note(Ended(process.returncode, begun + output))
+
+
 def few_processes(trial: Trial) -> None:
     """There may be but a few processes and threads: Ray cannot come up, or loses some of its own."""
-    trial.note(trial.start(FewProcesses(trial.random.randint(4, 300))).end())
+    trial.note(trial.start(FewProcesses(trial.random.randint(4, 400))).end())
 
 
 def memory_runs_out(trial: Trial) -> None:
@@ -550,6 +571,13 @@ FAULTS = {
     "storm": Fault(storm, RAY),
     "memory_runs_out": Fault(memory_runs_out, RAY),
     "nodes_come_and_go": Fault(nodes_come_and_go, RAY),
+    "link_down": Fault(
+        link_down, RAY, root=True,
+        changes={"data": {  # clients that take a while
+            "name": {"synthetic": {"samples": 6000, "shape": [1, 8, 8], "classes": 4}},
+            "partition": {"dirichlet_counts": {"alpha": 0.8, "clients": 8, "min_size": 6}},
+        }},
+    ),
     "few_processes": Fault(few_processes, RAY, root=True),
     "shared_memory_full": Fault(shared_memory_full, RAY, root=True),
     "spilling": Fault(

@@ -1,10 +1,13 @@
-"""What this machine has: memory and CPUs within a container's limits, and whether something listens at an address."""
+"""What this machine has: memory, CPUs and threads within a container's limits, and whether something listens at an
+address."""
 
 from __future__ import annotations
 
 import os
 import re
+import resource
 import socket
+from contextlib import suppress
 from pathlib import Path
 
 CGROUP = Path("/sys/fs/cgroup")
@@ -42,6 +45,28 @@ def memory_bytes() -> tuple[int, int, bool] | None:
     if limit and used and limit.isdecimal() and int(limit) < total:
         return int(limit), min(available, int(limit) - int(used)), True
     return total, available, False
+
+
+def free_threads() -> int | None:
+    """Threads that may still be started here, those of new processes among them; None where nothing limits them."""
+    found = []
+    own = dict(line.split(":", 2)[1:] for line in (_read(Path("/proc/self/cgroup")) or "").splitlines())
+    for group in (CGROUP / "pids" / own.get("pids", "/").lstrip("/"), CGROUP / own.get("", "/").lstrip("/"), CGROUP):
+        most, now = _read(group / "pids.max"), _read(group / "pids.current")
+        if most and now and most.isdecimal():
+            found.append(int(most) - int(now))
+    most_of_user = resource.getrlimit(resource.RLIMIT_NPROC)[0]
+    if os.geteuid() and most_of_user != resource.RLIM_INFINITY:  # root may have any number
+        found.append(most_of_user - _threads_of(os.geteuid()))
+    return min(found, default=None)
+
+
+def _threads_of(user: int) -> int:
+    count = 0
+    for process in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):  # it has ended meanwhile
+            count += len(os.listdir(process / "task")) if process.stat().st_uid == user else 0
+    return count
 
 
 def answers(address: str) -> bool:

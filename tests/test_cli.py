@@ -464,6 +464,24 @@ def test_doctor_reads_the_containers_cpu_limit(
     assert (doctor._cpus().problem is not None) == (quota == 0.5)
 
 
+def test_a_cluster_is_not_started_where_there_is_no_room_for_its_threads(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import ray
+
+    from raysim.engine.ray.cluster import cluster
+
+    (tmp_path / "pids.max").write_text("300\n")
+    (tmp_path / "pids.current").write_text("101\n")
+    monkeypatch.setattr(machine, "CGROUP", tmp_path)
+    monkeypatch.setattr(ray, "is_initialized", lambda: False)  # other tests have one
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    with pytest.raises(ConnectionError, match="and only 199 more may be started"), cluster():
+        pass
+    (tmp_path / "pids.max").write_text("max\n")
+    assert machine.free_threads() is None
+
+
 @pytest.mark.parametrize(
     ("count", "text"), [(0, "0 B"), (999, "999 B"), (1000, "1.0 kB"), (27_400_000, "27.4 MB"), (3e15, "3000.0 TB")]
 )

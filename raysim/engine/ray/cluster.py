@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
-import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
@@ -17,7 +15,7 @@ from raysim.config import ConfigError
 from raysim.engine.ray.placement import Node, Resources
 from raysim.engine.ray.private import TOKEN, private
 
-START_SECONDS = 180.0  # of a cluster, on a busy machine
+THREADS = 160, 40  # of Ray's own processes, and of each worker; fewer end in an abort, or in a hang that nothing can end
 QUIET: dict[str, Any] = {"log_to_driver": False, "logging_level": "ERROR"}
 
 
@@ -51,8 +49,12 @@ def _join(address: str) -> None:
 
 def _start(folder: str, object_store: int | None, dashboard: bool, again: bool = True) -> None:
     """Start a cluster whose files lie in `folder`; `again` once if it does not come up, as on a busy machine."""
-    impatience = threading.Timer(START_SECONDS, _give_up)
-    impatience.start()
+    free, needed = machine.free_threads(), THREADS[0] + THREADS[1] * (machine.cpus() + 2)
+    if free is not None and free < needed:
+        raise ConnectionError(
+            f"Ray needs about {needed} threads on this machine, and only {free} more may be started (ulimit -u, or the pids "
+            "limit of the container). Raise the limit, or --set engine=local"
+        )
     try:
         context = ray.init(
             address="local", num_cpus=machine.cpus(), include_dashboard=dashboard, object_store_memory=object_store,
@@ -66,22 +68,8 @@ def _start(folder: str, object_store: int | None, dashboard: bool, again: bool =
         raise ConnectionError(
             f"Ray did not start on this machine: {error}. Is it busy? Try again, or --set engine=local"
         ) from None
-    finally:
-        impatience.cancel()
     if dashboard:
         print(f"Ray's dashboard: http://{context.dashboard_url}, with the token in {os.environ[TOKEN]}", flush=True)
-
-
-def _give_up() -> None:
-    """End a start that hangs, as where there may be no more threads. Ray waits for its raylet for ever, deaf to signals;
-    without the raylet it ends this process."""
-    print(
-        f"raysim: Ray did not start on this machine within {START_SECONDS} s. May this user have more processes and threads "
-        "(ulimit -u, the pids limit of a container)? Try again, or --set engine=local",
-        file=sys.stderr, flush=True,
-    )  # fmt: skip
-    if (node := ray._private.worker._global_node) is not None:
-        node.kill_raylet(check_alive=False)
 
 
 def cluster_address() -> str | None:
