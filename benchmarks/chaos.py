@@ -512,21 +512,20 @@ def link_down(trial: Trial) -> None:
     """A machine's cable is pulled, and perhaps plugged in again before its node is given up."""
     from machines import Machines
 
-    with Machines(3) as machines:
-        with machines.popen(0, "raysim", *trial.arguments(machines.address)) as process:
-            assert process.stdout
-            begun = next((line for line in process.stdout if line.startswith("round")), "")
-            time.sleep(trial.random.random() * 3)
-            machines.link(victim := trial.random.choice((1, 2)), up=False)
-            time.sleep(trial.random.random() * 20)
-            machines.link(victim, up=True)
-            try:
-                output, _ = process.communicate(timeout=PATIENCE)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                output, _ = process.communicate()
-                process.returncode = None
-            trial.note(Ended(process.returncode, begun + output))
+    with Machines(3) as machines, machines.popen(0, "raysim", *trial.arguments(machines.address)) as process:
+        assert process.stdout
+        begun = next((line for line in process.stdout if line.startswith("round")), "")
+        time.sleep(trial.random.random() * 3)
+        machines.link(victim := trial.random.choice((1, 2)), up=False)
+        time.sleep(trial.random.random() * 20)
+        machines.link(victim, up=True)
+        try:
+            output, _ = process.communicate(timeout=PATIENCE)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            output, _ = process.communicate()
+            process.returncode = None
+        trial.note(Ended(process.returncode, begun + output))
 
 
 def few_processes(trial: Trial) -> None:
