@@ -1,9 +1,13 @@
 """Every file under configs/ is valid, and so is every cell of the papers' tables, at full and at small scale."""
 
+import json
 import re
+import subprocess
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+import yaml
 from safetensors.numpy import save_file
 
 from raysim.analysis import MEASURES
@@ -14,7 +18,7 @@ from raysim.sweep.grid import runs
 from raysim.sweep.items import PAPERS, Item
 
 CONFIGS = Path(__file__).parents[1] / "configs"
-FILES = sorted(CONFIGS.rglob("*.yaml"))
+FILES = sorted(path for path in CONFIGS.rglob("*.yaml") if path.parent.name != "cluster")
 OF_PAPERS = [path for path in FILES if path.parent != CONFIGS]
 
 
@@ -90,3 +94,26 @@ def test_a_wrong_cell_is_found(tmp_path):
     wrong.write_text(f"{(CONFIGS / 'quickstart.yaml').read_text(encoding='utf-8')}\n{table}\n", encoding="utf-8")
     with pytest.raises(ConfigError, match="totl"):
         check(wrong, tmp_path / "copy.yaml")
+
+
+def test_files_for_clusters_are_what_their_readers_take():
+    """Ray's launcher checks its own by a schema; Kubernetes' and Slurm's are checked as far as that is possible without
+    them."""
+    import jsonschema  # Ray's own requirement
+
+    schema = Path(find_spec("ray.autoscaler").origin).with_name("ray-schema.json")
+    jsonschema.validate(yaml.safe_load((CONFIGS / "cluster/launcher.yaml").read_text()), json.loads(schema.read_text()))
+    subprocess.run(["bash", "-n", CONFIGS / "cluster/slurm.sh"], check=True)
+    job = yaml.safe_load((CONFIGS / "cluster/kuberay.yaml").read_text())
+    assert (job["apiVersion"], job["kind"]) == ("ray.io/v1", "RayJob")
+    cluster = job["spec"]["rayClusterSpec"]
+    assert cluster["authOptions"] == {"mode": "token"}
+    pods = [group["template"]["spec"] for group in (cluster["headGroupSpec"], *cluster["workerGroupSpecs"])]
+    for pod in pods:
+        volumes = {volume["name"] for volume in pod["volumes"]}
+        for container in pod["containers"]:
+            assert {mount["name"] for mount in container["volumeMounts"]} == volumes
+            assert container["resources"]["limits"] == container["resources"]["requests"]  # or they are killed first
+    mounted = [mount["mountPath"] for mount in pods[0]["containers"][0]["volumeMounts"]]
+    paths = [word for word in job["spec"]["entrypoint"].split() if word.startswith("/")]
+    assert all(any(path.startswith(place) for place in mounted) for path in paths)

@@ -64,7 +64,11 @@ def measures(incomplete: str) -> list[str]:
 
 def _shipped() -> list[str]:
     top = next(place for place in (PACKAGE / "configs", PACKAGE.parent / "configs") if place.is_dir())
-    return sorted(path.relative_to(top).with_suffix("").as_posix() for path in top.rglob("*.yaml"))
+    return sorted(
+        path.relative_to(top).with_suffix("").as_posix()
+        for path in top.rglob("*.yaml")
+        if path.parent.name != "cluster"
+    )
 
 
 def _before(context: typer.Context) -> str | None:

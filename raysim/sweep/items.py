@@ -95,7 +95,8 @@ def folder() -> Path:
 def items() -> dict[str, Item]:
     """Every table and figure that has a file, by name."""
     root = folder()
-    paths = sorted(root.glob("*/*.yaml"), key=lambda path: (path.parent, natural(path.stem)))
+    found = (path for path in root.glob("*/*.yaml") if path.parent.name != "cluster")  # where runs are played
+    paths = sorted(found, key=lambda path: (path.parent, natural(path.stem)))
     return {name: Item(name, path) for path in paths for name in [f"{path.parent.name}/{path.stem}"]}
 
 

@@ -15,7 +15,10 @@ from raysim.config import ConfigError
 from raysim.engine.ray.placement import Node, Resources
 from raysim.engine.ray.private import TOKEN, private
 
-THREADS = 160, 40  # of Ray's own processes, and of each worker; fewer end in an abort, or in a hang that nothing can end
+THREADS = (
+    160,
+    40,
+)  # of Ray's own processes, and of each worker; fewer end in an abort, or in a hang that nothing can end
 QUIET: dict[str, Any] = {"log_to_driver": False, "logging_level": "ERROR"}
 
 
