@@ -205,7 +205,7 @@ class Unprivileged:
 
 @dataclass(frozen=True)
 class Hungry:
-    """A client method that takes up to 8 GB, once, in round `t`; Ray lets all processes together have 3 GB more."""
+    """A client method that takes up to 10 GB, once, in round `t`; Ray lets all processes together have 5 GB more."""
 
     marker: str
     t: int
@@ -218,7 +218,7 @@ class Hungry:
         import raysim
 
         memory = psutil.virtual_memory()
-        threshold = (memory.total - memory.available + 3e9) / memory.total
+        threshold = (memory.total - memory.available + 5e9) / memory.total
         os.environ |= {"RAY_memory_usage_threshold": f"{threshold:.3f}", "RAY_memory_monitor_refresh_ms": "50"}
         marker, t = self.marker, self.t
 
@@ -231,7 +231,7 @@ class Hungry:
             if run.t == t and not os.path.exists(marker):
                 os.mkdir(marker)
                 blocks = []
-                for _ in range(80):
+                for _ in range(100):
                     blocks.append(torch.ones(25_000_000))
                     time.sleep(0.02)
 

@@ -122,10 +122,15 @@ class Machines:
         """Start machine i's node of the cluster."""
         where = ["--head", f"--port={PORT}"] if i == 0 else [f"--address={self.address}"]
         jobs = [f"--include-dashboard={str(self.jobs).lower()}", "--dashboard-host=0.0.0.0"] if i == 0 else []
-        self.run(
-            i, "ray", "start", *where, *jobs, f"--node-ip-address={self.hosts[i]}", f"--num-cpus={self.cpus}", "--num-gpus=0",
-            f"--object-store-memory={600 << 20}", "--disable-usage-stats", timeout=READY_SECONDS,
-        )  # fmt: skip
+        command = [
+            "ray", "start", *where, *jobs, f"--node-ip-address={self.hosts[i]}", f"--num-cpus={self.cpus}", "--num-gpus=0",
+            f"--object-store-memory={600 << 20}", "--disable-usage-stats",
+        ]  # fmt: skip
+        try:
+            self.run(i, *command, timeout=READY_SECONDS)
+        except RuntimeError:  # a busy machine may be too slow for Ray's patience
+            self.run(i, "ray", "stop", "--force")
+            self.run(i, *command, timeout=READY_SECONDS)
 
     def popen(self, i: int, *command: str | Path, **options: Any) -> subprocess.Popen[str]:
         """Start a command on machine i. Programs are those of this Python's environment."""

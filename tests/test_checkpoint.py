@@ -307,15 +307,16 @@ def test_kill_at_random_moments(tmp_path):
     done = subprocess.run(command, check=False, env=environment, capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
     kills, rounds = map(int, done.stdout.split())
-    assert kills == 25
-    assert rounds > 5  # some saves went through between the kills, on however busy a machine
+    assert kills >= 25
+    assert rounds > 5  # some saves went through between the kills
 
 
 def kill_again_and_again(folder: Path) -> None:
     """Forks a run, kills it with SIGKILL while it saves, checks what it left, and lets the next go on from there."""
     torch.set_num_threads(1)  # a fork does not inherit the threads that OpenMP believes in
-    moments, before = random.Random(0), -1
-    for _ in range(25):
+    moments, before, kills = random.Random(0), -1, 0
+    while kills < 25 or (before <= 5 and kills < 200):  # a busy machine gets less done between two of them
+        kills += 1
         run = os.fork()
         if run == 0:
             resume(folder, size=30_000)
@@ -328,7 +329,7 @@ def kill_again_and_again(folder: Path) -> None:
             check_round(checkpoints, found)
         assert before <= (found if found is not None else -1), "a finished checkpoint was lost"
         before = found if found is not None else -1
-    print(25, before)
+    print(kills, before)
 
 
 # ---- typed state ----

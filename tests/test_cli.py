@@ -106,7 +106,7 @@ def test_settings_may_stand_without_set(tiny: Path) -> None:
     assert "round 2/2" in raysim("resume", "run", "rounds.total=2").output
     assert raysim("run", tiny, "rounds").stderr.startswith("--set rounds: write it as path=value")
     assert raysim("sweep", tiny, "rounds.total=1", "local.lr=0.1,0.2", "--out", "sweep").exit_code == 0
-    assert {path.name for path in Path("sweep").iterdir()} == {"lr=0.1", "lr=0.2", "report.html"}
+    assert {path.name for path in Path("sweep").iterdir()} == {"lr0.1", "lr0.2", "report.html"}
 
 
 def test_a_dry_run_says_what_the_run_will_be(tiny: Path) -> None:
@@ -371,7 +371,7 @@ def test_an_address_that_cannot_be_joined(tiny: Path, engine: str) -> None:
     [
         ("methods", "server", "fedlws", "2025"),
         ("models", "model", "simple_cnn", "FedLAW"),
-        ("datasets", "dataset", "digits", "scikit-learn"),
+        ("datasets", "dataset", "digits", "Alpaydin"),
         ("partitions", "partition", "dirichlet_counts", "2023"),
     ],
 )

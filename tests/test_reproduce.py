@@ -86,7 +86,7 @@ def test_a_small_table_from_end_to_end(item: Item) -> None:
     assert len(runs) == 6  # two rows of two columns, less FedProx when slow, each with two seeds
 
     def score(row: str, column: str, key: str) -> list[float]:
-        its = [name for name in runs if row in name and f"+{column}+" in name]
+        its = [name for name in runs if row in name and f"-{column}-" in name]
         return [json.loads((runs[name] / "result.json").read_text())[key] for name in sorted(its)]
 
     head, lws, prox = rows(done.output)
@@ -106,7 +106,7 @@ def test_a_small_table_from_end_to_end(item: Item) -> None:
     assert prox[7] == f"{mean(errors):.2f} ± {stdev(errors):.2f}"
     assert (lws[4], lws[8]) == ("0.00 ± 0.00", "0.00 ± 0.00")
     fast = [
-        (name, read(path, "rounds")["accuracy"].to_numpy()) for name, path in sorted(runs.items()) if "+fast+" in name
+        (name, read(path, "rounds")["accuracy"].to_numpy()) for name, path in sorted(runs.items()) if "-fast-" in name
     ]
     theirs, ours = ([curve for name, curve in fast if row in name] for row in ("LWS", "FedProx"))
     gaps = [100 * max(best - own) for best, own in zip(theirs, ours, strict=True)]  # each round sends as many MB

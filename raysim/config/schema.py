@@ -220,7 +220,7 @@ class RecordConfig:
     instruments: tuple[Annotated[Any, Catalogue("instrument", REGISTRY.table("instrument"))], ...] = ()
     """Observers of `raysim list instruments`, which look at every round."""
     sinks: tuple[Annotated[Any, Catalogue("sink", REGISTRY.table("sink"))], ...] = ()
-    """Where the numbers of each round go besides the tables: tensorboard, mlflow, wandb, ray."""
+    """Where the numbers of each round go besides the tables: tensorboard, mlflow, wandb, ray_metrics."""
     keep_best: bool = False
     """Keep the global model of the best evaluation, too: `best.safetensors`."""
     pairs: bool = True

@@ -181,7 +181,7 @@ class _WandbRun:
 
 
 SINKS: Table[type[Sink]] = REGISTRY.table("sink").fill(
-    {"tensorboard": TensorBoard, "mlflow": MLflow, "wandb": Wandb, "ray": RayMetrics}
+    {"tensorboard": TensorBoard, "mlflow": MLflow, "wandb": Wandb, "ray_metrics": RayMetrics}
 )
 
 

@@ -16,6 +16,7 @@ import hashlib
 import itertools
 import json
 import re
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -123,11 +124,9 @@ def _values(change: str) -> list[Choice]:
     values = _split(text)
     if not equals or len(values) == 1:
         return [("", [change])]
-    names = [_slug(_called(path, value)) for value in values]
-    return [
-        (name if names.count(name) == 1 else f"{name}-{_hash(value)}", [f"{path}={value}"])
-        for name, value in zip(names, values, strict=True)
-    ]
+    named = {value: _slug(_called(path, value)) for value in values}
+    shared = {name for name, times in Counter(named.values()).items() if times > 1}
+    return [(f"{named[v]}-{_hash(v)}" if named[v] in shared else named[v], [f"{path}={v}"]) for v in values]
 
 
 def _called(path: str, value: str) -> str:
@@ -175,9 +174,9 @@ def _split(text: str) -> list[str]:
 
 
 def _slug(value: str) -> str:
-    """A part of a folder's name. A long one ends with a hash, so that no two values share it."""
-    plain = re.sub(r"[^\w.-]+", "-", value).strip("-")
-    return plain if len(plain) <= 40 else f"{plain[:40]}-{_hash(value)}"
+    """A part of a folder's name. What has to be rewritten ends with a hash, so that no two values share it."""
+    plain = re.sub(r"[^\w.-]+", "-", value).strip("-")[:40]
+    return plain if plain == value else f"{plain}-{_hash(value)}"
 
 
 def _hash(value: str) -> str:

@@ -138,7 +138,7 @@ def test_a_missing_package_is_named_before_anything_starts(tmp_path: Path, monke
 def test_prometheus_finds_the_numbers_of_a_run(tmp_path: Path, cluster: Any) -> None:
     import ray
 
-    play(with_sinks("ray"), tmp_path)  # this process is connected to the cluster, as a driver is
+    play(with_sinks("ray_metrics"), tmp_path)  # this process is connected to the cluster, as a driver is
     expected = recorded(tmp_path)
     [node] = [node for node in ray.nodes() if node["NodeID"] == ray.get_runtime_context().get_node_id()]
     url = f"http://{node['NodeManagerAddress']}:{node['MetricsExportPort']}/metrics"
