@@ -31,7 +31,8 @@ def test_one_step(name: str) -> None:
         flat = FlatModel(model, LayerMap.of(model), device)
         model.train()
         outputs = model(x.to(device))
-        torch.nn.functional.cross_entropy(outputs.reshape(-1, outputs.shape[-1])[: len(y)], y.to(device)).backward()
+        loss = torch.nn.functional.cross_entropy(outputs.reshape(-1, outputs.shape[-1])[: len(y)], y.to(device))
+        flat.backward(loss)
         OptimizerSpec(momentum=0.9).build(flat.params, flat.grad, 0.1).step()
         assert flat.value.device.type == device
         results.append(flat.value.cpu())
