@@ -79,7 +79,9 @@ class Segments:
         """
         shapes = self._shapes(start, start + part.shape[-1])
         if part.is_cuda:
-            return torch.cat([part[..., a:b].unflatten(-1, n).double().square().sum(-1) for a, b, n in shapes], -1)
+            if part.dim() > 1:  # row by row: how a GPU adds depends on how many rows there are, and so on the packing
+                return torch.stack([self.squares(row, start) for row in part])
+            return torch.cat([part[a:b].unflatten(-1, n).double().square().sum(-1) for a, b, n in shapes], -1)
         array, sums = part.detach().numpy(), []
         with np.errstate(over="ignore", under="ignore"):
             for a, b, n in shapes:

@@ -184,6 +184,17 @@ class Engine(ABC):
         kind: str = self.retry_after_loss(lambda: self.ask([Call(0, "computes_on", ())]))[0]
         return kind
 
+    def numerics(self) -> dict[str, Any]:
+        """What decides the bits of the hosts' GPUs, as far as they are alike; of hosts on CPUs nothing."""
+        calls = [Call(i, "numerics", ()) for i in range(len(self.hosts))]
+        first, *others = self.retry_after_loss(lambda: self.ask(calls))
+        if differing := sorted(
+            {key for other in others for key in first.keys() | other if first.get(key) != other.get(key)}
+        ):
+            what = f"the client actors' GPUs differ ({', '.join(differing)})"
+            self.events.append(Event("run", f"{what}: the result depends on which of them trains whom"))
+        return {key: value for key, value in first.items() if key not in differing}
+
     def replace_lost(self, lost: HostLost) -> None:
         """`replace`, and remember that it was necessary."""
         died = [self.nodes[i] for i in sorted(lost.hosts)]

@@ -82,7 +82,7 @@ def install() -> None:
     cuda.manual_seed = cuda.manual_seed_all = stream.manual_seed
     cuda.get_rng_state = cuda.random.get_rng_state = lambda device="cuda": stream.get_state()
     cuda.set_rng_state = cuda.random.set_rng_state = lambda state, device="cuda": stream.set_state(state)
-    torch.backends.cudnn.enabled = False
+    torch.backends.cudnn.enabled, torch.backends.cudnn.version = False, lambda: None  # it has none
     for kernel in ("flash", "mem_efficient", "cudnn"):
         getattr(torch.backends.cuda, f"enable_{kernel}_sdp")(False)
 
