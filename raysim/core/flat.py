@@ -39,6 +39,9 @@ class FlatModel:
         # Whatever is neither a parameter nor in the state_dict (non-persistent buffers) follows to the device.
         model.to(device=device)
         self.stages: Sequence[nn.Module] = list(model.children())
+        named = dict(model.named_parameters())
+        self._parameters = [named[spec.name] for spec in layers.tensors[: layers.T]]
+        self._zeros = torch.zeros_like(self.grad) if self.grad.is_cuda else self.grad
         self._body = nn.Sequential(OrderedDict(list(model.named_children())[:-1]))
         self._body_names = set(self._body.state_dict())
 
@@ -51,6 +54,21 @@ class FlatModel:
         for module in self.stages[stage:-1]:
             x = module(x)
         return x, self.stages[-1](x)
+
+    def backward(self, objective: Tensor) -> None:
+        """Fill `grad` with the gradient of `objective` (0-d); 0 for parameters that it does not depend on."""
+        if not objective.is_cuda:
+            self.grad.zero_()
+            objective.backward()
+            return
+        # Added into the views of `grad`, each tensor would cost a launch: one copies them all.
+        specs = self.layers.tensors[: self.layers.T]
+        grads = torch.autograd.grad(objective, self._parameters, allow_unused=True)
+        parts = [
+            self._zeros[spec.start : spec.stop] if grad is None else spec.flat(grad)
+            for spec, grad in zip(specs, grads, strict=True)
+        ]
+        torch.cat(parts, out=self.grad)
 
     def functional(self, value: Tensor, x: Tensor) -> Tensor:
         """Logits [B, C] of another model value, differentiable in its parameters. In train mode its buffers are updated

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from raysim.core.grouping import GROUPINGS, GroupingError
 from raysim.core.layout import Layout, TensorSpec, tensors_of
-from raysim.core.segments import Segments, segments_of
+from raysim.core.segments import Segments, indices, segments_of
 
 __all__ = ["GROUPINGS", "GroupingError", "LayerMap", "TensorSpec"]
 
@@ -58,11 +58,9 @@ class LayerMap(Layout):
     @cached_property
     def counts(self) -> Tensor:
         """Parameters of every layer, int64 [L]."""
-        return torch.zeros(self.L, dtype=torch.long).index_add_(0, self._group[: self.T], self.sizes[: self.T])
-
-    @cached_property
-    def _group(self) -> Tensor:
-        return torch.tensor(self.groups)
+        return torch.zeros(self.L, dtype=torch.long).index_add_(
+            0, torch.tensor(self.groups[: self.T]), self.sizes[: self.T]
+        )
 
     # Sums over the elements of each layer.
 
@@ -83,15 +81,15 @@ class LayerMap(Layout):
 
     def expand(self, per_layer: Tensor) -> Tensor:
         """A value for each layer, given to all its tensors, buffers included: [..., L] -> [..., T + Tb]."""
-        return per_layer[..., self._group.to(per_layer.device)]
+        return per_layer[..., indices(self.groups, per_layer.device)]
 
     def collect(self, per_tensor: Tensor) -> Tensor:
         """What `expand` was given: the value of each layer's first tensor, [..., T + Tb] -> [..., L]."""
-        return per_tensor[..., self._first.to(per_tensor.device)]
+        return per_tensor[..., indices(self._first, per_tensor.device)]
 
     @cached_property
-    def _first(self) -> Tensor:
-        return torch.tensor([self.groups.index(layer) for layer in range(self.L)])
+    def _first(self) -> tuple[int, ...]:
+        return tuple(self.groups.index(layer) for layer in range(self.L))
 
     def per_parameter(self, per_layer: Tensor) -> Tensor:
         """A value for each layer, given to all its parameters: [..., L] -> [..., P]."""

@@ -43,6 +43,10 @@ class TensorSpec:
         shaped = part.unflatten(-1, (o, h, w, i))
         return shaped.movedim(-1, -3)
 
+    def flat(self, tensor: Tensor) -> Tensor:
+        """The elements [size] of a tensor of this shape in the order in which they are stored; a view where that can be."""
+        return (tensor.movedim(-3, -1) if self.channels_last else tensor).reshape(-1)
+
 
 def tensors_of(model: nn.Module, channels_last: bool = False) -> tuple[TensorSpec, ...]:
     """The tensors of `model`, one after the other: parameters, then buffers, then counters."""

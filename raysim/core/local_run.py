@@ -215,16 +215,15 @@ class LocalRun:
         Not `corrected`, it is the gradient of that loss alone: no penalties, corrections, clipping or statistics.
         Stages before `stage` (default: those that are not trained) run without a graph and get no gradient.
         """
-        self.grad.zero_()
         z, outputs = self.flat.forward_from(self.first_stage if stage is None else stage, x)
         loss, z = self.task.loss(outputs, y), z.flatten(0, -2)
         if not corrected:
-            loss.backward()
+            self.flat.backward(loss)
             return loss.detach()
         objective = loss
         for penalty in self.stack.penalties:
             objective = objective + penalty(self, x, y, z, loss)
-        objective.backward()
+        self.flat.backward(objective)
         for probe in self.batch_probes:
             probe.batch(self, z.detach())
         for observe in self.stack.observers:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 Sums = tuple[float, ...]
+Numbers = tuple[float | Tensor, ...]  # tensors are 0-d
 
 
 def ratio(sums: Sequence[float]) -> float:
@@ -25,8 +26,9 @@ class Metric:
 
     name: str
     """Name in tables and lines, such as rmse."""
-    sums: Callable[[Tensor, Tensor], Sequence[float]]
-    """(outputs, y) of a batch -> numbers that add up over batches; always equally many."""
+    sums: Callable[[Tensor, Tensor], Sequence[float | Tensor]]
+    """(outputs, y) of a batch -> numbers (or tensors [], for which no GPU is waited) that add up over batches; always
+    equally many."""
     value: Callable[[Sequence[float]], float] = ratio
     """The added sums -> the score."""
     higher_is_better: bool = True
@@ -42,8 +44,8 @@ class Metric:
         return max(scores) if self.higher_is_better else min(scores)
 
 
-def _sum_and_count(per_sample: Callable[[Tensor, Tensor], Tensor], outputs: Tensor, y: Tensor) -> Sums:
-    return float(per_sample(outputs, y).double().sum()), len(y)
+def _sum_and_count(per_sample: Callable[[Tensor, Tensor], Tensor], outputs: Tensor, y: Tensor) -> Numbers:
+    return per_sample(outputs, y).double().sum(), len(y)
 
 
 @dataclass(frozen=True)
@@ -77,28 +79,58 @@ class Score:
         return cls(sum(s.samples for s in scores), sum(s.loss for s in scores), sums)
 
 
+@dataclass(frozen=True)
+class Tally:
+    """A `Score` to be, of one batch: a device may still compute its numbers."""
+
+    samples: int
+    loss: Tensor
+    sums: Mapping[str, Numbers]
+
+    @property
+    def tensors(self) -> list[Tensor]:
+        """The numbers that are tensors, in order."""
+        return [self.loss, *(n for numbers in self.sums.values() for n in numbers if isinstance(n, Tensor))]
+
+
+def scores_of(tallies: Sequence[Tally]) -> list[Score]:
+    """The scores of all `tallies`; a device is waited for once for each type of number, not for each of them."""
+    tensors = [tensor for tally in tallies for tensor in tally.tensors]
+    read: dict[torch.dtype, Iterator[float]] = {}
+    for dtype in dict.fromkeys(tensor.dtype for tensor in tensors):
+        read[dtype] = iter(torch.stack([tensor for tensor in tensors if tensor.dtype == dtype]).tolist())
+
+    def number(of: float | Tensor) -> float:
+        return next(read[of.dtype]) if isinstance(of, Tensor) else of
+
+    return [
+        Score(t.samples, number(t.loss), {name: tuple(map(number, numbers)) for name, numbers in t.sums.items()})
+        for t in tallies
+    ]
+
+
 # Sums of the built-in metrics, each of outputs and y.
 
 
-def correct(outputs: Tensor, y: Tensor) -> Sums:
+def correct(outputs: Tensor, y: Tensor) -> Numbers:
     """Correct predictions of classes [..., C], and all predictions."""
-    return int((outputs.argmax(-1) == y).sum()), y.numel()
+    return (outputs.argmax(-1) == y).sum(), y.numel()
 
 
-def label_overlap(outputs: Tensor, y: Tensor) -> Sums:
+def label_overlap(outputs: Tensor, y: Tensor) -> Numbers:
     """For the micro F1 of labels [n, C]: twice the labels found; labels given plus labels true."""
     given, true = outputs > 0, y > 0
-    return 2 * int((given & true).sum()), int(given.sum()) + int(true.sum())
+    return 2 * (given & true).sum(), given.sum() + true.sum()
 
 
-def correct_labels(outputs: Tensor, y: Tensor) -> Sums:
+def correct_labels(outputs: Tensor, y: Tensor) -> Numbers:
     """Labels [n, C] that are rightly given or left out, and all labels."""
-    return int(((outputs > 0) == (y > 0)).sum()), y.numel()
+    return ((outputs > 0) == (y > 0)).sum(), y.numel()
 
 
-def squared_error(outputs: Tensor, y: Tensor) -> Sums:
+def squared_error(outputs: Tensor, y: Tensor) -> Numbers:
     """Summed squared error, and how many numbers were predicted."""
-    return float((outputs - y).double().square().sum()), y.numel()
+    return (outputs - y).double().square().sum(), y.numel()
 
 
 def root_mean(sums: Sequence[float]) -> float:
@@ -106,11 +138,11 @@ def root_mean(sums: Sequence[float]) -> float:
     return math.sqrt(ratio(sums))
 
 
-def target_moments(outputs: Tensor, y: Tensor) -> Sums:
+def target_moments(outputs: Tensor, y: Tensor) -> Numbers:
     """For every target [n, F] its summed squared error, Σ y and Σ y²; then the number of samples."""
     y = y.double()
     parts = torch.stack([(outputs - y).square().sum(0), y.sum(0), y.square().sum(0)], dim=1)
-    return *parts.flatten().tolist(), len(y)
+    return *parts.flatten(), len(y)
 
 
 def explained_variance(sums: Sequence[float]) -> float:
@@ -123,9 +155,9 @@ def explained_variance(sums: Sequence[float]) -> float:
     return sum(shares) / len(shares) if shares else math.nan
 
 
-def position_losses(outputs: Tensor, y: Tensor) -> Sums:
+def position_losses(outputs: Tensor, y: Tensor) -> Numbers:
     """Cross-entropy summed over all positions (nats), and the number of positions."""
-    return float(F.cross_entropy(outputs.flatten(0, -2), y.flatten(), reduction="sum")), y.numel()
+    return F.cross_entropy(outputs.flatten(0, -2), y.flatten(), reduction="sum"), y.numel()
 
 
 def exp_mean(sums: Sequence[float]) -> float:

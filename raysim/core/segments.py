@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 
 import numpy as np
 import torch
@@ -32,6 +32,12 @@ def segments_of(tensors: tuple[TensorSpec, ...], groups: tuple[int, ...], P: int
         else:
             segments.append((spec.start, spec.stop, layer))
     return tuple(segments)
+
+
+@lru_cache(maxsize=64)
+def indices(numbers: tuple[int, ...], device: torch.device) -> Tensor:
+    """A tensor of `numbers` on the device, brought there once."""
+    return torch.tensor(numbers, device=device)
 
 
 @dataclass(frozen=True)
@@ -73,7 +79,9 @@ class Segments:
         """
         shapes = self._shapes(start, start + part.shape[-1])
         if part.is_cuda:
-            return torch.cat([part[..., a:b].unflatten(-1, n).double().square().sum(-1) for a, b, n in shapes], -1)
+            if part.dim() > 1:  # row by row: how a GPU adds depends on how many rows there are, and so on the packing
+                return torch.stack([self.squares(row, start) for row in part])
+            return torch.cat([part[a:b].unflatten(-1, n).double().square().sum(-1) for a, b, n in shapes], -1)
         array, sums = part.detach().numpy(), []
         with np.errstate(over="ignore", under="ignore"):
             for a, b, n in shapes:
@@ -102,10 +110,10 @@ class Segments:
         return {}
 
     @cached_property
-    def _layer_of_run(self) -> Tensor:
-        return torch.tensor([layer for _, _, layer in self._runs])
+    def _layer_of_run(self) -> tuple[int, ...]:
+        return tuple(layer for _, _, layer in self._runs)
 
     def per_layer(self, per_run: Tensor) -> Tensor:
         """Sums over the runs of each layer; those of statistics may be left out: [..., runs] -> [..., L]."""
-        layer = self._layer_of_run[: per_run.shape[-1]].to(per_run.device)
+        layer = indices(self._layer_of_run, per_run.device)[: per_run.shape[-1]]
         return per_run.new_zeros(*per_run.shape[:-1], self.L).index_add_(-1, layer, per_run)

@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from raysim.core import score
-from raysim.core.score import Metric, Score
+from raysim.core.score import Metric, Score, Tally, scores_of
 from raysim.registry import REGISTRY, Table
 
 
@@ -60,10 +60,15 @@ class Task:
         """The summed loss (0-d) of a batch."""
         return self.losses(outputs, y).sum()
 
+    def tally(self, outputs: Tensor, y: Tensor) -> Tally:
+        """What makes the score of a batch."""
+        sums = {metric.name: tuple(metric.sums(outputs, y)) for metric in self.metrics}
+        return Tally(len(y), self.total_loss(outputs, y), sums)
+
     def score(self, outputs: Tensor, y: Tensor) -> Score:
         """The score of a batch."""
-        sums = {metric.name: tuple(metric.sums(outputs, y)) for metric in self.metrics}
-        return Score(len(y), float(self.total_loss(outputs, y)), sums)
+        [score] = scores_of([self.tally(outputs, y)])
+        return score
 
     def auc(self, outputs: Tensor, y: Tensor) -> float:
         """Area under the ROC curve of all samples together; NaN where the task has none."""

@@ -62,8 +62,7 @@ class Workbench:
 
     def gradient(self, objective: Objective, batch: Tensor) -> Tensor:
         """The gradient [P] of the loss at positions `batch` [b], in the model's own storage. Running statistics move on."""
-        self.flat.grad.zero_()
-        objective.loss(self.flat.model(take(objective.x, batch)), batch).backward()
+        self.flat.backward(objective.loss(self.flat.model(take(objective.x, batch)), batch))
         return self.flat.grad
 
     @torch.no_grad()

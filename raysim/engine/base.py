@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from raysim.core.event import Event
+from raysim.core.failures import breaks_device, out_of_memory
 from raysim.data import Dataset, Partition
 from raysim.engine.shares import Pace
 from raysim.host.device import keep_freed_memory
@@ -40,6 +41,15 @@ class HostLost(Exception):
 
 class MachineFailure(RuntimeError):
     """Work that the machines could not do, after all attempts; the message says what, where and why."""
+
+
+def machine_failure(error: Exception, node: str) -> MachineFailure | None:
+    """What to raise for an error of a host's work that neither the code nor a client is to blame for; None for others."""
+    if not (breaks_device(error) or out_of_memory(error)):
+        return None
+    what = "has too little memory" if out_of_memory(error) else "has a device that failed"
+    why = str(error).splitlines()[0] if str(error) else type(error).__name__
+    return MachineFailure(f"node {node} {what}: {why}. Once this is mended, resume the run, in a new process")
 
 
 class StateLost(Exception):
@@ -173,6 +183,17 @@ class Engine(ABC):
         """What the hosts compute on: cpu or cuda."""
         kind: str = self.retry_after_loss(lambda: self.ask([Call(0, "computes_on", ())]))[0]
         return kind
+
+    def numerics(self) -> dict[str, Any]:
+        """What decides the bits of the hosts' GPUs, as far as they are alike; of hosts on CPUs nothing."""
+        calls = [Call(i, "numerics", ()) for i in range(len(self.hosts))]
+        first, *others = self.retry_after_loss(lambda: self.ask(calls))
+        if differing := sorted(
+            {key for other in others for key in first.keys() | other if first.get(key) != other.get(key)}
+        ):
+            what = f"the client actors' GPUs differ ({', '.join(differing)})"
+            self.events.append(Event("run", f"{what}: the result depends on which of them trains whom"))
+        return {key: value for key, value in first.items() if key not in differing}
 
     def replace_lost(self, lost: HostLost) -> None:
         """`replace`, and remember that it was necessary."""

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from raysim.engine.base import Call, Engine, Handle, HostLost
+from raysim.engine.base import Call, Engine, Handle, HostLost, machine_failure
 from raysim.engine.state_store import StateStore
 from raysim.host.host import ClientHost
 from raysim.host.messages import Arrays, TrainReply
@@ -29,7 +29,12 @@ class LocalEngine(Engine):
         return [self._host]
 
     def call(self, call: Call) -> Handle:
-        return getattr(self._host, call.method)(*call.args)
+        try:
+            return getattr(self._host, call.method)(*call.args)
+        except Exception as error:
+            if failure := machine_failure(error, self.nodes[0]):
+                raise failure from error
+            raise
 
     def train(self, call: Call) -> list[Handle]:
         reply: TrainReply = self.call(call)

@@ -46,6 +46,7 @@ def describe(run: RunParts, folder: Path) -> None:
         "partition_sha256": run.partition.sha256(),
         "parameters": run.server.layers.P,
         "device": run.engine.device(),
+        "numerics": run.engine.numerics(),
         "loss_unit": run.spec.task.loss_unit,
         "inputs": asdict(run.spec.inputs),  # what the model is built for
         "settings": decisive(run.config),

@@ -21,6 +21,7 @@ class StateFormat:
     def __init__(self, spec: HostSpec, layers: LayerMap, device: torch.device):
         self.stack, self.settings, self.layers, self.device = spec.stack, spec.settings, layers, device
         self.prefixes = {prefix(method): method for method in spec.methods}
+        self._types = {name: type(method.new_state(layers)) for name, method in self.prefixes.items()}
 
     def pack(self, run: LocalRun) -> Arrays:
         """What the client keeps after `run`, as copies."""
@@ -46,7 +47,7 @@ class StateFormat:
             owner, _, field = name.partition(".")
             parts.setdefault(owner, {})[field] = torch.tensor(array, device=self.device)
         methods = {
-            method_name(method): unpack(type(method.new_state(self.layers)), parts[name])
+            method_name(method): unpack(self._types[name], parts[name])
             for name, method in self.prefixes.items()
             if name in parts
         }

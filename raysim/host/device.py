@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import ctypes
+import os
 import sys
 import warnings
+from typing import Any
 
 import numpy as np
 import torch
@@ -14,10 +16,40 @@ LARGE = 1 << 26  # bytes of a model, so that training it takes longer than to ge
 
 
 def choose_device(name: str) -> torch.device:
-    """The device called `name`; "auto" is a GPU if this process has one."""
+    """The device called `name`; "auto" is a GPU if this process has one. A GPU is made to give the same bits again."""
     if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    if name == "cuda":
+        repeat_bits()
     return torch.device(name)
+
+
+def repeat_bits() -> None:
+    """Let the kernels of a GPU give the same bits whenever they are given the same; call it before CUDA starts.
+
+    An operation that has no such kernel warns, once, with its name: its bits may differ from run to run.
+    """
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # cuBLAS reads it once, as its first handle is made
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]  # it would cost a launch for each new tensor
+    cudnn, cublas = torch.backends.cudnn, torch.backends.cuda.matmul
+    cudnn.deterministic, cudnn.benchmark = True, False  # else cuDNN chooses an algorithm by how fast it just was
+    cudnn.allow_tf32 = cublas.allow_tf32 = False  # PyTorch would let convolutions, of float32, have 10 bits
+
+
+def numerics(device: torch.device) -> dict[str, Any]:
+    """What decides the bits of a GPU besides the code; nothing for a CPU, of which the manifest tells the rest."""
+    if device.type == "cpu":
+        return {}
+    cudnn = torch.backends.cudnn
+    return {
+        "gpu": torch.cuda.get_device_name(device),
+        "cuda": torch.version.cuda,
+        "cudnn": cudnn.version(),
+        "deterministic": torch.are_deterministic_algorithms_enabled() and cudnn.deterministic and not cudnn.benchmark,
+        "tf32": cudnn.allow_tf32 or torch.backends.cuda.matmul.allow_tf32,
+        "cublas_workspace": os.environ.get("CUBLAS_WORKSPACE_CONFIG"),
+    }
 
 
 def on_device(array: np.ndarray, device: torch.device) -> Tensor:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from raysim.core.flat import FlatModel
-from raysim.core.score import Score
+from raysim.core.score import Score, scores_of
 from raysim.core.task import Task
 from raysim.host.samples import SampleSource
 
@@ -23,7 +23,7 @@ class Evaluator:
     def score(self, rows: np.ndarray) -> list[Score]:
         """The loaded model on each batch of `rows` [n] of the data set."""
         batches = (self.samples.rows(part) for part in self._parts(rows))
-        return [self.task.score(self.logits(x), y) for x, y in batches]
+        return scores_of([self.task.tally(self.logits(x), y) for x, y in batches])
 
     def personal(self, client: int) -> Score:
         """The loaded model on the client's test samples, with its AUC."""

@@ -19,7 +19,7 @@ from raysim.core.score import Score
 from raysim.core.workbench import Workbench
 from raysim.data import Dataset, Partition
 from raysim.host import distances
-from raysim.host.device import choose_device, keep_freed_memory, on_device
+from raysim.host.device import choose_device, keep_freed_memory, numerics, on_device
 from raysim.host.download import Download
 from raysim.host.evaluator import Evaluator
 from raysim.host.messages import (
@@ -71,6 +71,10 @@ class ClientHost:
     def computes_on(self) -> str:
         """The kind of its device: cpu or cuda."""
         return self.device.type
+
+    def numerics(self) -> dict[str, Any]:
+        """What decides the bits of its device."""
+        return numerics(self.device)
 
     # Clients.
 

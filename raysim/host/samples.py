@@ -9,16 +9,22 @@ from torch import Tensor
 from raysim.core.samples import ClientData, Samples
 from raysim.data import Dataset, Partition
 
-CACHE_BYTES = 256 << 20  # model inputs that stay on the device from round to round
+CACHE_BYTES = 256 << 20  # model inputs that stay in a CPU's memory from round to round
+FREE_SHARE = 0.25  # of a GPU's memory is left to training
 
 
 class SampleSource:
-    """Brings samples to the device, and leaves those of clients there as long as there is room."""
+    """Brings samples to the device, and leaves them there as long as there is room.
+
+    A CPU keeps the inputs of clients. A GPU keeps whatever was asked for, as it is stored, and makes inputs of it again: of
+    images that is a quarter of the memory, for three launches.
+    """
 
     def __init__(self, data: Dataset, partition: Partition, device: torch.device, channels_last: bool):
         self.data, self.partition, self.device, self.channels_last = data, partition, device, channels_last
-        self._cache: dict[tuple[int, str], Samples] = {}  # by client and part
+        self._cache: dict[tuple[int, str], Samples] = {}  # on a CPU, by client and part
         self._room = CACHE_BYTES
+        self._stored: dict[tuple[str, bytes], Tensor] = {}  # on a GPU: x or y of these rows
 
     def client(self, client: int) -> ClientData:
         """The training, test and validation samples of a client."""
@@ -27,7 +33,7 @@ class SampleSource:
         def load(part: str) -> Samples:
             samples = self._cache.get((client, part)) or self.rows(rows[part][client], client)
             size = samples.x.nbytes + samples.y.nbytes
-            if (client, part) not in self._cache and size <= self._room:
+            if self.device.type == "cpu" and (client, part) not in self._cache and size <= self._room:
                 self._cache[client, part] = samples
                 self._room -= size
             return samples
@@ -36,12 +42,30 @@ class SampleSource:
 
     def rows(self, rows: np.ndarray, client: int | None = None) -> Samples:
         """Model inputs and labels of `rows` [n] of the data set; labels as `client` sees them."""
-        y = self.data.y[rows]
-        if client is not None and self.partition.label_map is not None:
-            y = self.partition.label_map[client][y]
-        return Samples(self.inputs(rows), torch.from_numpy(np.ascontiguousarray(y)).to(self.device))
+        labels = None if client is None or self.partition.label_map is None else self.partition.label_map[client]
+        name = "y" if labels is None else f"y of {client}"
+        return Samples(self.inputs(rows), self._brought(name, rows, self.data.y, labels))
 
     def inputs(self, rows: np.ndarray) -> Tensor:
         """Model inputs of `rows` [n] of the data set."""
-        x = self.data.transform(torch.from_numpy(self.data.x[rows]).to(self.device))
+        x = self._brought("x", rows, self.data.x)
+        # `transform` may work in place, and a GPU's copy is to be used again.
+        x = self.data.transform(x.clone() if x.is_cuda and x.is_floating_point() else x)
         return x.contiguous(memory_format=torch.channels_last) if self.channels_last and x.dim() == 4 else x
+
+    def forget(self) -> None:
+        """Free the memory of what was kept."""
+        self._cache, self._room, self._stored = {}, CACHE_BYTES, {}
+
+    def _brought(self, name: str, rows: np.ndarray, array: np.ndarray, labels: np.ndarray | None = None) -> Tensor:
+        """array[rows], with `labels` the label of each, on the device. It must not be written to."""
+        key = name, rows.tobytes()
+        if key in self._stored:
+            return self._stored[key]
+        taken = array[rows] if labels is None else labels[array[rows]]
+        tensor = torch.from_numpy(np.ascontiguousarray(taken)).to(self.device)
+        if self.device.type == "cuda":
+            free, memory = torch.cuda.mem_get_info(self.device)
+            if free > FREE_SHARE * memory:
+                self._stored[key] = tensor
+        return tensor

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from raysim.core.client import Upload
-from raysim.core.failures import breaks_device, cause_of
+from raysim.core.failures import breaks_device, cause_of, out_of_memory
 from raysim.core.flat import FlatModel, finite
 from raysim.core.local_run import LocalRun
 from raysim.core.rng import seed_layers, stream_seed
@@ -38,7 +38,8 @@ class Trainer:
         self._stack = spec.stack
         self._states = StateFormat(spec, flat.layers, self.device)
         self.before_client: Callable[[int], None] = lambda client: None  # called as soon as work on a client begins
-        self._counters = [tensor for tensor in flat.layers.tensors if tensor.kind == "counter"]
+        counters = [tensor.start for tensor in flat.layers.tensors if tensor.kind == "counter"]
+        self._counters = slice(min(counters, default=flat.layers.S), flat.layers.S)  # they are the last
 
     def train(
         self, download: Download, client: int, update: Tensor, check: bool = True
@@ -60,6 +61,8 @@ class Trainer:
         except Exception as error:
             if breaks_device(error):
                 raise  # whoever trains here next would fail, too
+            if out_of_memory(error):
+                self.samples.forget()
             result = _failed(error)
         result.seconds = time.perf_counter() - started
         if result.status != "ok":
@@ -130,17 +133,18 @@ class Trainer:
         return self._result(run, upload, stats), upload
 
     def _result(self, run: LocalRun, upload: Upload, stats: Sequence[Tensor]) -> ClientResult:
+        epochs = [run.losses[0], run.losses[-1]][: len(run.losses)]
+        (*means,), counters = read_numbers(epochs, upload.value[self._counters])
         result = ClientResult(
             "ok", run.steps,
             stats=[to_numpy(stat) for stat in stats],
             scalars={name: _sent(scalar) for name, scalar in upload.scalars.items()},
-            counters=[float(counter.view(upload.value)) for counter in self._counters],
+            counters=counters,
             vector_bytes=sum(vector.numel() * vector.element_size() for vector in upload.vectors.values()),
             notes=run.notes,
         )  # fmt: skip
-        if run.losses:
-            result.first_loss = mean_loss(run.losses[0])
-            result.last_loss = result.first_loss if len(run.losses) == 1 else mean_loss(run.losses[-1])
+        if means:
+            result.first_loss, result.last_loss = means[0], means[-1]
         if upload.sent is not None:
             result.sent_counts = np.array([int(upload.sent[s.start : s.stop].sum()) for s in self.flat.layers.tensors])
         return result
@@ -160,9 +164,10 @@ def _failed(error: Exception) -> ClientResult:
     return ClientResult(traceback.format_exc() if cause == "code" else line, cause=cause)
 
 
-def mean_loss(batches: Sequence[tuple[Tensor, int]]) -> float:
-    """Mean over samples of an epoch's batch losses."""
-    tensors = [loss for loss, _ in batches]
-    losses = torch.stack(tensors).tolist() if tensors[0].is_cuda else [loss.item() for loss in tensors]  # one transfer
-    sizes = [n for _, n in batches]
-    return float(sum(loss * n for loss, n in zip(losses, sizes, strict=True)) / sum(sizes))
+def read_numbers(epochs: Sequence[Sequence[tuple[Tensor, int]]], counters: Tensor) -> tuple[list[float], list[float]]:
+    """The mean over samples of each epoch's batch losses, and the counters [n]; a device is waited for once."""
+    losses = [loss for batches in epochs for loss, _ in batches]
+    parts = [torch.stack(losses)] * bool(losses) + [counters] * bool(len(counters))
+    numbers = iter(torch.cat([part.double() for part in parts]).tolist() if parts else [])
+    means = [sum(next(numbers) * n for _, n in batches) / sum(n for _, n in batches) for batches in epochs]
+    return means, [*numbers]

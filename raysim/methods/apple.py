@@ -105,16 +105,18 @@ class APPLE(ClientMethod, DownlinkRule):
                 state.pi[run.client] = 1.0
         P = run.layers.P
         cores = {peer: model[:P] for peer, model in run.peers.items()}
-        run.scratch["apple"] = cores | {run.client: run.params.clone()}
+        cores = run.scratch["apple"] = cores | {run.client: run.params.clone()}
+        run.scratch["apple peers"] = torch.tensor(list(cores), device=run.params.device)
         if self.official:
             run.optimizer.lr = run.lr * run.round_info.clients
+            run.scratch["apple means"] = mean_of_means(run.layers).to(run.params)
         self._mix(run)
 
     def step(self, run: LocalRun, x: Tensor, y: Tensor) -> None:
         pi, cores = run.state(self).pi, run.scratch["apple"]
         run.gradient(x, y)
-        along = run.grad * mean_of_means(run.layers).to(run.grad) if self.official else run.grad
-        peers = torch.tensor(list(cores), device=pi.device)
+        along = run.grad * run.scratch["apple means"] if self.official else run.grad
+        peers = run.scratch["apple peers"]
         slope = torch.stack([torch.dot(along, core) for core in cores.values()]).double()  # ⟨G, m_j⟩
         core = cores[run.client]
         run.grad.mul_(pi[run.client])

@@ -31,6 +31,8 @@ class Manifest(TypedDict, total=False):
     versions: dict[str, str]
     hardware: dict[str, Any]
     partition_sha256: str
+    device: str
+    numerics: dict[str, Any]
     loss_unit: str
     settings: dict[str, Any]
 

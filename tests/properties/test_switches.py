@@ -117,10 +117,10 @@ def test_every_field_has_another_value():
         assert switches.others.keys() == {f.name for f in fields(CATALOGUE[name][1])}, name
 
 
-def outcome(name: str, own: dict[str, Any], folder: Path) -> tuple[Any, ...]:
-    """Hash of the run, scores of the clients' models, and whether something was recorded."""
+def sections_of(name: str) -> dict[str, Any]:
+    """The configuration in which one method is played, without the method."""
     role, switches = CATALOGUE[name][0], SWITCHES[name]
-    sections = {
+    sections: dict[str, Any] = {
         "data": {
             "name": {"synthetic": {"samples": 120, "shape": [1, 8, 8], "classes": 4}}, "client_test_frac": 0.3,
             "partition": {"dirichlet_counts": {"alpha": 0.8, "clients": 5, "min_size": 8}},
@@ -130,7 +130,13 @@ def outcome(name: str, own: dict[str, Any], folder: Path) -> tuple[Any, ...]:
     }  # fmt: skip
     for section, changes in switches.sections.items():
         sections[section] = {**sections.get(section, {}), **changes}
-    federation = play(tiny(**sections, **{role: [{name: {**switches.base, **own}}]}), folder)
+    return sections
+
+
+def outcome(name: str, own: dict[str, Any], folder: Path) -> tuple[Any, ...]:
+    """Hash of the run, scores of the clients' models, and whether something was recorded."""
+    role, switches = CATALOGUE[name][0], SWITCHES[name]
+    federation = play(tiny(**sections_of(name), **{role: [{name: {**switches.base, **own}}]}), folder)
     personal = table(folder, "personal") if role == "client" else {}
     recorded = table(folder, "notes")["value"].tolist() if (folder / "notes").exists() else []
     return federation.sha256(), [column.tolist() for column in personal.values()], recorded

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import wraps
+from inspect import isfunction
 from typing import Any
 
 import ray
@@ -33,12 +36,7 @@ class HostActor(ClientHost):
 
     def train_detached(self, request: TrainRequest, *args: Any) -> list[Any]:
         """`train`, with the reply as objects that travel one by one: states, models and traces stay in Ray's store."""
-        try:
-            return self.train(request, *args).detach(request)
-        except Exception as error:
-            if breaks_device(error):
-                ray.actor.exit_actor()  # nobody can train here any more; a new process may
-            raise
+        return self.train(request, *args).detach(request)
 
     def initialize_detached(self, request: TrainRequest, *args: Any) -> list[Any]:
         """`initialize`, with the reply as objects that travel one by one."""
@@ -49,6 +47,26 @@ class HostActor(ClientHost):
         pulse = self._pulse
         self.__dict__.clear()
         self._pulse = pulse
+
+
+def _ending(method: Callable[..., Any]) -> Callable[..., Any]:
+    """The method, which ends the process when its device breaks: nothing can be done here any more, in a new one it may."""
+
+    @wraps(method)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return method(*args, **kwargs)
+        except Exception as error:
+            if breaks_device(error):
+                ray.actor.exit_actor()
+            raise
+
+    return call
+
+
+for _name, _method in vars(ClientHost).items():
+    if isfunction(_method) and not _name.startswith("_"):
+        setattr(HostActor, _name, _ending(_method))
 
 
 def new_actor(node: str, cpus: float, gpus: float) -> Any:

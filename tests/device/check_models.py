@@ -1,0 +1,39 @@
+"""Every model of the catalogue on the emulated device: one step of training gives what the CPU gives."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from device import emulated
+from models.test_model_behaviour import INPUTS, batch
+
+from raysim.core.flat import FlatModel
+from raysim.core.layers import LayerMap
+from raysim.core.optim import OptimizerSpec
+from raysim.models import MODELS, build
+
+emulated.install()
+DEEP = {"resnet110", "densenet121"}  # whose rounding grows from layer to layer
+
+
+@pytest.mark.parametrize("name", sorted(MODELS))
+def test_one_step(name: str) -> None:
+    inputs, results = INPUTS[name], []
+    torch.manual_seed(1)
+    x = batch(inputs)
+    y = torch.randint(inputs.classes, (len(x),))
+    for device in ("cuda", "cpu"):
+        torch.manual_seed(0)
+        model = build(name, inputs)
+        for module in model.modules():
+            if isinstance(module, torch.nn.Dropout):
+                module.p = 0.0  # what it draws is the device's
+        flat = FlatModel(model, LayerMap.of(model), device)
+        model.train()
+        outputs = model(x.to(device))
+        loss = torch.nn.functional.cross_entropy(outputs.reshape(-1, outputs.shape[-1])[: len(y)], y.to(device))
+        flat.backward(loss)
+        OptimizerSpec(momentum=0.9).build(flat.params, flat.grad, 0.1).step()
+        assert flat.value.device.type == device
+        results.append(flat.value.cpu())
+    torch.testing.assert_close(*results, rtol=0, atol=1e-3 if name in DEEP else 1e-5)

@@ -1,0 +1,46 @@
+"""Actors with a share of an emulated device: their sums, and one whose device breaks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import ray
+from conftest import play, table, tiny
+from device.breaks import Breaks
+from ray.cluster_utils import Cluster
+
+from raysim.engine.ray.engine import ray_engine
+from raysim.methods import CLIENTS
+from raysim.store.manifest import read_manifest
+
+LOCAL, RAY = {"local": {"device": "cuda"}}, {"ray": {"clients_per_actor": 1, "gpu_per_client": 0.3}}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def cluster() -> Iterator[None]:
+    """One node that says it has a GPU."""
+    head = {"num_cpus": 3, "num_gpus": 1, "include_dashboard": False, "object_store_memory": 128 << 20}
+    cluster = Cluster(initialize_head=True, head_node_args=head)
+    ray.init(address=cluster.address, log_to_driver=False, logging_level="ERROR")
+    yield
+    ray.shutdown()
+    cluster.shutdown()
+
+
+def test_actors_give_the_bits_of_one_process_even_if_a_device_breaks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """FedLWS sums layer by layer and measures distances; the client that breaks the device trains again elsewhere."""
+    monkeypatch.setitem(CLIENTS, "breaks", Breaks)
+    changes = {"client": [{"breaks": {"folder": str(tmp_path), "t": 1}}], "server": ["fedlws"]}
+    (tmp_path / "broken").mkdir()
+    expected = play(tiny(**changes, engine=LOCAL), tmp_path / "local").sha256()
+    (tmp_path / "broken").rmdir()
+    federation = play(tiny(**changes, engine=RAY), tmp_path / "ray", make_engine=ray_engine)
+    assert read_manifest(tmp_path / "ray")["device"] == "cuda"
+    assert federation.sha256() == expected
+    assert set(table(tmp_path / "ray", "clients")["status"]) == {"ok"}
+    [message] = [text for text in table(tmp_path / "ray", "events")["message"] if "actor" in text]
+    assert "its process ended" in message

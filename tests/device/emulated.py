@@ -1,0 +1,132 @@
+"""A CUDA device for tests on machines without one, see emulated.cpp. Install it before anything asks for a GPU, in a process
+of its own: it stays."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import subprocess
+import sysconfig
+import tempfile
+import warnings
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+SOURCE = Path(__file__).with_name("emulated.cpp")
+MEMORY = 16 << 30  # bytes that the device seems to have
+KERNELS = torch.library.Library("aten", "IMPL")  # goes when it is collected
+
+
+class Counts(NamedTuple):
+    """What the device was asked for."""
+
+    launches: int
+    uploads: int
+    downloads: int
+    syncs: int
+
+    def since(self, before: Counts) -> Counts:
+        return Counts(*(now - then for now, then in zip(self, before, strict=True)))
+
+
+def missing() -> str | None:
+    """Why the device cannot be built here, or None."""
+    if shutil.which("g++") is None:
+        return "there is no compiler (g++) to build the emulated CUDA device"
+    return None
+
+
+def built() -> Path:
+    """The device's library, built once for each version of PyTorch and of the source, in the user's cache folder."""
+    key = hashlib.sha256(SOURCE.read_bytes() + torch.__version__.encode()).hexdigest()[:12]
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "raysim"
+    library = cache / f"emulated-{torch.__version__}-{key}.so"
+    if not library.exists():
+        cache.mkdir(parents=True, exist_ok=True)
+        root = Path(torch.__file__).parent
+        abi = int(torch.compiled_with_cxx11_abi())
+        with tempfile.TemporaryDirectory(dir=cache) as folder:
+            made = Path(folder) / library.name
+            subprocess.run(
+                ["g++", "-shared", "-fPIC", "-O1", "-std=c++20", "-w", f"-D_GLIBCXX_USE_CXX11_ABI={abi}",
+                 f"-I{root / 'include'}", f"-I{root / 'include/torch/csrc/api/include'}",
+                 f"-I{sysconfig.get_path('include')}", str(SOURCE), "-o", str(made),
+                 f"-L{root / 'lib'}", "-ltorch_cpu", "-lc10"],
+                check=True,
+            )  # fmt: skip
+            made.replace(library)  # whole or not at all: others may build it, too
+    return library
+
+
+def install() -> None:
+    """Make `torch.device("cuda")` the emulated device, in this process and for good."""
+    torch.ops.load_library(built())
+    stream = torch.Generator()  # the device's random numbers
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        torch.ops.emulated.install(stream, MEMORY)
+        KERNELS.impl("_thnn_fused_gru_cell", gru_cell, "CUDA")
+        KERNELS.impl("_thnn_fused_gru_cell_backward", gru_cell_backward, "CUDA")
+    cuda = torch.cuda
+    cuda._initialized, cuda._lazy_init = True, lambda: None
+    cuda.is_available, cuda.is_initialized = lambda: True, lambda: True
+    cuda.device_count, cuda.current_device = lambda: 1, lambda: 0
+    cuda._exchange_device, cuda._maybe_exchange_device = lambda index: 0, lambda index: 0
+    cuda.set_device, cuda.synchronize = lambda device: None, lambda device=None: None
+    cuda.get_device_name = lambda device=None: "emulated"
+    cuda.mem_get_info = lambda device=None: ((b := torch.ops.emulated.bytes())[1] - b[0], b[1])
+    cuda.manual_seed = cuda.manual_seed_all = stream.manual_seed
+    cuda.get_rng_state = cuda.random.get_rng_state = lambda device="cuda": stream.get_state()
+    cuda.set_rng_state = cuda.random.set_rng_state = lambda state, device="cuda": stream.set_state(state)
+    torch.backends.cudnn.enabled, torch.backends.cudnn.version = False, lambda: None  # it has none
+    for kernel in ("flash", "mem_efficient", "cudnn"):
+        getattr(torch.backends.cuda, f"enable_{kernel}_sdp")(False)
+
+
+def gru_cell(
+    inputs: Tensor, hidden: Tensor, h: Tensor, b_inputs: Tensor | None = None, b_hidden: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """A kernel that only GPUs have: one step of a GRU from its gates' inputs [B, 3H], with what the gradient needs."""
+    if b_inputs is not None and b_hidden is not None:
+        inputs, hidden = inputs + b_inputs, hidden + b_hidden
+    i_r, i_z, i_n = inputs.chunk(3, 1)
+    h_r, h_z, h_n = hidden.chunk(3, 1)
+    r, z = (i_r + h_r).sigmoid(), (i_z + h_z).sigmoid()
+    n = (i_n + r * h_n).tanh()
+    return n + z * (h - n), torch.cat([r, z, n, h, h_n], 1)
+
+
+def gru_cell_backward(
+    slope: Tensor, saved: Tensor, has_bias: bool
+) -> tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None]:
+    """Its gradient: of both gates' inputs, the state before, and both biases."""
+    r, z, n, h, h_n = saved.chunk(5, 1)
+    d_n = slope * (1 - z) * (1 - n * n)
+    d_z, d_r = slope * (h - n) * z * (1 - z), d_n * h_n * r * (1 - r)
+    inputs, hidden = torch.cat([d_r, d_z, d_n], 1), torch.cat([d_r, d_z, d_n * r], 1)
+    biases = (inputs.sum(0), hidden.sum(0)) if has_bias else (None, None)
+    return inputs, hidden, slope * z, *biases
+
+
+def counts() -> Counts:
+    """What the device has been asked for so far."""
+    return Counts(*torch.ops.emulated.counts())
+
+
+def break_after(launches: int) -> None:
+    """Let the device break after so many more launches: every later call fails, too. -1 mends it."""
+    torch.ops.emulated.break_after(launches)
+
+
+def used() -> int:
+    """Bytes of the device that hold something."""
+    return int(torch.ops.emulated.bytes()[0])
+
+
+def set_memory(size: int) -> None:
+    """Let the device have `size` bytes."""
+    torch.ops.emulated.set_room(size)
