@@ -242,7 +242,8 @@ def test_an_unknown_item_is_met_with_the_nearest(tmp_path: Path, monkeypatch: py
 def test_the_list_has_every_file_and_every_table_and_figure() -> None:
     there = items()
     text = "\n".join(listing(there))
-    assert set(there) == {f"{path.parent.name}/{path.stem}" for path in folder().glob("*/*.yaml")}
+    names = {f"{path.parent.name}/{path.stem}" for path in folder().glob("*/*.yaml")}
+    assert set(there) == {name for name in names if not name.startswith("cluster/")}
     for name in there:
         assert f"\n  {name}\n" in text
     of_papers = {

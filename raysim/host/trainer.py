@@ -153,7 +153,7 @@ class Trainer:
 def _sent(scalar: Tensor) -> np.ndarray | SparseVector:
     if not scalar.is_sparse:
         return to_numpy(scalar)
-    scalar = scalar.coalesce()
+    scalar = scalar.cpu().coalesce()
     return SparseVector(to_numpy(scalar.indices()[0]), to_numpy(scalar.values()), scalar.numel())
 
 
