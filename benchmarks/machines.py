@@ -66,8 +66,8 @@ class Machines:
             "RAY_DISABLE_IMPORT_WARNING": "1",
             # A machine that cannot be reached for so long is dead.
             "RAY_health_check_period_ms": "1000",
-            "RAY_health_check_timeout_ms": "3000",
-            "RAY_health_check_failure_threshold": "5",
+            "RAY_health_check_timeout_ms": "2000",
+            "RAY_health_check_failure_threshold": "3",
         }
         self._inits: list[subprocess.Popen[str]] = []
         try:
