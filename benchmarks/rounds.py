@@ -7,6 +7,7 @@ Every contestant trains the same clients from the same arrays with as many proce
     best    flat parameters, one fused update, channels-last, freed memory kept: the fastest loop we could write by hand
     raysim  `raysim run`'s federation on a local Ray cluster, records and all, evaluation off
     kernels raysim without channels-last and with the default allocator, so that kernels are not mistaken for orchestration
+    bf16    raysim with `local.precision: bf16`, where the CPU has it
 A result is written to benchmarks/results/.
 """
 
@@ -14,6 +15,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import statistics
 import tempfile
@@ -33,6 +35,7 @@ os.environ.setdefault("RAY_worker_niceness", "0")  # actors are to compete as th
 from raysim.config import Config, from_dict
 from raysim.federation import Federation, sample
 from raysim.host.device import keep_freed_memory
+from raysim.machine import computes_bf16
 from raysim.models import Inputs, build
 from raysim.store.manifest import manifest
 
@@ -60,7 +63,7 @@ WORKLOADS = {
 }
 
 
-def configuration(work: Workload, engine: Any, memory_format: str = "auto") -> Config:
+def configuration(work: Workload, engine: Any, memory_format: str = "auto", precision: str = "fp32") -> Config:
     return from_dict(
         {
             "name": "benchmark",
@@ -78,7 +81,7 @@ def configuration(work: Workload, engine: Any, memory_format: str = "auto") -> C
                 "evaluate_every": 100_000,
                 "checkpoint_every": 100_000,
             },
-            "local": {"batch_size": work.batch, "lr": LR},
+            "local": {"batch_size": work.batch, "lr": LR, "precision": precision},
             "evaluate": {"global": False},
             "engine": engine,
         }
@@ -235,7 +238,7 @@ def contest(name: str, work: Workload, rounds: int, processes: int, gpu: float) 
     before = set(descendants(os.getpid()))
     started = time.perf_counter()
     ray.init(
-        address="local", num_cpus=2 * processes, include_dashboard=False, log_to_driver=False, logging_level="ERROR"
+        address="local", num_cpus=3 * processes, include_dashboard=False, log_to_driver=False, logging_level="ERROR"
     )
     engine = {"ray": {"clients_per_actor": -(-work.cohort // processes), "gpu_per_client": gpu}}
     with tempfile.TemporaryDirectory() as folder:
@@ -255,6 +258,9 @@ def contest(name: str, work: Workload, rounds: int, processes: int, gpu: float) 
         runners["kernels"] = Federation(
             configuration(work, engine, "contiguous"), Path(folder) / "b", make_engine=plain_engine
         )
+        if computes_bf16():
+            low = configuration(work, engine, precision="bf16")
+            runners["bf16"] = Federation(low, Path(folder) / "c", make_engine=ray_engine)
         seconds: dict[str, list[float]] = {runner: [] for runner in runners}
         for t in range(rounds + 2):
             for runner, federation in runners.items():  # in turns: what disturbs one disturbs all
@@ -268,9 +274,10 @@ def contest(name: str, work: Workload, rounds: int, processes: int, gpu: float) 
     for runner, values in seconds.items():
         quartiles = np.percentile(values, [25, 50, 75])
         result[runner] = {"median": quartiles[1], "quartiles": [quartiles[0], quartiles[2]], "min": min(values)}
-    for runner in ("plain", "best"):
-        ratios = [a / b for a, b in zip(seconds["raysim"], seconds[runner], strict=True)]
-        result[f"raysim/{runner}"] = statistics.median(ratios)
+    for runner, other in (("raysim", "plain"), ("raysim", "best"), ("bf16", "raysim")):
+        if runner in seconds:
+            ratios = [a / b for a, b in zip(seconds[runner], seconds[other], strict=True)]
+            result[f"{runner}/{other}"] = statistics.median(ratios)
     return result
 
 
@@ -292,8 +299,9 @@ def main() -> None:
         results.append(r)
         medians = "".join(f"{r[k]['median']:9.4f}" for k in ("plain", "best", "raysim", "kernels"))
         print(f"{name:4}{medians}   {r['raysim/best']:11.2f}  {r['raysim/plain']:12.2f}   "
-              f"start {r['raysim_start_seconds']:.1f} s, round 1 ends {r['raysim_first_round_ends_seconds']:.1f} s, "
-              f"{r['raysim_processes']} processes, {r['raysim_pss_bytes'] / 2**20:.0f} MiB PSS", flush=True)  # fmt: skip
+              f"bf16/raysim {r.get('bf16/raysim', math.nan):.2f}, start {r['raysim_start_seconds']:.1f} s, "
+              f"round 1 ends {r['raysim_first_round_ends_seconds']:.1f} s, {r['raysim_processes']} processes, "
+              f"{r['raysim_pss_bytes'] / 2**20:.0f} MiB PSS", flush=True)  # fmt: skip
     folder = Path(__file__).parent / "results"
     folder.mkdir(exist_ok=True)
     out = folder / f"rounds-{time.strftime('%Y-%m-%dT%H%M')}.json"

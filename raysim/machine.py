@@ -28,6 +28,12 @@ def cpu_quota() -> float | None:
     return int(quota) / int(period) if quota.isdecimal() else None
 
 
+def computes_bf16() -> bool:
+    """Whether the CPU has instructions for bfloat16; others emulate it, slowly."""
+    flags = re.findall(r"^(?:flags|Features)\s*:(.*)$", _read(Path("/proc/cpuinfo")) or "", re.MULTILINE)
+    return bool(flags) and not {"avx512_bf16", "amx_bf16", "bf16"}.isdisjoint(flags[0].split())
+
+
 def free_memory() -> int | None:
     """Bytes that new processes find free, within the container's limit; None where the system does not tell."""
     found = memory_bytes()

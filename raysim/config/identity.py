@@ -5,13 +5,14 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+from dataclasses import MISSING
 from pathlib import Path
 from typing import Any
 
 import yaml
 
 from raysim.config.build import plain
-from raysim.config.fields import STACKS
+from raysim.config.fields import STACKS, fields_of, is_section
 from raysim.config.messages import ConfigError
 from raysim.config.schema import Config, LocalEngineConfig
 from raysim.registry import name_in
@@ -61,6 +62,13 @@ def decisive(config: Config) -> dict[str, Any]:
     return plain
 
 
+def _default(section: str, key: str) -> Any:
+    """Of a field of a section of the configuration; None where it has none."""
+    _, annotation = fields_of(Config)[section]
+    field = fields_of(annotation).get(key, (None,))[0] if is_section(annotation) else None
+    return None if field is None or field.default is MISSING else field.default
+
+
 def check_unchanged(config: Config, folder: Path) -> None:
     """Raises `ConfigError` where the run in `folder` began with settings that make other bits, or does not say."""
     faults = []
@@ -78,7 +86,10 @@ def check_unchanged(config: Config, folder: Path) -> None:
     for section, now in decisive(config).items():
         was = settings.get(section, now)
         both = isinstance(was, dict) and isinstance(now, dict)
-        pairs = {f"{section}.{key}": (was.get(key), now[key]) for key in now} if both else {section: (was, now)}
+        if both:  # a setting that raysim did not have then had what is its default now
+            pairs = {f"{section}.{key}": (was.get(key, _default(section, key)), now[key]) for key in now}
+        else:
+            pairs = {section: (was, now)}
         changed = {key: before for key, (before, after) in pairs.items() if before != after}
         for key, before in changed.items():
             who = " and ".join(readers(config, key)) if key in READ else ""

@@ -191,6 +191,9 @@ class LocalConfig:
     """Adam's averaging factors of gradient and squared gradient."""
     grad_clip: Positive | None = None
     """Greatest L2 norm of a step's gradient; null: no limit."""
+    precision: Literal["fp32", "bf16"] = "fp32"
+    """In what numbers a training step computes. `bf16`: convolutions and linear maps, forward and backward, in bfloat16, on
+    CPUs and GPUs that have it; parameters, gradients, losses, updates and all that methods measure or learn stay fp32."""
     state: Literal["reset", "persist"] = "reset"
     """Whether a client's optimizer starts afresh every round or keeps its momentum."""
 

@@ -30,6 +30,7 @@ class LocalSettings:
     grad_clip: float | None = None
     persist: bool = False  # a client's optimiser keeps its state between rounds
     local_buffers: bool = False  # bn_stats: local
+    bf16: bool = False  # training steps compute in bfloat16
 
 
 @dataclass(frozen=True)
@@ -213,9 +214,15 @@ class LocalRun:
         """Fill `run.grad` with the gradient of the objective on a batch and return the task's loss (0-d, detached).
 
         Not `corrected`, it is the gradient of that loss alone: no penalties, corrections, clipping or statistics.
-        Stages before `stage` (default: those that are not trained) run without a graph and get no gradient.
+        Stages before `stage` (default: those that are not trained) run without a graph and get no gradient. Who names it
+        learns something else than the model, in fp32 whatever the precision of training.
         """
-        z, outputs = self.flat.forward_from(self.first_stage if stage is None else stage, x)
+        if self.settings.bf16 and stage is None:
+            with torch.autocast(x.device.type, torch.bfloat16):
+                z, outputs = self.flat.forward_from(self.first_stage, x)
+            z, outputs = z.float(), outputs.float()
+        else:
+            z, outputs = self.flat.forward_from(self.first_stage if stage is None else stage, x)
         loss, z = self.task.loss(outputs, y), z.flatten(0, -2)
         if not corrected:
             self.flat.backward(loss)

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from raysim import machine
 from raysim.config import STACKS, Config, ConfigError, LocalEngineConfig, name_in
 from raysim.core.layers import GroupingError, LayerMap
 from raysim.core.local_run import LocalSettings
@@ -110,6 +111,8 @@ def prepare(config: Config) -> tuple[Dataset, Partition]:
         faults.append(
             f"rounds.until.accuracy: {learned.name} is not judged by it; rounds.until.loss goes with any task"
         )
+    if config.local.precision == "bf16" and not (torch.cuda.is_available() or machine.computes_bf16()):
+        faults.append("local.precision: this CPU only emulates bf16, which is slower than fp32; leave it at fp32")
     faults += [f"record.sinks: {sink.missing}" for sink in config.record.sinks if sink.missing]
     if faults:
         raise ConfigError(faults)
@@ -180,7 +183,7 @@ def host_spec(config: Config, data: Dataset) -> HostSpec:
     optimizer = OptimizerSpec(local.optimizer, local.momentum, local.nesterov, local.weight_decay, local.betas)
     settings = LocalSettings(
         local.epochs, local.batch_size, local.drop_last, optimizer, local.grad_clip, local.state == "persist",
-        config.model.bn_stats in ("local", "proxy"),
+        config.model.bn_stats in ("local", "proxy"), local.precision == "bf16",
     )  # fmt: skip
     # On CPUs channels-last convolutions are a third faster. Models are stored, and noise for them is drawn, in this
     # layout: it follows from the configuration and the data alone, not from where a run is played or goes on.
