@@ -1,7 +1,7 @@
 """Runs are killed, starved and disturbed. Each must end with the bits and tables of an undisturbed run, or with a sentence
 that names the cause, after which it can be resumed to them. Nothing may hang or be left behind.
 
-    python benchmarks/chaos.py [--trials 40] [--seed 0] [--faults kill_host disk_full ...]
+    python benchmarks/chaos.py [--trials 40] [--seed 0] [--faults storm disk_full ...]
 
 Every trial draws a method, a fault and its moment from the seed. Faults that need a privilege which this process does not
 have are named and left out. Counts go to benchmarks/results/. A short selection is part of the tests.

@@ -76,6 +76,24 @@ def test_a_run_that_died_before_it_ended_ends_where_it_would_have(whole: Path, t
     assert resume(tmp_path / "died").result["seconds"] == run.result["seconds"]  # it is complete
 
 
+def test_a_run_that_failed_says_so_until_it_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: object, **__: object) -> None:
+        raise OSError("the disk is gone")
+
+    simulation = raysim.stream(config(), out=tmp_path / "run")
+    for round in simulation:
+        if round.number == 6:
+            monkeypatch.setattr(Federation, "step", broken)
+            with pytest.raises(OSError, match="disk"):
+                next(simulation)
+            break
+    run = raysim.load(tmp_path / "run")
+    assert run.state == "failed" and (run.folder / "failed.txt").read_text() == "the disk is gone\n"
+    monkeypatch.undo()
+    assert resume(tmp_path / "run").state == "finished"
+    assert not (tmp_path / "run/failed.txt").exists()
+
+
 def test_an_ended_run_goes_on_when_it_is_asked_to(whole: Path, tmp_path: Path) -> None:
     play(config({"seconds": 1e-6}), tmp_path)
     run = resume(tmp_path, rounds__until__seconds=None)

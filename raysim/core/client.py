@@ -39,6 +39,7 @@ class ClientMethod:
     base_weights: ClassVar[str | None] = None  # "uniform" where the paper averages without sizes
     peer_models: ClassVar[bool] = False  # every client's last upload is kept, for others and as `run.previous`
     needs_classes: ClassVar[bool] = False  # works only where every sample has one class
+    reads_gather_bytes: ClassVar[bool] = False
     reads_total_rounds: ClassVar[bool] = False  # depends on the number of rounds; such a run cannot be extended
 
     def check(self, facts: RunFacts) -> str | None:

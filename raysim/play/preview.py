@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import os
+import time
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import torch
 
 from raysim.config import Config, RayEngineConfig
 from raysim.core.cohort import AskedCohort
 from raysim.core.server import Downlink
+from raysim.data import Partition
 from raysim.engine.ray.placement import HOST_BYTES, Node, Resources, place
 from raysim.engine.scheduler import TrainedCohort
 from raysim.engine.traffic import FLOAT, ledger
 from raysim.federation.builder import RunParts, build, prepare
 from raysim.federation.round import learning_rate, round_info, sample
+from raysim.host.host import ClientHost
 from raysim.host.messages import ClientResult
 from raysim.machine import free_memory
 from raysim.play.lines import aligned, bytes_
@@ -38,9 +42,36 @@ def preview(config: Config, address: str | None = None) -> str:
         ("model", f"{config.model.name}, {layers.P:,} parameters in {layers.L} layers"),
         ("traffic", _traffic(run)),
         ("hosts", where),
+        ("time", _time(run, max(hosts, 1), partition)),
         ("memory", f"about {bytes_(memory)}" if hosts else "what the cluster has"),
     ]  # fmt: skip
     return "\n".join([*aligned(rows), "", "Nothing was started."])
+
+
+def _time(run: RunParts, hosts: int, partition: Partition) -> str:
+    """How long a round's steps would take here: those of a client are timed, on one of its batches."""
+    local = run.config.local
+    steps = local.epochs * np.maximum(1, np.ceil(partition.sizes / local.batch_size))
+    torch.set_num_threads(run.config.engine.threads)
+    host = ClientHost(replace(run.spec, keep_freed_memory=False), run.data, partition)
+    x, y = host.samples.rows(partition.train[int(partition.sizes.argmax())][: local.batch_size])
+    if host.device.type == "cuda":
+        return "not estimated on a GPU"
+    took = []
+    for _ in range(3):  # the first one also gets memory
+        began = time.perf_counter()
+        host.flat.backward(host.task.loss(host.flat.model(x), y))
+        took.append(time.perf_counter() - began)
+    of_round = min(took) * float(steps.mean()) * run.cohort_size / hosts
+    whole = of_round * run.server.rounds
+    return f"about {_lasting(of_round)} a round, {_lasting(whole)} in all, for plain training on this machine's cores"
+
+
+def _lasting(seconds: float) -> str:
+    for unit, length in (("d", 86400), ("h", 3600), ("min", 60)):
+        if seconds >= 2 * length:
+            return f"{seconds / length:.0f} {unit}"
+    return f"{seconds:.2g} s"
 
 
 class _NoEngine:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 import weakref
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
@@ -18,6 +18,7 @@ from raysim.federation.extend import rewrite
 from raysim.federation.lock import finished_result, how_to_continue, machine_changes, run_lock
 from raysim.play.interrupts import Interrupts
 from raysim.play.launch import launcher
+from raysim.store.manifest import FAILED
 from raysim.store.tables import OPEN
 
 
@@ -125,6 +126,7 @@ class Simulation(Iterator[PlayedRound]):
             if self._interrupts is not None:
                 self._interrupts.install()  # again: Ray has put its own handler of SIGTERM in place
             self._federation = launch(self.config, self.folder, self._resume)
+            (self.folder / FAILED).unlink(missing_ok=True)
             self._open.callback(self._federation.close)
             if self._resume:
                 rewrite(self.config, self.folder)
@@ -153,8 +155,11 @@ class Simulation(Iterator[PlayedRound]):
         """Stop everything on an error. The run can be resumed from its folder."""
         try:
             yield
-        except BaseException:
+        except BaseException as error:
             self.stop()
+            if isinstance(error, Exception) and (self.folder / "config.yaml").exists():
+                with suppress(OSError):  # which may be what the run failed of
+                    (self.folder / FAILED).write_text(f"{error}\n", encoding="utf-8")
             raise
 
     @contextmanager

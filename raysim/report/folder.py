@@ -21,7 +21,7 @@ from raysim.report import NoData, ReportError
 from raysim.store import tables
 from raysim.store.atomic import write_json
 from raysim.store.documents import OPEN_SHAPE, checked, read_label, read_result, read_yaml
-from raysim.store.manifest import read_manifest
+from raysim.store.manifest import FAILED, read_manifest
 from raysim.store.parts import DamagedTable
 
 STACKS = ("client", "weighting", "server")
@@ -153,7 +153,7 @@ class RunFolder:
         write_json(self.folder / "label.json", {"tags": known, "note": said["note"] if note is None else note})
 
     @property
-    def state(self) -> Literal["running", "finished", "stopped"]:
+    def state(self) -> Literal["running", "finished", "failed", "stopped"]:
         """As far as the folder tells: a run on a machine whose locks do not reach ours counts as stopped."""
         if self.result is not None:
             return "finished"
@@ -164,7 +164,7 @@ class RunFolder:
             return "running"
         except OSError:  # no lock file, or a file system without locks
             pass
-        return "stopped"
+        return "failed" if (self.folder / FAILED).exists() else "stopped"
 
     @property
     def seed(self) -> int:

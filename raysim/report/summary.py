@@ -178,10 +178,14 @@ def _unfinished(runs: Sequence[RunFolder]) -> str:
     states = [run.state for run in runs]
     parts = [
         f"{states.count(state)} {words}"
-        for state, words in (("running", "still going"), ("stopped", "stopped before the end"))
+        for state, words in (("running", "still going"), ("failed", "failed"), ("stopped", "stopped before the end"))
         if state in states
     ]
-    alone = {"running": "The run is still going", "stopped": "The run was stopped before its end"}
+    alone = {
+        "running": "The run is still going",
+        "failed": "The run failed",
+        "stopped": "The run was stopped before its end",
+    }
     if not parts:
         return ""
     first = alone[states[0]] if len(runs) == 1 else f"Of {len(runs)} runs, {' and '.join(parts)}"

@@ -15,7 +15,8 @@ from typing_extensions import TypedDict
 
 from raysim.store.documents import OPEN_SHAPE, DamagedFile, read_json
 
-_PACKAGES = ("raysim", "torch", "torchvision", "ray", "numpy", "pyarrow", "safetensors", "scikit-learn")
+_PACKAGES = ("raysim", "torch", "torchvision", "ray", "numpy", "pyarrow", "safetensors")
+FAILED = "failed.txt"  # in the folder of a run that ended with an error: its message
 
 
 class DamagedManifest(DamagedFile):

@@ -13,7 +13,7 @@ from ray._private.state import available_resources_per_node  # Ray's public func
 from raysim import machine
 from raysim.config import ConfigError
 from raysim.engine.ray.placement import Node, Resources
-from raysim.engine.ray.private import TOKEN, private
+from raysim.engine.ray.private import TOKEN, private, without_helpers
 
 THREADS = (
     160,
@@ -59,10 +59,11 @@ def _start(folder: str, object_store: int | None, dashboard: bool, again: bool =
             "limit of the container). Raise the limit, or --set engine=local"
         )
     try:
-        context = ray.init(
-            address="local", num_cpus=machine.cpus(), include_dashboard=dashboard, object_store_memory=object_store,
-            _temp_dir=folder, **QUIET,
-        )  # fmt: skip
+        with without_helpers(dashboard):
+            context = ray.init(
+                address="local", num_cpus=machine.cpus(), include_dashboard=dashboard, object_store_memory=object_store,
+                _temp_dir=folder, **QUIET,
+            )  # fmt: skip
     except Exception as error:  # Ray raises a bare one where its processes are not up in time
         ray.shutdown()
         if again:
