@@ -1,7 +1,8 @@
 """What README.md and the pages of docs/ show works as it stands there.
 
 Python is executed, page by page. Commands go through the command line's own parser, and the configurations that they name
-through raysim's reader. YAML is read over a small configuration. Names of runs, such as `runs/a`, need not exist.
+through raysim's reader; those that run something or look at it are carried out, runs for a round in this process. YAML is
+read over a small configuration. Names of runs, such as `runs/a`, need not exist.
 """
 
 from __future__ import annotations
@@ -148,6 +149,28 @@ def test_commands_are_valid(page: Path, tmp_path: Path, monkeypatch: pytest.Monk
             grid(find(config), changes, [0], tmp_path / "out")
         if name == "raysim reproduce" and given["item"]:
             find_item(given["item"])
+
+
+LOOKS = {"raysim list", "raysim explain", "raysim data show", "raysim init", "raysim new method"}
+
+
+@pytest.mark.parametrize("page", of("bash"))
+def test_commands_run(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those that look at something, and runs: a round of each, in this process."""
+    monkeypatch.chdir(tmp_path)
+    Path("configs").symlink_to(ROOT / "configs")
+    for words in commands(page):
+        name, given = parsed(words)
+        if name == "raysim run":
+            if "federation.yaml" in given["config"]:
+                CliRunner().invoke(app, ["init"])
+            own = ["--set", "rounds.total=1", "--set", "engine=local", "--set", "record.trace=[]"]
+            words = [word for word in words if word != "--dashboard"] + own
+            words = [str(tmp_path / word) if word.startswith("/shared/") else word for word in words]
+        elif not (name in LOOKS or given.get("listed")):
+            continue
+        done = CliRunner().invoke(app, words)
+        assert done.exit_code == 0, f"raysim {' '.join(words)}\n{done.output}"
 
 
 @pytest.mark.parametrize("page", of("yaml"))

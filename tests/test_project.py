@@ -19,7 +19,7 @@ ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 
 # What an extra is for: the modules that import it may fail without it, with a sentence that names the extra.
-OPTIONAL = {"report", "analysis", "tensorboard", "mlflow", "wandb", "tune"}
+OPTIONAL = {"report", "analysis", "tensorboard", "mlflow", "wandb", "tune", "fuzz"}
 
 
 def plain(requirement: str) -> str:

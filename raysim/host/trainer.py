@@ -133,7 +133,7 @@ class Trainer:
         return self._result(run, upload, stats), upload
 
     def _result(self, run: LocalRun, upload: Upload, stats: Sequence[Tensor]) -> ClientResult:
-        epochs = [run.losses[0], run.losses[-1]][: len(run.losses)]
+        epochs = [*run.losses[:1], *run.losses[-1:]][: len(run.losses)]  # none where no step was taken
         (*means,), counters = read_numbers(epochs, upload.value[self._counters])
         result = ClientResult(
             "ok", run.steps,
@@ -167,7 +167,7 @@ def _failed(error: Exception) -> ClientResult:
 def read_numbers(epochs: Sequence[Sequence[tuple[Tensor, int]]], counters: Tensor) -> tuple[list[float], list[float]]:
     """The mean over samples of each epoch's batch losses, and the counters [n]; a device is waited for once."""
     losses = [loss for batches in epochs for loss, _ in batches]
-    parts = [torch.stack(losses)] * bool(losses) + [counters] * bool(len(counters))
+    parts = [*([torch.stack(losses)] if losses else []), *([counters] if len(counters) else [])]
     numbers = iter(torch.cat([part.double() for part in parts]).tolist() if parts else [])
     means = [sum(next(numbers) * n for _, n in batches) / sum(n for _, n in batches) for batches in epochs]
     return means, [*numbers]
