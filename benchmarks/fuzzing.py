@@ -4,8 +4,8 @@
     python benchmarks/fuzzing.py yaml --seconds 600
 
 The targets are those of tests/fuzz/targets.py. What makes a reader raise anything but its own errors ends the run, and lies
-beside it as `crash-*`. The inputs that reach new code go into tests/fuzz/corpus/TARGET, the smallest of them first, at most
-`--keep`; the suite replays them.
+beside it as `crash-*`. Of the inputs that reach new code the smallest, at most `--keep`, are added to tests/fuzz/corpus/TARGET;
+the suite replays them.
 """
 
 from __future__ import annotations
@@ -46,19 +46,14 @@ def main() -> None:
         return
     kept = CORPUS / args.target
     kept.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory() as found, tempfile.TemporaryDirectory() as small:
+    with tempfile.TemporaryDirectory() as found:
         again = [sys.executable, __file__, args.target, "--libfuzzer"]
-        subprocess.run(
-            [*again, found, str(kept), f"-max_total_time={args.seconds}", "-timeout=20", "-rss_limit_mb=4096"],
-            check=True,
-        )
-        subprocess.run([*again, "-merge=1", small, found, str(kept)], check=True)
-        smallest = sorted(Path(small).iterdir(), key=lambda path: path.stat().st_size)[: args.keep]
-        for old in kept.iterdir():
-            old.unlink()
+        limits = [f"-max_total_time={args.seconds}", "-timeout=20", "-rss_limit_mb=4096"]
+        subprocess.run([*again, found, str(kept), *limits], check=True)
+        smallest = sorted(Path(found).iterdir(), key=lambda path: path.stat().st_size)[: args.keep]
         for path in smallest:
             shutil.copy(path, kept)
-    print(f"{len(smallest)} inputs are kept in {kept}")
+    print(f"{len(smallest)} inputs more are kept in {kept}")
 
 
 if __name__ == "__main__":

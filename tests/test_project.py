@@ -67,9 +67,9 @@ def test_every_required_package_is_imported() -> None:
 
 
 def test_the_extras_of_development_are_those_of_use() -> None:
-    """Except for services that tests replace by stand-ins."""
+    """Except for services that tests replace by stand-ins, and the fuzzer, which they do not need."""
     extras = PROJECT["optional-dependencies"]
-    of_use = {one for name in OPTIONAL - {"mlflow", "wandb"} for one in extras[name]}
+    of_use = {one for name in OPTIONAL - {"mlflow", "wandb", "fuzz"} for one in extras[name]}
     assert of_use <= set(extras["dev"])
 
 
