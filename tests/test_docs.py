@@ -164,9 +164,9 @@ def test_commands_run(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         if name == "raysim run":
             if "federation.yaml" in given["config"]:
                 CliRunner().invoke(app, ["init"])
-            own = ["--set", "rounds.total=1", "--set", "engine=local", "--set", "record.trace=[]"]
+            own = ["rounds.total=1", "engine=local", "record.trace=[]"]
             words = [word for word in words if word != "--dashboard"] + own
-            words = [str(tmp_path / word) if word.startswith("/shared/") else word for word in words]
+            words = [str(tmp_path / word.removeprefix("/")) if word.startswith("/shared/") else word for word in words]
         elif not (name in LOOKS or given.get("listed")):
             continue
         done = CliRunner().invoke(app, words)
