@@ -204,6 +204,33 @@ class Unprivileged:
 
 
 @dataclass(frozen=True)
+class Hangs:
+    """A client method that waits for ever, once, in round `t`."""
+
+    marker: str
+    t: int
+
+    def __call__(self) -> None:
+        from dataclasses import make_dataclass
+
+        import raysim
+
+        marker, t = self.marker, self.t
+
+        def finish(self: Any, run: raysim.LocalRun, upload: raysim.Upload) -> None:
+            import os
+            import time
+
+            if run.t == t and not os.path.exists(marker):
+                os.mkdir(marker)
+                time.sleep(10**6)
+
+        made = make_dataclass("Hangs", [], bases=(raysim.ClientMethod,), namespace={"finish": finish}, frozen=True)
+        made.__doc__, made.__module__ = "Waits.", "__main__"
+        raysim.method("client", "hangs")(made)
+
+
+@dataclass(frozen=True)
 class Hungry:
     """A client method that takes up to 10 GB, once, in round `t`; Ray lets all processes together have 5 GB more."""
 
@@ -540,6 +567,13 @@ def memory_runs_out(trial: Trial) -> None:
     trial.note(trial.start(client=methods).end())
 
 
+def client_hangs(trial: Trial) -> None:
+    """A client waits for ever, the first time that it trains in some round: its actor is replaced."""
+    methods = [*CASES[trial.case].get("client", []), "hangs"]
+    trial.setup = Hangs(str(trial.folder / "has hung"), trial.random.randint(1, ROUNDS - 1))
+    trial.note(trial.start(client=methods).end())
+
+
 def shared_memory_full(trial: Trial) -> None:
     """Little is left of /dev/shm, where Ray's object store would be."""
     trial.note(trial.start(LittleSharedMemory(trial.random.randint(8, 200))).end())
@@ -569,6 +603,7 @@ FAULTS = {
     "client_fault": Fault(client_fault),
     "storm": Fault(storm, RAY),
     "memory_runs_out": Fault(memory_runs_out, RAY),
+    "client_hangs": Fault(client_hangs, {"ray": {"clients_per_actor": 2, "client_timeout": 10}}),
     "nodes_come_and_go": Fault(nodes_come_and_go, RAY),
     "link_down": Fault(
         link_down, RAY, root=True,
