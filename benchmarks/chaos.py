@@ -203,6 +203,18 @@ class Unprivileged:
         os.environ["HOME"] = self.folder
 
 
+def client_method(name: str, finish: Callable[..., None]) -> None:
+    """Register a client method that does something as a client has trained. Its class belongs to no module that an actor
+    could import, so that it travels with the run."""
+    from dataclasses import make_dataclass
+
+    import raysim
+
+    made = make_dataclass(name.title(), [], bases=(raysim.ClientMethod,), namespace={"finish": finish}, frozen=True)
+    made.__doc__, made.__module__ = "Goes wrong.", "__main__"
+    raysim.method("client", name)(made)
+
+
 @dataclass(frozen=True)
 class Hangs:
     """A client method that waits for ever, once, in round `t`."""
@@ -211,13 +223,9 @@ class Hangs:
     t: int
 
     def __call__(self) -> None:
-        from dataclasses import make_dataclass
-
-        import raysim
-
         marker, t = self.marker, self.t
 
-        def finish(self: Any, run: raysim.LocalRun, upload: raysim.Upload) -> None:
+        def finish(self: Any, run: Any, upload: Any) -> None:
             import os
             import time
 
@@ -225,9 +233,7 @@ class Hangs:
                 os.mkdir(marker)
                 time.sleep(10**6)
 
-        made = make_dataclass("Hangs", [], bases=(raysim.ClientMethod,), namespace={"finish": finish}, frozen=True)
-        made.__doc__, made.__module__ = "Waits.", "__main__"
-        raysim.method("client", "hangs")(made)
+        client_method("hangs", finish)
 
 
 @dataclass(frozen=True)
@@ -238,18 +244,14 @@ class Hungry:
     t: int
 
     def __call__(self) -> None:
-        from dataclasses import make_dataclass
-
         import psutil
-
-        import raysim
 
         memory = psutil.virtual_memory()
         threshold = (memory.total - memory.available + 5e9) / memory.total
         os.environ |= {"RAY_memory_usage_threshold": f"{threshold:.3f}", "RAY_memory_monitor_refresh_ms": "50"}
         marker, t = self.marker, self.t
 
-        def finish(self: Any, run: raysim.LocalRun, upload: raysim.Upload) -> None:
+        def finish(self: Any, run: Any, upload: Any) -> None:
             import os
             import time
 
@@ -262,9 +264,7 @@ class Hungry:
                     blocks.append(torch.ones(25_000_000))
                     time.sleep(0.02)
 
-        made = make_dataclass("Hungry", [], bases=(raysim.ClientMethod,), namespace={"finish": finish}, frozen=True)
-        made.__doc__, made.__module__ = "Takes memory.", "__main__"
-        raysim.method("client", "hungry")(made)
+        client_method("hungry", finish)
 
 
 @dataclass(frozen=True)
@@ -320,13 +320,9 @@ class Sabotage:
     t: int
 
     def __call__(self) -> None:
-        from dataclasses import make_dataclass
-
-        import raysim
-
         how, t = self.how, self.t
 
-        def finish(self: Any, run: raysim.LocalRun, upload: raysim.Upload) -> None:
+        def finish(self: Any, run: Any, upload: Any) -> None:
             if run.t == t and how == "nan":
                 upload.value[0] = float("nan")
             elif run.t == t and how == "shape":
@@ -334,9 +330,7 @@ class Sabotage:
             elif run.t == t and how == "exception":
                 raise ValueError("this method is wrong")
 
-        made = make_dataclass("Sabotaged", [], bases=(raysim.ClientMethod,), namespace={"finish": finish}, frozen=True)
-        made.__doc__ = "Goes wrong."
-        raysim.method("client", "sabotaged")(made)
+        client_method("sabotaged", finish)
 
 
 # ---------------------------------------------------------------------------------------------------------------- trials

@@ -39,7 +39,7 @@ class Watch:
             try:
                 runs = find(self.folders)
             except ReportError as error:
-                return f"<!doctype html><meta charset=utf-8><title>raysim</title><p>{html.escape(str(error))}", True
+                return _sentence(error), True
             grown = [(str(run.folder), _written(run.folder)) for run in runs]
             alive = any(run.state == "running" for run in runs)
             if self._drawn is None or (grown != self._drawn[0] and time.monotonic() >= self._next):
@@ -49,10 +49,15 @@ class Watch:
                     try:
                         write(runs, out)
                     except (DamagedFile, DamagedTable, OSError) as error:  # a run may be removed while it is read
-                        return f"<!doctype html><meta charset=utf-8><p>{html.escape(str(error))}", True
+                        return _sentence(error), True
                     self._drawn = grown, out.read_text(encoding="utf-8")
                 self._next = time.monotonic() + (time.monotonic() - began) / SHARE
             return self._drawn[1], alive or grown != self._drawn[0]
+
+
+def _sentence(error: Exception) -> str:
+    """A page that says why there is nothing to show."""
+    return f"<!doctype html><meta charset=utf-8><title>raysim</title><p>{html.escape(str(error))}"
 
 
 def _written(folder: Path) -> tuple[int, ...]:

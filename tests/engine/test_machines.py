@@ -9,6 +9,7 @@ import yaml
 from conftest import play, tiny
 
 from raysim.config import from_dict, to_dict
+from raysim.store import tables
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 
@@ -74,4 +75,7 @@ def test_a_link_that_goes_down_in_a_round_changes_no_bit(machines, tmp_path):
     machines.link(2, up=True)
     here = play(tiny(**{**to_dict(config), "engine": "local"}), tmp_path / "local")
     assert json.loads((tmp_path / "run/result.json").read_text())["sha256"] == here.sha256()
-    assert "1 of 3" in said or "lost" in said or "node" in said, said
+    [event] = tables.read(tmp_path / "run", "events").to_pylist()
+    assert "its node is gone" in event["message"]
+    rows = tables.read(tmp_path / "run", "clients").to_pylist()
+    assert [len({row["node"] for row in rows if row["round"] == t}) for t in (0, 7)] == [3, 2]
