@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import sys
 import termios
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
-from typing import IO
 
 import pytest
 from conftest import tiny
@@ -18,14 +19,27 @@ from raysim.play.simulation import PlayedRound
 from raysim.play.terminal import play
 
 
-def shown(write: IO[str], read: int, folder: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    """All that a run of three rounds, of which the third is evaluated, prints."""
-    monkeypatch.setattr(sys, "stdout", write)
+def shown(write: int, read: int, folder: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """All that a run of three rounds, of which the third is evaluated, prints; both descriptors are closed."""
     monkeypatch.setenv("COLUMNS", "100")
     monkeypatch.setenv("TERM", "xterm")
-    assert play(tiny(), folder, resume=False) == 0
-    write.flush()
-    return os.read(read, 1 << 16).decode()
+    with ThreadPoolExecutor() as reader:  # reads along: a terminal holds 4 KiB, and a slow run draws its bar more often
+        text = reader.submit(read_to_the_end, read)
+        with open(write, "w") as stream:
+            monkeypatch.setattr(sys, "stdout", stream)
+            assert play(tiny(), folder, resume=False) == 0
+        printed = text.result(timeout=60)
+    os.close(read)
+    return printed
+
+
+def read_to_the_end(descriptor: int) -> str:
+    """What was written until the last writer closed; the end of a terminal reads as an input/output error."""
+    pieces = []
+    with contextlib.suppress(OSError):
+        while piece := os.read(descriptor, 1 << 16):
+            pieces.append(piece)
+    return b"".join(pieces).decode()
 
 
 def test_a_terminal_has_a_line_a_round_above_a_bar_and_the_time_left(
@@ -35,9 +49,7 @@ def test_a_terminal_has_a_line_a_round_above_a_bar_and_the_time_left(
     attributes = termios.tcgetattr(slave)
     attributes[1] &= ~termios.OPOST  # bytes as they are written
     termios.tcsetattr(slave, termios.TCSANOW, attributes)
-    with open(slave, "w") as terminal:
-        text = shown(terminal, master, tmp_path / "run", monkeypatch)
-    os.close(master)
+    text = shown(slave, master, tmp_path / "run", monkeypatch)
     plain = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", text)
     bars = re.findall(r"round (\d)/3   accuracy +([\d.]+ %|-)   +(train|test) loss +[\d.]+ [━╸╺ ]+ (\S+) left", plain)
     assert bars[-1][0] == "3"
@@ -50,9 +62,7 @@ def test_a_terminal_has_a_line_a_round_above_a_bar_and_the_time_left(
 
 def test_a_pipe_has_a_plain_line_a_round(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     read, write = os.pipe()
-    with open(write, "w") as pipe:
-        text = shown(pipe, read, tmp_path / "run", monkeypatch)
-    os.close(read)
+    text = shown(write, read, tmp_path / "run", monkeypatch)
     assert "\x1b" not in text
     assert "\r" not in text
     lines = [line for line in text.splitlines() if line.startswith("round ")]
