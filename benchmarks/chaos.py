@@ -18,6 +18,7 @@ import random
 import resource
 import shutil
 import signal
+import struct
 import subprocess
 import sys
 import tempfile
@@ -41,7 +42,9 @@ CASES: dict[str, dict[str, Any]] = {
     "ditto": {"client": ["ditto"]},
 }
 ROUNDS = 8
+NOBODY = 65534  # user and group
 PATIENCE = 180  # seconds until a command is said to hang
+HOSTS, DRIVERS = (b"ray::HostActor", b"ray::train"), (b"ray::Driver",)  # titles of their processes
 AGENTS = b"ray::DashboardAgent", b"ray::RuntimeEnvAgent"  # look for a dead cluster for a minute before they give up
 MEASURED = {"seconds", "wall", "host", "node", "transport_up", "transport_down"}  # columns that differ from run to run
 
@@ -198,8 +201,8 @@ class Unprivileged:
     folder: str
 
     def __call__(self) -> None:
-        os.setgid(65534)
-        os.setuid(65534)
+        os.setgid(NOBODY)
+        os.setuid(NOBODY)
         os.environ["HOME"] = self.folder
 
 
@@ -314,20 +317,26 @@ class ClockSetBack:
 
 @dataclass(frozen=True)
 class Sabotage:
-    """A client method that goes wrong in round `t`."""
+    """A client method that goes wrong, once, in round `t`."""
 
+    marker: str
     how: str
     t: int
 
     def __call__(self) -> None:
-        how, t = self.how, self.t
+        marker, how, t = self.marker, self.how, self.t
 
         def finish(self: Any, run: Any, upload: Any) -> None:
-            if run.t == t and how == "nan":
+            import os
+
+            if run.t != t or os.path.exists(marker):
+                return
+            os.mkdir(marker)
+            if how == "nan":
                 upload.value[0] = float("nan")
-            elif run.t == t and how == "shape":
+            elif how == "shape":
                 upload.value = upload.value[:-1]
-            elif run.t == t and how == "exception":
+            else:
                 raise ValueError("this method is wrong")
 
         client_method("sabotaged", finish)
@@ -354,6 +363,12 @@ class Trial:
     def run(self) -> Path:
         """The run's own folder."""
         return self.folder / "run"
+
+    @property
+    def rounds(self) -> dict[str, Any]:
+        """This section of its configuration."""
+        section: dict[str, Any] = configuration(self.case, self.engine)["rounds"]
+        return section
 
     def command(self, *arguments: str | Path, setup: Callable[[], None] | None = None) -> Command:
         self.commands += 1
@@ -437,6 +452,40 @@ def disk_full(trial: Trial) -> None:
     shutil.copytree(trial.folder / "copy", trial.run, dirs_exist_ok=True)
 
 
+def quota(trial: Trial) -> None:
+    """A disk on which nobody may have more than some kilobytes."""
+    image = trial.folder / "disk"
+    with image.open("wb") as file:
+        file.truncate(64 << 20)
+    subprocess.run(["mkfs.ext4", "-q", "-O", "quota", "-E", "quotatype=usrquota", image], check=True)
+    device = subprocess.run(
+        ["losetup", "-f", "--show", image], check=True, capture_output=True, text=True
+    ).stdout.strip()
+    trial.run.mkdir()
+    subprocess.run(["mount", device, trial.run], check=True)
+    try:
+        open_to_nobody(trial)
+        allow(device, trial.random.randint(60, 400))
+        trial.setup = Unprivileged(str(trial.folder))
+        trial.note(trial.start().end())
+        allow(device, 60_000)
+        trial.note(trial.start().end())
+        shutil.copytree(trial.run, trial.folder / "copy", ignore=shutil.ignore_patterns("lost+found"))
+    finally:
+        subprocess.run(["umount", "-l", trial.run], check=True)
+        subprocess.run(["losetup", "-d", device], check=True)
+    shutil.copytree(trial.folder / "copy", trial.run, dirs_exist_ok=True)
+
+
+def allow(device: str, kilobytes: int) -> None:
+    """Let nobody have so many kilobytes on a disk (quotactl(2); its tools are rarely installed)."""
+    SET_QUOTA, USERS, LIMITS = 0x800008, 0, 1
+    limits = struct.pack("8QI4x", kilobytes, 0, 0, 0, 0, 0, 0, 0, LIMITS)
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.quotactl(SET_QUOTA << 8 | USERS, device.encode(), NOBODY, limits):
+        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()), "quotactl")
+
+
 @contextmanager
 def small_disk(folder: Path, kilobytes: int) -> Iterator[None]:
     folder.mkdir()
@@ -450,13 +499,7 @@ def small_disk(folder: Path, kilobytes: int) -> Iterator[None]:
 def read_only(trial: Trial) -> None:
     """Nobody's folder is closed to writing after some rounds, and opened again."""
     trial.run.mkdir()
-    for path in (trial.folder, trial.run):
-        path.chmod(0o777)
-    for parent in trial.folder.parents:
-        if parent != Path(tempfile.gettempdir()) and parent.stat().st_mode & 0o5 != 0o5:
-            parent.chmod(parent.stat().st_mode | 0o5)
-        if parent == Path(tempfile.gettempdir()):
-            break
+    open_to_nobody(trial)
     command = trial.start(Unprivileged(str(trial.folder)))
     command.wait_for(f"round {trial.random.randint(1, ROUNDS - 2):>{len(str(ROUNDS))}}/")
     folders = [trial.run, *(path for path in trial.run.rglob("*") if path.is_dir())]
@@ -466,6 +509,17 @@ def read_only(trial: Trial) -> None:
     trial.note(command.end())
     for path, mode in modes.items():
         path.chmod(mode)
+
+
+def open_to_nobody(trial: Trial) -> None:
+    """Let `Unprivileged` write into the trial's folders."""
+    for path in (trial.folder, trial.run):
+        path.chmod(0o777)
+    for parent in trial.folder.parents:
+        if parent != Path(tempfile.gettempdir()) and parent.stat().st_mode & 0o5 != 0o5:
+            parent.chmod(parent.stat().st_mode | 0o5)
+        if parent == Path(tempfile.gettempdir()):
+            break
 
 
 def few_descriptors(trial: Trial) -> None:
@@ -478,15 +532,39 @@ def clock_set_back(trial: Trial) -> None:
 
 
 def client_fault(trial: Trial) -> None:
-    """A client's model is not finite, of another shape, or cannot be made: the run ends with a sentence or goes on."""
+    """Once, a client's model is not finite, of another shape, or cannot be made: the client tries again, or the run ends
+    with a sentence and goes on when it is resumed."""
     how = trial.random.choice(["nan", "shape", "exception"])
     methods = [*CASES[trial.case].get("client", []), "sabotaged"]
-    ended = trial.start(Sabotage(how, trial.random.randint(1, ROUNDS - 2)), client=methods).end()
-    sentence = "came back" if how == "nan" else "an error in a client's training ends the run"
-    if ended.code != 1 or sentence not in ended.output:
+    trial.setup = Sabotage(str(trial.folder / "was sabotaged"), how, trial.random.randint(1, ROUNDS - 2))
+    ended = trial.start(client=methods, rounds=trial.rounds | {"on_client_failure": "retry"}).end()
+    sentence = "" if how == "nan" else "an error in a client's training ends the run"
+    if ended.code != (0 if how == "nan" else 1) or sentence not in ended.output:
         trial.problems.append(f"{how} ended with {ended.code}:\n{ended.output[-2000:]}")
-    trial.said.append(sentence)
-    shutil.rmtree(trial.run)  # with that method nobody could go on
+    trial.said += [sentence] if sentence else []
+
+
+def kill_host(trial: Trial) -> None:
+    """A client actor dies at a random moment."""
+    kill_one(trial, HOSTS)
+
+
+def kill_driver(trial: Trial) -> None:
+    """The driver dies at a random moment."""
+    kill_one(trial, DRIVERS)
+
+
+def kill_one(trial: Trial, titles: tuple[bytes, ...]) -> None:
+    """Kill one of the run's processes whose title begins with one of these, a while after the run has begun."""
+    command = trial.start()
+    command.wait_for("round")
+    time.sleep(trial.random.random() * 1.5)
+    victims = [pid for pid, line in command.processes().items() if line.startswith(titles)]
+    if victims:  # the run may have ended
+        with suppress(ProcessLookupError):
+            os.kill(trial.random.choice(victims), signal.SIGKILL)
+    trial.note(command.end())
+    trial.problems += [f"left behind: {line}" for line in command.left_behind()]
 
 
 def storm(trial: Trial) -> None:
@@ -500,7 +578,7 @@ def storm(trial: Trial) -> None:
             time.sleep(trial.random.random() * 1.5)
             victims = [
                 pid for pid, line in command.processes().items()
-                if line.startswith((b"ray::HostActor", b"ray::Driver")) or pid == command.process.pid
+                if line.startswith(HOSTS + DRIVERS) or pid == command.process.pid
             ]  # fmt: skip
             if victims and command.process.is_alive():
                 with suppress(ProcessLookupError):
@@ -591,10 +669,13 @@ FAULTS = {
     "kill_at_file": Fault(kill_at_file),
     "kill_command": Fault(kill_command),
     "disk_full": Fault(disk_full, root=True),
+    "quota": Fault(quota, root=True),
     "read_only": Fault(read_only, root=True),
     "few_descriptors": Fault(few_descriptors),
     "clock_set_back": Fault(clock_set_back),
     "client_fault": Fault(client_fault),
+    "kill_host": Fault(kill_host, RAY),
+    "kill_driver": Fault(kill_driver, RAY),
     "storm": Fault(storm, RAY),
     "memory_runs_out": Fault(memory_runs_out, RAY),
     "client_hangs": Fault(client_hangs, {"ray": {"clients_per_actor": 2, "client_timeout": 10}}),

@@ -7,14 +7,14 @@ import os
 import signal
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from threading import Thread
 from typing import Literal
 
 import ray
-from torch import nn
+from torch import Tensor, nn
 
 from raysim.core.client import ClientMethod, LocalRun, Upload
 from raysim.core.failures import ClientFailure
@@ -146,3 +146,21 @@ def kills_actors(inputs: Inputs) -> nn.Module:
     if ray.is_initialized() and ray.get_runtime_context().get_actor_id():
         os.kill(os.getpid(), signal.SIGKILL)
     return nn.Sequential(nn.Flatten(), nn.Linear(math.prod(inputs.shape), inputs.classes))
+
+
+class _HangsInTests(nn.Sequential):
+    folder: str
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not self.training:
+            with suppress(FileExistsError):
+                os.mkdir(f"{self.folder}/hung")
+                time.sleep(PATIENCE)
+        return super().forward(x)
+
+
+def hangs_in_tests(inputs: Inputs, folder: str) -> nn.Module:
+    """A model that waits for ever the first time it is tested."""
+    model = _HangsInTests(nn.Flatten(), nn.Linear(math.prod(inputs.shape), inputs.classes))
+    model.folder = folder
+    return model

@@ -17,10 +17,9 @@ from safetensors.numpy import load_file
 from raysim.config import ConfigError, LocalConfig, load
 from raysim.core.client import ClientMethod, LocalRun, Upload
 from raysim.core.failures import ClientFailure
-from raysim.core.server import STAGES, Aggregator
 from raysim.federation import Federation
 from raysim.federation.round import sample
-from raysim.methods import CLIENTS
+from raysim.methods import CLIENTS, WEIGHTINGS
 from raysim.models import Inputs, build
 from raysim.store import tables
 
@@ -458,8 +457,8 @@ def test_a_plan_begun_before_training_is_begun_anew_where_a_client_fails(weighti
     monkeypatch.setitem(CLIENTS, "late", Late)
     config = tiny(client=["late"], weighting=weighting, rounds={"participation": 1.0})
     hashes = [play(config, tmp_path / "before").sha256()]
-    order = property(lambda self: ([], sorted(self.weightings, key=lambda w: (STAGES.index(w.stage), w.rank))))
-    monkeypatch.setattr(Aggregator, "_in_order", order)
+    for method in WEIGHTINGS.values():
+        monkeypatch.setattr(method, "plans_early", False)
     hashes += [play(config, tmp_path / "after").sha256()]
     assert hashes[0] == hashes[1]
     assert table(tmp_path / "before", "rounds")["clients_failed"].tolist() == [1, 0, 0]

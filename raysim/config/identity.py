@@ -14,7 +14,7 @@ import yaml
 from raysim.config.build import plain
 from raysim.config.fields import STACKS, fields_of, is_section
 from raysim.config.messages import ConfigError
-from raysim.config.schema import Config, LocalEngineConfig
+from raysim.config.schema import Config
 from raysim.registry import name_in
 from raysim.store.manifest import DamagedManifest, read_manifest
 
@@ -57,8 +57,7 @@ def decisive(config: Config) -> dict[str, Any]:
     if readers(config, "rounds.total"):
         plain["rounds"]["total"] = config.rounds.total
     if readers(config, "engine.gather_bytes"):
-        limit = getattr(config.engine, "gather_bytes", LocalEngineConfig.gather_bytes)
-        plain["engine"]["gather_bytes"] = limit
+        plain["engine"]["gather_bytes"] = config.engine.gather_bytes
     return plain
 
 

@@ -24,6 +24,9 @@ class EngineConfig:
 
     threads: PositiveInt = 1
     """Threads of one PyTorch operation. Part of the result's bits, so never measured, always set."""
+    gather_bytes: NonNegativeInt = 2 << 30
+    """Bytes of client models that one process may hold at once. Where they are more, FedLAW learns its weights with the
+    models left where they were trained, which is slower and gives the same result to rounding."""
 
     def make(self, config: Config, spec: Any, data: Any, partition: Any, cohort: int) -> Any:
         """The `raysim.engine.base.Engine` that trains up to `cohort` clients a round, each host made from `spec`."""
@@ -36,9 +39,6 @@ class LocalEngineConfig(EngineConfig):
 
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """`auto` is the first visible GPU, or the CPU where there is none."""
-    gather_bytes: NonNegativeInt = 2 << 30
-    """Bytes of client models that one process may hold at once. Where they are more, FedLAW learns its weights with the
-    models left where they were trained, which is slower and gives the same result to rounding."""
     state_bytes: NonNegativeInt = 4 << 30
     """Bytes of client states and peers' models kept in memory between rounds. The rest lies in the last checkpoint, or,
     where it is newer than that, in temporary files."""
@@ -54,17 +54,14 @@ class RayEngineConfig(EngineConfig):
     gpu_per_client: Literal["auto"] | NonNegative = "auto"
     """Fraction of one GPU that an actor reserves for a client; 0 trains on CPUs."""
     client_timeout: Literal["auto"] | Positive = "auto"
-    """Seconds for a client's training, after which its actor is taken to hang and is replaced; `auto`: 20 times the median
-    client, at least 300."""
+    """Seconds for a client's training, or for a batch of other work, after which an actor is taken to hang and is replaced;
+    `auto`: 20 times the median client, at least 300."""
     elastic: bool = False
     """Ask a cluster that can grow for what every actor needs, and start actors on what becomes free while the run plays."""
     dashboard: bool = False
     """Show Ray's dashboard of a cluster that raysim starts, where every actor and what it does is listed."""
     fan_in: Annotated[int, Field(ge=2)] = 4
     """Partial sums that one node of the aggregation tree adds. Never changes the result."""
-    gather_bytes: NonNegativeInt = 2 << 30
-    """Bytes of client models that one process may hold at once. Where they are more, FedLAW learns its weights with the
-    models left where they were trained, which is slower and gives the same result to rounding."""
     state_bytes: Annotated[int, Field(ge=75 << 20)] | None = None
     """Memory of the object store of a cluster that raysim starts, for client states, peers' models and messages; null:
     30 % of the machine's. A cluster that raysim joins has its own."""

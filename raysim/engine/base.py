@@ -122,9 +122,8 @@ class Engine(ABC):
         of the objects that `TrainReply.detach` makes of the answer."""
 
     @abstractmethod
-    def fetch(self, calls: Sequence[tuple[int, Handle]], *, clients: bool = False) -> list[Any]:
-        """Values of (host, handle)s, in order. Raises `HostLost`; where the hosts are at work on `clients`, also for one
-        that hangs."""
+    def fetch(self, calls: Sequence[tuple[int, Handle]]) -> list[Any]:
+        """Values of (host, handle)s, in order. Raises `HostLost`, also for hosts that hang."""
 
     @abstractmethod
     def put(self, value: Any) -> Handle:
@@ -152,10 +151,10 @@ class Engine(ABC):
 
     # What all engines do with it.
 
-    def ask(self, calls: Sequence[Call], *, clients: bool = False) -> list[Any]:
+    def ask(self, calls: Sequence[Call]) -> list[Any]:
         """Make calls side by side and return their results, as `fetch` does. Raises `HostLost`."""
         handles = [(c.host, self.call(c)) for c in calls]
-        return self.fetch(handles, clients=clients)
+        return self.fetch(handles)
 
     def retry_after_loss(
         self, action: Callable[[], Result], restore: Callable[[set[int]], None] | None = None

@@ -41,6 +41,6 @@ def evaluate_clients(
 
     def score() -> list[dict[int, Score]]:
         parts = enumerate(shares(engine, clients))
-        return engine.ask([requests.call(i, "personal", share) for i, share in parts if share], clients=True)
+        return engine.ask([requests.call(i, "personal", share) for i, share in parts if share])
 
     return {client: s for scores in engine.retry_after_loss(score) for client, s in scores.items()}

@@ -40,7 +40,7 @@ class LocalEngine(Engine):
         reply: TrainReply = self.call(call)
         return reply.detach(call.args[0])
 
-    def fetch(self, calls: Sequence[tuple[int, Handle]], *, clients: bool = False) -> list[Any]:
+    def fetch(self, calls: Sequence[tuple[int, Handle]]) -> list[Any]:
         return [handle for _, handle in calls]
 
     def put(self, value: Any) -> Handle:

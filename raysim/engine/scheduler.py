@@ -171,7 +171,7 @@ class Scheduler:
             lost: dict[int, HostLost] = {}
             for (i, visit), (reply, _, *arrays) in zip(wave, replies, strict=True):
                 try:
-                    [answer] = self.engine.fetch([(i, reply)], clients=True)
+                    [answer] = self.engine.fetch([(i, reply)])
                 except HostLost as error:
                     lost |= dict.fromkeys(error.hosts, error)
                     queue[i] = self._after_loss(i, visit, error) + queue[i]
@@ -255,7 +255,7 @@ def initialize(
     def start() -> dict[int, Handle]:
         visits = [(i, share) for i, share in enumerate(shares(engine, clients)) if share]
         begun = [engine.train(requests.call(i, "initialize", share, return_states=True)) for i, share in visits]
-        engine.fetch([(i, reply) for (i, _), (reply, *_) in zip(visits, begun, strict=True)], clients=True)
+        engine.fetch([(i, reply) for (i, _), (reply, *_) in zip(visits, begun, strict=True)])
         return {
             client: handle
             for (_, share), (_, _, *states) in zip(visits, begun, strict=True)

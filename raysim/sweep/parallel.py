@@ -16,7 +16,7 @@ from dataclasses import asdict
 from typing import IO, Any
 
 from raysim import machine
-from raysim.config import Config, RayEngineConfig, to_dict
+from raysim.config import Config, LocalEngineConfig, RayEngineConfig, to_dict
 from raysim.engine.ray.placement import HOST_BYTES, Node, Resources
 from raysim.play.lines import scored
 from raysim.store.documents import read_result
@@ -72,7 +72,7 @@ def carried(configs: Sequence[Config]) -> int:
 
         free = free_resources()
         cpus, gpus, processes = free.cpus, free.gpus, 3  # of the command line, of the federation, of its clients
-    elif any(getattr(config.engine, "device", "cpu") != "cpu" for config in configs):
+    elif any(isinstance(config.engine, LocalEngineConfig) and config.engine.device != "cpu" for config in configs):
         import torch
 
         gpus = float(torch.cuda.is_available())  # all of them would take the first one

@@ -25,9 +25,8 @@ from raysim.core.mixture import Mixture
 from raysim.core.server import Server, Weighting
 from raysim.engine.base import HostLost, MachineFailure
 from raysim.engine.evaluation import evaluate
-from raysim.engine.ray.actors import HostActor
+from raysim.engine.ray.actors import new_actor
 from raysim.engine.ray.driver import RemoteFederation
-from raysim.engine.ray.engine import RayEngine
 from raysim.federation import Federation, RoundFailed, local_engine, prepare, sample
 from raysim.methods import CLIENTS, WEIGHTINGS
 from raysim.models import MODELS
@@ -73,21 +72,28 @@ def test_actor_killed_while_it_trains(name, tmp_path, warm_ray):
     assert set(tables.read(federation.folder, "clients")["status"].to_pylist()) == {"ok"}
 
 
-def test_actors_killed_between_training_and_reduction(tmp_path, warm_ray, monkeypatch):
-    """Models that died with their host are trained again; once a round here, by the kill in the plan."""
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "hanging"])
+def test_actors_lost_between_training_and_reduction(how, tmp_path, warm_ray, monkeypatch):
+    """Models that died with their host are trained again; once a round here, by the signal in the plan. A host that hangs
+    is found out although the engine asks another, which waits for it."""
 
     class Assassin(Weighting):
-        """Kills the process that trained the first client."""
+        """Kills or stops the process that trained the last client."""
 
         def plan(self, cohort: Cohort, server: Server, prior: Mixture) -> Mixture:
-            kill(int((tmp_path / f"pid-{cohort.clients[0]}").read_text()))
+            os.kill(int((tmp_path / f"pid-{cohort.clients[-1]}").read_text()), how)
             return prior
 
     changes = METHODS["fedlws"] | {"rounds": {"total": 2}}
     expected = undisturbed(changes, tmp_path / "undisturbed")
     monkeypatch.setitem(WEIGHTINGS, "assassin", Assassin)
     changes = with_client(changes, "tells", folder=str(tmp_path)) | {"weighting": ["assassin"]}
-    assert play(tiny(**changes, engine=PAIR), tmp_path / "killed", make_engine=warm_ray).sha256() == expected
+    engine = {"ray": {"clients_per_actor": 2, "client_timeout": 2}}
+    run = play(tiny(**changes, engine=engine), tmp_path / "lost", make_engine=warm_ray)
+    assert run.sha256() == expected
+    messages = tables.read(run.folder, "events")["message"].to_pylist()
+    assert len(messages) == 2  # one host a round, and the right one
+    assert all(("did not get on for 2 s" in message) == (how == signal.SIGSTOP) for message in messages)
 
 
 @pytest.mark.parametrize("engine", ["local", PAIR], ids=["local", "ray"])
@@ -212,7 +218,20 @@ def test_hanging_host_is_replaced(tmp_path, warm_ray):
     run = play(tiny(**changes, engine=engine), tmp_path / "hangs", make_engine=warm_ray)
     assert run.sha256() == expected
     [event] = tables.read(run.folder, "events").to_pylist()
-    assert "did not end within 1.5 s (engine.ray.client_timeout)" in event["message"]
+    assert "did not get on for 1.5 s (engine.ray.client_timeout)" in event["message"]
+
+
+def test_host_that_hangs_in_a_test_is_replaced(tmp_path, warm_ray, monkeypatch):
+    monkeypatch.setitem(MODELS, "hangs_in_tests", sabotage.hangs_in_tests)
+    (tmp_path / "hung").mkdir()  # and so it does not again
+    changes = {"model": {"name": "hangs_in_tests", "options": {"folder": str(tmp_path)}}}
+    expected = undisturbed(changes, tmp_path / "undisturbed")
+    (tmp_path / "hung").rmdir()
+    engine = {"ray": {"clients_per_actor": 2, "client_timeout": 1.5}}
+    run = play(tiny(**changes, engine=engine), tmp_path / "hangs", make_engine=warm_ray)
+    assert run.sha256() == expected
+    [message] = tables.read(run.folder, "events")["message"].to_pylist()
+    assert "did not get on for 1.5 s (engine.ray.client_timeout)" in message
 
 
 class Dying:
@@ -293,13 +312,9 @@ def test_neighbours_take_over_where_memory_ran_out(tmp_path, warm_ray):
 def no_room(monkeypatch) -> Callable[[], None]:
     """From the call on, every new host asks for more than the cluster has."""
 
-    def greedy(engine: RayEngine, node: str) -> tuple[Any, Any]:
-        actor = ray.remote(HostActor).options(num_cpus=10**6).remote()
-        return actor, actor.become.remote(engine.spec, None, None)
-
     def start() -> None:
         monkeypatch.setattr(raysim.engine.ray.engine, "START_SECONDS", 0.2)
-        monkeypatch.setattr(RayEngine, "_new_host", greedy)
+        monkeypatch.setattr(raysim.engine.ray.engine, "new_actor", lambda node, _, gpus: new_actor(node, 10**6, gpus))
 
     return start
 

@@ -28,19 +28,24 @@ class HostActor(ClientHost):
         """What Ray's dashboard and logs call it."""
         return f"Host[{ray.get_runtime_context().get_node_id()[:8]}]"
 
-    def become(self, spec: HostSpec, data: Dataset, partition: Partition) -> str:
-        """Be a host of this run, whatever the process was before; returns the node it is on."""
+    def become(self, spec: HostSpec, data: Dataset, partition: Partition, sign_every: float) -> str:
+        """Be a host of this run, whatever the process was before, with a sign of life at least `sign_every` seconds;
+        returns the node it is on."""
         super().__init__(spec, data, partition)
+        self._pulse.send_every(sign_every)
         self.trainer.before_client = self._pulse.beat
+        self.flat.model.register_forward_pre_hook(self._pulse.batch)
         return ray.get_runtime_context().get_node_id()
 
     def train_detached(self, request: TrainRequest, *args: Any) -> list[Any]:
         """`train`, with the reply as objects that travel one by one: states, models and traces stay in Ray's store."""
-        return self.train(request, *args).detach(request)
+        with self._pulse.by_client():
+            return self.train(request, *args).detach(request)
 
     def initialize_detached(self, request: TrainRequest, *args: Any) -> list[Any]:
         """`initialize`, with the reply as objects that travel one by one."""
-        return self.initialize(request, *args).detach(request)
+        with self._pulse.by_client():
+            return self.initialize(request, *args).detach(request)
 
     def forget(self) -> None:
         """Free all that the last run has left here."""
@@ -49,13 +54,15 @@ class HostActor(ClientHost):
         self._pulse = pulse
 
 
-def _ending(method: Callable[..., Any]) -> Callable[..., Any]:
-    """The method, which ends the process when its device breaks: nothing can be done here any more, in a new one it may."""
+def _watched(method: Callable[..., Any]) -> Callable[..., Any]:
+    """The method, which shows that it is at work, and ends the process when its device breaks: nothing can be done here
+    any more, in a new one it may."""
 
     @wraps(method)
-    def call(*args: Any, **kwargs: Any) -> Any:
+    def call(self: HostActor, *args: Any, **kwargs: Any) -> Any:
         try:
-            return method(*args, **kwargs)
+            with self._pulse.at_work():
+                return method(self, *args, **kwargs)
         except Exception as error:
             if breaks_device(error):
                 ray.actor.exit_actor()
@@ -66,7 +73,7 @@ def _ending(method: Callable[..., Any]) -> Callable[..., Any]:
 
 for _name, _method in vars(ClientHost).items():
     if isfunction(_method) and not _name.startswith("_"):
-        setattr(HostActor, _name, _ending(_method))
+        setattr(HostActor, _name, _watched(_method))
 
 
 def new_actor(node: str, cpus: float, gpus: float) -> Any:

@@ -17,17 +17,18 @@ from raysim.config import Config, RayEngineConfig
 from raysim.core.event import Event
 from raysim.data import Dataset, Partition
 from raysim.engine.base import Call, Engine, Handle, HostLost, MachineFailure, StateLost, machine_failure
-from raysim.engine.ray import pulse
 from raysim.engine.ray.actors import new_actor
 from raysim.engine.ray.cluster import free_resources
 from raysim.engine.ray.deaths import DEATHS, Death
 from raysim.engine.ray.placement import Placement, PlacementError, Resources, place, room
 from raysim.engine.ray.pool import START_SECONDS, Pool
+from raysim.engine.ray.pulse import Stethoscope
 from raysim.host.messages import HostSpec, TrainRequest
 
 ROOM_SECONDS = 10  # to wait until a dead process's share is free again
 PING_SECONDS = 10  # a living actor that does not answer by then is at work
-TIMEOUT = 300.0  # least seconds for a client, where the configuration leaves that open
+TIMEOUT = 300.0  # least seconds for a client or another piece of work, where the configuration leaves that open
+SIGNS = 4  # of life within a time-out
 MEDIANS = 20  # ... and how many times the median client
 
 
@@ -51,6 +52,7 @@ class RayEngine(Engine):
         self.nodes = sorted(
             self.placement.nodes
         )  # neighbours in the cohort share a machine: sums merge before they travel
+        self._stethoscope = Stethoscope()
         self._coming: dict[Any, tuple[Any, str]] = {}  # by the reference that tells when it is ready: actor and node
         self._actors, ready = map(list, zip(*map(self._new_host, self.nodes), strict=True))
         started, late = ray.wait(ready, num_returns=len(ready), timeout=START_SECONDS)
@@ -79,7 +81,7 @@ class RayEngine(Engine):
         actor = self.pool.take(node, cpus, gpus) if self.pool else None
         if actor is None:
             actor = new_actor(node, cpus, gpus)
-        return actor, actor.become.remote(self.spec, self._data, self._partition)
+        return actor, actor.become.remote(self.spec, self._data, self._partition, self._least_timeout / SIGNS)
 
     @property
     def hosts(self) -> Sequence[Any]:
@@ -96,11 +98,11 @@ class RayEngine(Engine):
         )
         return handles
 
-    def fetch(self, calls: Sequence[tuple[int, Handle]], *, clients: bool = False) -> list[Any]:
+    def fetch(self, calls: Sequence[tuple[int, Handle]]) -> list[Any]:
         values = []
         for host, handle in calls:
             try:
-                values.append(self._patiently(host, handle) if clients else ray.get(handle))
+                values.append(self._patiently(host, handle))
             except DEATHS as error:
                 raise self._lost(host, error) from None
             except RayTaskError as error:
@@ -108,22 +110,32 @@ class RayEngine(Engine):
         return values
 
     def _patiently(self, host: int, handle: Handle) -> Any:
-        """The value, unless the host hangs: it is then ended. Raises `HostLost`."""
-        actor_id, seen = _id(self._actors[host]), time.monotonic()
-        beat: bytes | None = b""
+        """The value, unless the host hangs, or one that it waits for. Raises `HostLost`."""
         while True:
             try:
-                return ray.get(handle, timeout=(self.client_timeout or TIMEOUT) / 4)
+                return ray.get(handle, timeout=self._least_timeout / SIGNS)
             except GetTimeoutError:
-                latest, now = pulse.last_beat(actor_id), time.monotonic()
-            if latest != beat:
-                beat, seen = latest, now
-            elif now - seen >= (limit := self._timeout()):
-                ray.kill(self._actors[host])
-                raise HostLost({host}, f"a client did not end within {limit:g} s (engine.ray.client_timeout)")
+                if hanging := self._hanging(host):
+                    why = f"it did not get on for {self._timeout():g} s (engine.ray.client_timeout)"
+                    raise HostLost(hanging, why) from None
+
+    def _hanging(self, host: int) -> set[int]:
+        """The host, if it hangs; where it waits for others, those that hang."""
+        limit, hanging = self._timeout(), set()
+        for i in dict.fromkeys((host, *range(len(self._actors)))):
+            at_work, hangs = self._stethoscope.hangs(_id(self._actors[i]), limit)
+            if hangs:
+                hanging.add(i)
+            if i == host and (at_work or hangs):
+                break
+        return hanging
+
+    @property
+    def _least_timeout(self) -> float:
+        return self.client_timeout or TIMEOUT
 
     def _timeout(self) -> float:
-        """Seconds for a client."""
+        """Seconds for a client, or for another piece of work."""
         median = statistics.median(self.pace.seconds.values()) if self.pace.seconds else 0.0
         return self.client_timeout or max(TIMEOUT, MEDIANS * median)
 
@@ -158,7 +170,7 @@ class RayEngine(Engine):
     def replace(self, lost: HostLost) -> str:
         for i in lost.hosts:
             ray.kill(self._actors[i])  # one that could not be reached may be alive
-            pulse.forget(_id(self._actors[i]))
+            self._stethoscope.forget(_id(self._actors[i]))
         then = "another was started"
         for i in sorted(lost.hosts):
             living = {j: node for j, node in enumerate(self.nodes) if j not in lost.hosts}
@@ -216,7 +228,7 @@ class RayEngine(Engine):
         if self.most:
             request_resources(bundles=[])  # of which this run needs none any more
         for actor, node in dict(zip(self._actors, self.nodes, strict=True)).items():
-            pulse.forget(_id(actor))
+            self._stethoscope.forget(_id(actor))
             if self.pool:
                 self.pool.give(node, actor, self.placement.cpus, self.placement.gpus)
             else:

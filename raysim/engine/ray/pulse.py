@@ -2,33 +2,92 @@
 
 from __future__ import annotations
 
+import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
 
 from ray.experimental.internal_kv import _internal_kv_del, _internal_kv_get, _internal_kv_put
 
-EVERY = 5.0  # seconds from one sign to the next; short clients cost nothing
+EVERY = 15.0  # seconds from one sign to the next, at most: a thousand actors then send 70 a second
 _SPACE = b"raysim.pulse"
 
 
 class Pulse:
-    """Called by an actor before each client."""
+    """Sends signs from a thread of its own: that the process lives, whether it is at work, and how far it got."""
 
     def __init__(self, actor_id: str):
-        self._key, self._due = actor_id.encode(), 0.0
+        self._key = actor_id.encode()
+        self._progress = 0
+        self._calls = 0  # under way; they nest
+        self._by_client = False
+        self._every = EVERY
+        self._sooner = threading.Event()
+        threading.Thread(target=self._send, daemon=True).start()
 
-    def beat(self, client: int) -> None:
-        now = time.monotonic()
-        if now >= self._due:
-            self._due = now + EVERY
-            _internal_kv_put(self._key, f"{now} {client}", namespace=_SPACE)
+    def send_every(self, seconds: float) -> None:
+        """Send signs at this interval, or at `EVERY` seconds if that is shorter."""
+        self._every = min(seconds, EVERY)
+        self._sooner.set()
+
+    def beat(self, *_: Any) -> None:
+        """Some work is done: a client has begun, a batch is tested. Costs nothing."""
+        self._progress += 1
+
+    def batch(self, *_: Any) -> None:
+        """A batch goes through the model."""
+        if not self._by_client:
+            self._progress += 1
+
+    @contextmanager
+    def by_client(self) -> Iterator[None]:
+        """Only clients count as progress: one that trains for ever hangs, too."""
+        self._by_client = True
+        try:
+            yield
+        finally:
+            self._by_client = False
+
+    @contextmanager
+    def at_work(self) -> Iterator[None]:
+        """A call is under way. One that waits for what another host makes has not begun."""
+        self._calls += 1
+        self._progress += 1
+        try:
+            yield
+        finally:
+            self._calls -= 1
+
+    def _send(self) -> None:
+        for sign in range(1 << 62):
+            at_work = int(self._calls > 0)
+            _internal_kv_put(self._key, f"{at_work} {self._progress} {sign}", True, namespace=_SPACE)
+            self._sooner.wait(self._every)
+            self._sooner.clear()
 
 
-def last_beat(actor_id: str) -> bytes | None:
-    """Changes with every sign of the actor."""
-    beat: bytes | None = _internal_kv_get(actor_id, namespace=_SPACE)
-    return beat
+class Stethoscope:
+    """Tells which of some actors hang, by the signs that they send."""
 
+    def __init__(self) -> None:
+        self._heard: dict[str, tuple[tuple[bool, bytes], float]] = {}  # by actor: the last that was new, and when
 
-def forget(actor_id: str) -> None:
-    """The actor is gone."""
-    _internal_kv_del(actor_id, namespace=_SPACE)
+    def hangs(self, actor_id: str, limit: float) -> tuple[bool, bool]:
+        """Whether the actor is at work, and whether it has hung for `limit` seconds.
+
+        At work, it must get on. Waiting, for another host's result, it must give any sign.
+        """
+        sign: bytes = _internal_kv_get(actor_id, namespace=_SPACE) or b"0 0 0"
+        at_work, progress, number = sign.split()
+        news = (at_work == b"1", progress if at_work == b"1" else number)
+        heard, since = self._heard.get(actor_id, (None, 0.0))
+        if news != heard:
+            self._heard[actor_id] = news, time.monotonic()
+            return news[0], False
+        return news[0], time.monotonic() - since >= limit
+
+    def forget(self, actor_id: str) -> None:
+        """The actor is gone."""
+        self._heard.pop(actor_id, None)
+        _internal_kv_del(actor_id, namespace=_SPACE)
