@@ -18,7 +18,6 @@ import random
 import resource
 import shutil
 import signal
-import struct
 import subprocess
 import sys
 import tempfile
@@ -42,7 +41,6 @@ CASES: dict[str, dict[str, Any]] = {
     "ditto": {"client": ["ditto"]},
 }
 ROUNDS = 8
-NOBODY = 65534  # user and group
 PATIENCE = 180  # seconds until a command is said to hang
 HOSTS, DRIVERS = (b"ray::HostActor", b"ray::train"), (b"ray::Driver",)  # titles of their processes
 AGENTS = b"ray::DashboardAgent", b"ray::RuntimeEnvAgent"  # look for a dead cluster for a minute before they give up
@@ -201,8 +199,8 @@ class Unprivileged:
     folder: str
 
     def __call__(self) -> None:
-        os.setgid(NOBODY)
-        os.setuid(NOBODY)
+        os.setgid(65534)
+        os.setuid(65534)
         os.environ["HOME"] = self.folder
 
 
@@ -453,37 +451,22 @@ def disk_full(trial: Trial) -> None:
 
 
 def quota(trial: Trial) -> None:
-    """A disk on which nobody may have more than some kilobytes."""
+    """A disk with room enough, of which the run may have but some (Btrfs, whose quotas bind root, too)."""
     image = trial.folder / "disk"
     with image.open("wb") as file:
-        file.truncate(64 << 20)
-    subprocess.run(["mkfs.ext4", "-q", "-O", "quota", "-E", "quotatype=usrquota", image], check=True)
-    device = subprocess.run(
-        ["losetup", "-f", "--show", image], check=True, capture_output=True, text=True
-    ).stdout.strip()
+        file.truncate(128 << 20)
+    subprocess.run(["mkfs.btrfs", "-q", image], check=True, capture_output=True)
     trial.run.mkdir()
-    subprocess.run(["mount", device, trial.run], check=True)
+    subprocess.run(["mount", "-o", "loop", image, trial.run], check=True)
     try:
-        open_to_nobody(trial)
-        allow(device, trial.random.randint(60, 400))
-        trial.setup = Unprivileged(str(trial.folder))
-        trial.note(trial.start().end())
-        allow(device, 60_000)
-        trial.note(trial.start().end())
-        shutil.copytree(trial.run, trial.folder / "copy", ignore=shutil.ignore_patterns("lost+found"))
+        subprocess.run(["btrfs", "quota", "enable", trial.run], check=True)
+        for limit in (f"{trial.random.randint(100, 500)}k", "none"):
+            subprocess.run(["btrfs", "qgroup", "limit", limit, trial.run], check=True)
+            trial.note(trial.start().end())
+        shutil.copytree(trial.run, trial.folder / "copy")
     finally:
         subprocess.run(["umount", "-l", trial.run], check=True)
-        subprocess.run(["losetup", "-d", device], check=True)
     shutil.copytree(trial.folder / "copy", trial.run, dirs_exist_ok=True)
-
-
-def allow(device: str, kilobytes: int) -> None:
-    """Let nobody have so many kilobytes on a disk (quotactl(2); its tools are rarely installed)."""
-    SET_QUOTA, USERS, LIMITS = 0x800008, 0, 1
-    limits = struct.pack("8QI4x", kilobytes, 0, 0, 0, 0, 0, 0, 0, LIMITS)
-    libc = ctypes.CDLL(None, use_errno=True)
-    if libc.quotactl(SET_QUOTA << 8 | USERS, device.encode(), NOBODY, limits):
-        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()), "quotactl")
 
 
 @contextmanager
@@ -499,7 +482,13 @@ def small_disk(folder: Path, kilobytes: int) -> Iterator[None]:
 def read_only(trial: Trial) -> None:
     """Nobody's folder is closed to writing after some rounds, and opened again."""
     trial.run.mkdir()
-    open_to_nobody(trial)
+    for path in (trial.folder, trial.run):
+        path.chmod(0o777)
+    for parent in trial.folder.parents:
+        if parent != Path(tempfile.gettempdir()) and parent.stat().st_mode & 0o5 != 0o5:
+            parent.chmod(parent.stat().st_mode | 0o5)
+        if parent == Path(tempfile.gettempdir()):
+            break
     command = trial.start(Unprivileged(str(trial.folder)))
     command.wait_for(f"round {trial.random.randint(1, ROUNDS - 2):>{len(str(ROUNDS))}}/")
     folders = [trial.run, *(path for path in trial.run.rglob("*") if path.is_dir())]
@@ -509,17 +498,6 @@ def read_only(trial: Trial) -> None:
     trial.note(command.end())
     for path, mode in modes.items():
         path.chmod(mode)
-
-
-def open_to_nobody(trial: Trial) -> None:
-    """Let `Unprivileged` write into the trial's folders."""
-    for path in (trial.folder, trial.run):
-        path.chmod(0o777)
-    for parent in trial.folder.parents:
-        if parent != Path(tempfile.gettempdir()) and parent.stat().st_mode & 0o5 != 0o5:
-            parent.chmod(parent.stat().st_mode | 0o5)
-        if parent == Path(tempfile.gettempdir()):
-            break
 
 
 def few_descriptors(trial: Trial) -> None:
@@ -661,6 +639,7 @@ class Fault:
     disturb: Callable[[Trial], None]
     engine: Any = "local"
     root: bool = False  # it mounts a disk or is somebody else
+    tool: str = ""  # a command that it needs
     changes: dict[str, Any] = field(default_factory=dict)  # of the configuration
 
 
@@ -669,7 +648,7 @@ FAULTS = {
     "kill_at_file": Fault(kill_at_file),
     "kill_command": Fault(kill_command),
     "disk_full": Fault(disk_full, root=True),
-    "quota": Fault(quota, root=True),
+    "quota": Fault(quota, root=True, tool="mkfs.btrfs"),
     "read_only": Fault(read_only, root=True),
     "few_descriptors": Fault(few_descriptors),
     "clock_set_back": Fault(clock_set_back),
@@ -726,6 +705,9 @@ def main() -> None:
         for fault in args.faults:
             if FAULTS[fault].root and os.getuid():
                 print(f"{fault}: left out, it needs root")
+                continue
+            if FAULTS[fault].tool and not shutil.which(FAULTS[fault].tool):
+                print(f"{fault}: left out, it needs {FAULTS[fault].tool}")
                 continue
             counts[fault], said[fault] = Counter(), Counter()
             for i in range(args.trials):
