@@ -56,6 +56,7 @@ table:
       behind LWS (points): {gap: FedAvg + LWS}
     seeds: [8, 9]
     minutes: 0.5
+  medium: {only: [digits, fast, FedAvg], set: {rounds.total: 3}, seeds: [8]}
 """
 
 
@@ -205,6 +206,16 @@ def test_absent_data_are_named_before_anything_starts(item: Item) -> None:
     listed = reproduce("--list")
     assert "full: 9 runs × 3 seeds; digits, nowhere.npz (absent)" in listed.output
     assert "small: 3 runs × 2 seeds; digits; took 0.5 minutes of one core" in listed.output
+    assert "medium: 1 run × 1 seed; digits" in listed.output
+
+
+def test_a_scale_that_a_table_does_not_have_is_refused(item: Item) -> None:
+    [(_, point)] = item.runs("medium", (), (), Path("out")).items()
+    assert (point.config.rounds.total, point.config.seed) == (3, 8)
+    item.path.write_text(TABLE.partition("  medium:")[0])
+    done = reproduce("toy/table1", "--scale", "medium", "--out", "out")
+    assert done.exit_code == 2
+    assert "toy/table1 has no scale medium. There are full, small." in done.output
 
 
 @pytest.mark.parametrize(

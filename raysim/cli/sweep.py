@@ -64,6 +64,7 @@ class Scale(StrEnum):
 
     full = "full"
     small = "small"
+    medium = "medium"
 
 
 def reproduce(
@@ -72,7 +73,7 @@ def reproduce(
         typer.Argument(metavar="ITEM", help="A table or figure, such as fedlws/table1.", autocompletion=complete.items),
     ] = "",
     listed: Annotated[bool, typer.Option("--list", help="Name them all, and the data they need.")] = False,
-    scale: Annotated[Scale, typer.Option(help="As the paper has it, or what takes minutes.")] = Scale.full,
+    scale: Annotated[Scale, typer.Option(help="The paper's, or what takes minutes, or a night.")] = Scale.full,
     data: Annotated[Path | None, typer.Option(metavar="DIR", help="Where the data are; default: RAYSIM_DATA.")] = None,
     seeds: Seeds = "",
     overrides: Overrides = None,
@@ -96,13 +97,13 @@ def reproduce(
             return
         if not item:
             raise ConfigError("raysim reproduce: name a table or figure; `raysim reproduce --list` shows all.")
-        chosen, small = find(item), scale is Scale.small
+        chosen = find(item)
         changes = [*([f"data.root={data}"] if data else []), *(overrides or ())]
         folder = out or Path("runs", "reproduce", f"{item.replace('/', '_')}-{scale}")
-        points = chosen.runs(small, seed_numbers(seeds), changes, folder)
+        points = chosen.runs(scale, seed_numbers(seeds), changes, folder)
         status = play_all(list(points.values()), address, runs_at_once(parallel))
         if any(point.finished for point in points.values()):
-            print(f"\n{table_text(chosen, points, small, overrides or ())}")
+            print(f"\n{table_text(chosen, points, scale, overrides or ())}")
             if format:
-                print(f"\ntable   {write_table(sheets(chosen, points, small), folder, format)}")
+                print(f"\ntable   {write_table(sheets(chosen, points, scale), folder, format)}")
     raise typer.Exit(status)

@@ -52,37 +52,41 @@ class Item:
         name, what = next(iter(self.table.items.items()))
         return f"{paper}, {name}: {what.partition(' (')[0]}"  # what follows is the command for a figure
 
-    def axes(self, small: bool) -> tuple[list[Axis], list[Axis]]:
+    def axes(self, scale: str) -> tuple[list[Axis], list[Axis]]:
         """Columns' and rows', as far as they are played."""
-        only = self.table.small.only if small else ()
+        only = self.table.scales[scale].only
         columns, rows = (
             [{name: axis[name] for name in axis if name in only} or axis for axis in axes] for axes in self.table.axes
         )
         return columns, rows
 
-    def plan(self, small: bool, seeds: Sequence[int], changes: Sequence[str]) -> dict[Cell, list[Choice]]:
-        """The choices that make each run, all cells of a seed before those of the next. `changes` are `path=value`."""
-        table, (columns, rows) = self.table, self.axes(small)
-        settings, changed = choice("", table.small.set if small else {}), ("", list(changes))
+    def plan(self, scale: str, seeds: Sequence[int], changes: Sequence[str]) -> dict[Cell, list[Choice]]:
+        """The choices that make each run, all cells of a seed before those of the next. `changes` are `path=value`.
+
+        Raises `ConfigError` where the table has no such scale.
+        """
+        table = self.table
+        if scale not in table.scales:
+            raise ConfigError(f"{self.name} has no scale {scale}. There are {', '.join(table.scales)}.")
+        scaled, (columns, rows) = table.scales[scale], self.axes(scale)
+        settings, changed = choice("", scaled.set), ("", list(changes))
         planned = {}
-        for seed, row, column in itertools.product(
-            seeds or (table.small.seeds if small else table.seeds), labels(rows), labels(columns)
-        ):
+        for seed, row, column in itertools.product(seeds or scaled.seeds, labels(rows), labels(columns)):
             theirs = table.theirs(row, column)
             if theirs and all(number is None for _, number in theirs):
                 continue
             taken = zip((*columns, *rows), (*column, *row), strict=True)
             chosen = [choice(name, axis[name]) for axis, name in taken]
-            ours, scaled = (
+            always, here = (
                 [choice("", cells.set) for cells in special if {*cells.of} <= {*row, *column}]
-                for special in (table.cells, table.small.cells if small else ())
+                for special in (table.cells, scaled.cells)
             )
-            planned[Cell(row, column, seed)] = [*chosen, *ours, settings, *scaled, changed, seeded(seed)]
+            planned[Cell(row, column, seed)] = [*chosen, *always, settings, *here, changed, seeded(seed)]
         return planned
 
-    def runs(self, small: bool, seeds: Sequence[int], changes: Sequence[str], out: Path) -> dict[Cell, Point]:
-        """Raises `ConfigError` where a cell cannot be run, such as for want of its data."""
-        planned = self.plan(small, seeds, changes)
+    def runs(self, scale: str, seeds: Sequence[int], changes: Sequence[str], out: Path) -> dict[Cell, Point]:
+        """Raises `ConfigError` where a cell cannot be run, such as for want of its data, or there is no such scale."""
+        planned = self.plan(scale, seeds, changes)
         return dict(zip(planned, runs(self.path, planned.values(), out), strict=True))
 
 
@@ -121,12 +125,12 @@ def listing(there: Mapping[str, Item]) -> Iterator[str]:
         table = item.table
         width = max(map(len, table.items))
         yield from (f"    {place:<{width}}  {what}" for place, what in table.items.items())
-        for scale, small in (("full", False), ("small", True)):
-            planned = item.plan(small, (), ())
+        for name, scale in table.scales.items():
+            planned = item.plan(name, (), ())
             seeds = len({cell.seed for cell in planned})
             size = f"{len(planned) // seeds} run{'s' * (len(planned) > seeds)} × {seeds} seed{'s' * (seeds > 1)}"
-            took = f"; took {table.small.minutes:g} minutes of one core" if small and table.small.minutes else ""
-            yield f"    {scale}: {size}; {_data(item, planned.values())}{took}"
+            took = f"; took {scale.minutes:g} minutes of one core" if scale.minutes else ""
+            yield f"    {name}: {size}; {_data(item, planned.values())}{took}"
 
 
 def _data(item: Item, planned: Collection[Sequence[Choice]]) -> str:

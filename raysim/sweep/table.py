@@ -11,12 +11,14 @@
         - {of: [FedLAW, alpha 0.1], set: {weighting.0.fedlaw.lr: 0.01}}
       paper: {FedAvg: [76.01, 61.04], FedLAW: [null, 64.76]}  # its numbers, row by row; null: there is no such cell
       small: {only: [alpha 0.1], set: {rounds.total: 20}, seeds: [8, 9, 10], minutes: 12}
+      medium: {only: [alpha 0.1], set: {rounds.total: 120}, minutes: 90}
 
 `rows` and `columns` are a mapping of names to settings, or a list of such mappings, of which every combination is a row
-or a column. Settings are those of the column, then of the row, of `cells` and of `small`; later ones win. `small` makes
-of it what takes minutes: only some choices (an axis of which none is named stays whole), with these settings and seeds,
-and with `cells` and a `score` of its own where it has them; `minutes` is what it took on one core. Of `paper`, a row has
-a number for each score of each column, or one for each column, which then stands beside every accuracy of it.
+or a column. Settings are those of the column, then of the row, of `cells` and of the scale; later ones win. The scale
+`small` makes of it what takes minutes, and `medium`, which not every table has, what takes a night: only some choices (an
+axis of which none is named stays whole), with these settings and seeds, and with `cells` and a `score` of its own where it
+has them; `minutes` is what it took on one core. Of `paper`, a row has a number for each score of each column, or one for
+each column, which then stands beside every accuracy of it.
 """
 
 from __future__ import annotations
@@ -51,8 +53,8 @@ class Cells:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Small:
-    """A scaled-down run."""
+class Scale:
+    """How much of a table is played; what is not given is as the table has it."""
 
     only: tuple[str, ...] = ()
     set: Settings = field(default_factory=dict)
@@ -74,7 +76,8 @@ class Table:
     cells: tuple[Cells, ...] = ()
     paper: dict[str, tuple[float | None, ...]] = field(default_factory=dict)
     seeds: tuple[int, ...] = (8, 9, 10)
-    small: Small
+    small: Scale
+    medium: Scale | None = None
     __pydantic_config__ = _STRICT
 
     @property
@@ -87,9 +90,15 @@ class Table:
     def choices(self) -> list[str]:
         return [name for axis in itertools.chain(*self.axes) for name in axis]
 
-    def headings(self, small: bool) -> dict[str, Measure]:
+    @property
+    def scales(self) -> dict[str, Scale]:
+        """By name, the paper's own first."""
+        scaled = {"small": self.small} | ({"medium": self.medium} if self.medium else {})
+        return {"full": Scale(seeds=self.seeds), **scaled}
+
+    def headings(self, scale: str = "full") -> dict[str, Measure]:
         """The scores, each under what a column says of it."""
-        score = self.small.score if small and self.small.score else self.score
+        score = self.scales[scale].score or self.score
         return {SCORES[score][1]: score} if isinstance(score, str) else score
 
     def faults(self) -> Iterator[str]:
@@ -97,22 +106,29 @@ class Table:
         for name in dict.fromkeys(self.choices):
             if self.choices.count(name) > 1:
                 yield f"{name!r} names two choices."
-        special = [*self.cells, *self.small.cells]
-        for where, names in (("small.only", self.small.only), *(("cells", cells.of) for cells in special)):
+        scales = self.scales.values()
+        special = [*self.cells, *(cells for scale in scales for cells in scale.cells)]
+        named = [(f"{name}.only", scale.only) for name, scale in self.scales.items()]
+        for where, names in (*named, *(("cells", cells.of) for cells in special)):
             for name in names:
                 if name not in self.choices:
                     yield f"{where}: there is no choice {name!r}. There are {', '.join(self.choices)}."
-        wrong = [fault for score in (self.score, self.small.score) if score for fault in wrong_scores(score)]
+        wrong = [
+            fault
+            for score in (self.score, *(scale.score for scale in scales))
+            if score
+            for fault in wrong_scores(score)
+        ]
         if wrong:
             yield from wrong
             return
         columns, rows = (labels(axes) for axes in self.axes)
         there = "; ".join(map(shown, rows))
-        for measure in (*self.headings(False).values(), *self.headings(True).values()):
+        for measure in (measure for name in self.scales for measure in self.headings(name).values()):
             name, argument, _ = key_of(measure)
             if name in BETWEEN and argument[0] not in map(shown, rows):
                 yield f"score: {name}: there is no row {argument[0]!r}. There are {there}."
-        width = len(columns) * len(self.headings(False))
+        width = len(columns) * len(self.headings())
         for row, numbers in self.paper.items():
             if row not in map(shown, rows):
                 yield f"paper: there is no row {row!r}. There are {there}."
@@ -123,7 +139,7 @@ class Table:
         """The paper's numbers in a cell, one a score; none where it has none for the whole row."""
         if (numbers := self.paper.get(shown(row))) is None:
             return []
-        measures, columns = list(self.headings(False).values()), labels(self.axes[0])
+        measures, columns = list(self.headings().values()), labels(self.axes[0])
         at = columns.index(column)
         if len(numbers) == len(columns) * len(measures):
             return list(zip(measures, numbers[at * len(measures) :], strict=False))

@@ -13,17 +13,17 @@ from raysim.sweep.scores import BETTER, BETWEEN, PERCENT, SCORES, Measure, key_o
 from raysim.sweep.table import Label, shown
 
 
-def table_text(item: Item, points: Mapping[Cell, Point], small: bool, changes: Sequence[str]) -> str:
+def table_text(item: Item, points: Mapping[Cell, Point], scale: str, changes: Sequence[str]) -> str:
     """The paper's table in Markdown: what the finished runs came to, beside the paper's numbers. `changes` are the
     overrides, `path=value`, with which they were played."""
-    scaled = item.table.small
-    settings = [*choice("", scaled.set)[1]] if small else []
-    for cells in scaled.cells if small else ():
+    scaled = item.table.scales[scale]
+    settings = [*choice("", scaled.set)[1]]
+    for cells in scaled.cells:
         settings += [f"{text} ({', '.join(cells.of)})" for text in choice("", cells.set)[1]]
     settings += changes
     seeds = sorted({cell.seed for cell in points})
     lines = [item.title, ""]
-    if small:
+    if scale != "full":
         lines += ["Scaled down; the paper's numbers are those of its own, full-size runs."]
     if settings:
         lines += [f"Settings other than the paper's: {', '.join(settings)}."]
@@ -31,24 +31,24 @@ def table_text(item: Item, points: Mapping[Cell, Point], small: bool, changes: S
         f"Each cell: mean ± standard deviation over {len(seeds)} seed{'s' * (len(seeds) > 1)} of raysim's runs (the "
         "paper's number, ours minus the paper's)."
     ]
-    for sheet in sheets(item, points, small):
+    for sheet in sheets(item, points, scale):
         lines += ["", *([f"{sheet.title}:", ""] if sheet.title else []), *_aligned(sheet)]
     return "\n".join(lines)
 
 
-def sheets(item: Item, points: Mapping[Cell, Point], small: bool) -> list[Sheet]:
+def sheets(item: Item, points: Mapping[Cell, Point], scale: str) -> list[Sheet]:
     """The tables of the finished runs: one for each first choice of the columns, where these have several."""
     opened = {point.folder: Run(point.folder) for point in points.values() if point.finished}
     runs = {cell: opened.get(point.folder) for cell, point in points.items()}
     groups: dict[str, list[Label]] = {}
     for column in dict.fromkeys(cell.column for cell in runs):
         groups.setdefault(column[0] if len(column) > 1 else "", []).append(column)
-    return [_sheet(item, runs, members, small, name) for name, members in groups.items()]
+    return [_sheet(item, runs, members, scale, name) for name, members in groups.items()]
 
 
-def _sheet(item: Item, runs: Mapping[Cell, Run | None], columns: Sequence[Label], small: bool, title: str) -> Sheet:
+def _sheet(item: Item, runs: Mapping[Cell, Run | None], columns: Sequence[Label], scale: str, title: str) -> Sheet:
     """One table of finished runs; with a title, its columns' first choice stands above it."""
-    headings = item.table.headings(small)
+    headings = item.table.headings(scale)
     rows = list(dict.fromkeys(cell.row for cell in runs if cell.column in columns))
     found = []
     for column in columns:
