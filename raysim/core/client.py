@@ -27,7 +27,8 @@ class ClientMethod:
     """Unchanged, this class is a FedAvg client. Override what the paper changes, nothing else.
 
     A method's fields are the paper's hyper-parameters; it owns no state. `new_state` makes the state of one client, a
-    dataclass of tensors and numbers that the simulator keeps between that client's rounds.
+    dataclass of tensors and numbers that the simulator keeps between that client's rounds. The hooks are many, and all
+    here, because a method may override any of them.
     """
 
     role: ClassVar[str] = "client"  # the kind under which it is registered

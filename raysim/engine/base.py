@@ -78,7 +78,10 @@ class Span:
 
 @dataclass
 class Engine(ABC):
-    """Hosts, and what rests with them between rounds: the published model, the clients' states and last models."""
+    """Hosts, and what rests with them between rounds: the published model, the clients' states and last models.
+
+    An engine provides the abstract methods; the others are what every caller of an engine does with them.
+    """
 
     spec: HostSpec
     data: Dataset
