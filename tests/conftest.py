@@ -81,12 +81,15 @@ def cluster() -> Iterator["Cluster"]:
     import ray
     from ray.cluster_utils import Cluster
 
+    from raysim.engine.ray.private import without_helpers
+
     head = {"num_cpus": 16, "include_dashboard": False, "object_store_memory": 512 << 20}
-    cluster = Cluster(initialize_head=True, head_node_args=head)
-    ray.init(address=cluster.address, log_to_driver=False, logging_level="ERROR")
-    yield cluster
-    ray.shutdown()
-    cluster.shutdown()
+    with without_helpers(dashboard=False):  # of which one reads every log all the time
+        cluster = Cluster(initialize_head=True, head_node_args=head)
+        ray.init(address=cluster.address, log_to_driver=False, logging_level="ERROR")
+        yield cluster
+        ray.shutdown()
+        cluster.shutdown()
 
 
 @pytest.fixture(scope="session")
