@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import gc
-import os
 import signal
-import threading
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +14,9 @@ from conftest import play, table, tiny
 
 import raysim
 from raysim.config import ConfigError, to_dict
+from raysim.core.client import ClientMethod, LocalRun, Upload
+from raysim.federation import sample
+from raysim.methods import CLIENTS
 
 FOUR = {"rounds": {"total": 4, "participation": 0.4, "evaluate_every": 2, "checkpoint_every": 1}}
 
@@ -93,16 +95,29 @@ def test_a_finished_run_is_extended(tmp_path: Path) -> None:
             raysim.resume(longer, rounds__total=6, **change)
 
 
-def test_ctrl_c_waits_for_the_round_and_the_stream_goes_on(tmp_path: Path) -> None:
+@dataclass(frozen=True)
+class Interrupts(ClientMethod):
+    """Somebody presses Ctrl-C while a client trains, in the second round."""
+
+    client: int
+
+    def finish(self, run: LocalRun, upload: Upload) -> None:
+        if (run.t, run.client) == (1, self.client):
+            signal.raise_signal(signal.SIGINT)
+
+
+def test_ctrl_c_waits_for_the_round_and_the_stream_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     whole = raysim.run(settings(), out=tmp_path / "whole")
-    simulation = raysim.stream(settings(), out=tmp_path / "run")
+    monkeypatch.setitem(CLIENTS, "interrupts", Interrupts)
+    simulation = raysim.stream(
+        settings(client=[{"interrupts": {"client": sample(3, 1, 8, 3)[0]}}]), out=tmp_path / "run"
+    )
     next(simulation)
-    with pytest.raises(KeyboardInterrupt, match="raysim resume"):  # noqa: PT012  # the signal comes while a round is played
-        threading.Timer(0.001, os.kill, (os.getpid(), signal.SIGINT)).start()
-        while True:
-            next(simulation)
+    next(simulation)  # in which it is pressed
+    with pytest.raises(KeyboardInterrupt, match="raysim resume"):
+        next(simulation)
     assert simulation.result is None
-    list(simulation)
+    assert [round.number for round in simulation] == [3, 4]
     assert simulation.result["sha256"] == whole.result["sha256"]
 
 
