@@ -1,6 +1,11 @@
 """A federation small enough for hundreds of runs, and one Ray session for all tests that need it."""
 
+import atexit
 import os
+import shutil
+import subprocess
+import sys
+import tempfile
 from collections.abc import Iterator, Mapping
 from functools import partial
 from pathlib import Path
@@ -18,6 +23,10 @@ from raysim.federation import Federation, MakeEngine
 if TYPE_CHECKING:
     from ray.cluster_utils import Cluster
 
+os.environ["RAY_TMPDIR"] = tempfile.mkdtemp(
+    prefix="rt", dir="/tmp"
+)  # where nobody's `raysim up` is found; short: sockets
+atexit.register(shutil.rmtree, os.environ["RAY_TMPDIR"], ignore_errors=True)
 os.environ.setdefault("RAY_worker_niceness", "0")  # else a test's actors wait for the CPUs of all other tests
 torch.set_num_threads(1)  # as in actors; hypothesis is neither random nor impatient, because machines may be busy
 os.fsync = lambda descriptor: None  # no test cuts the power, and waiting for the disk is half of a small run
@@ -90,6 +99,18 @@ def cluster() -> Iterator["Cluster"]:
         yield cluster
         ray.shutdown()
         cluster.shutdown()
+
+
+@pytest.fixture(scope="session")
+def kept() -> Iterator[dict[str, str]]:
+    """The environment in which a command joins a cluster that is kept for all tests, in place of starting its own."""
+    with tempfile.TemporaryDirectory(prefix="rk", dir="/tmp") as folder:
+        environment = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"}
+        environment["RAY_TMPDIR"] = folder
+        command = [sys.executable, "-m", "raysim"]
+        subprocess.run([*command, "up"], env=environment, check=True)
+        yield environment
+        subprocess.run([*command, "down"], env=environment, check=True)
 
 
 @pytest.fixture(scope="session")

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from raysim.cli import catalogue, doctor, look, new, run, runs, sweep
+from raysim.cli import catalogue, cluster, doctor, look, new, run, runs, sweep
 
 HELP = {"help_option_names": ["-h", "--help"]}
 
@@ -42,6 +42,8 @@ app.command()(new.init)
 app.add_typer(new_, name="new")
 new_.command("method")(new.method)
 app.command()(doctor.doctor)
+app.command()(cluster.up)
+app.command()(cluster.down)
 
 
 @new_.callback()

@@ -33,7 +33,9 @@ Changes = Annotated[
 ]
 Address = Annotated[
     str | None,
-    typer.Option(metavar="ADDRESS", help="Ray cluster to join, as RAY_ADDRESS; without, a local one is started."),
+    typer.Option(
+        metavar="ADDRESS", help="Ray cluster to join; default: RAY_ADDRESS, or what `raysim up` keeps, or a new one."
+    ),
 ]
 RunPaths = Annotated[list[Path], typer.Argument(metavar="RUN...", help="Folders of runs, or folders that hold some.")]
 Target = Annotated[

@@ -36,8 +36,8 @@ def stream(
     """A run to be played round by round: `for round in raysim.stream("quickstart"): print(round.accuracy)`.
 
     `config` and `settings` are those of `read_config`. `out` is the run's folder (default: a new one in `record.dir`),
-    `address` a Ray cluster to join (default: RAY_ADDRESS, or a local one for this run). Raises `ConfigError` with all
-    that is wrong, before anything is started.
+    `address` a Ray cluster to join (default: RAY_ADDRESS, or the one that `raysim up` keeps, or a local one for this run).
+    Raises `ConfigError` with all that is wrong, before anything is started.
     """
     wanted = read_config(config, **settings)
     folder = new_folder(None if out is None else Path(out), Path(wanted.record.dir), wanted.name)

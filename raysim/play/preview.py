@@ -108,7 +108,9 @@ def _hosts(run: RunParts, address: str | None) -> tuple[int, str]:
     engine = run.config.engine
     if not isinstance(engine, RayEngineConfig):
         return 1, "this process"
-    if joined := address or os.environ.get("RAY_ADDRESS"):
+    from raysim.engine.ray.cluster import cluster_address
+
+    if joined := address or cluster_address():
         return 0, f"actors of the cluster at {joined}, as many as it carries"
     memory = free_memory()
     here = Node(

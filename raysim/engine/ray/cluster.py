@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
+from pathlib import Path
 from typing import Any
 
 import ray
@@ -13,7 +14,7 @@ from ray._private.state import available_resources_per_node  # Ray's public func
 from raysim import machine
 from raysim.config import ConfigError
 from raysim.engine.ray.placement import Node, Resources
-from raysim.engine.ray.private import TOKEN, private, without_helpers
+from raysim.engine.ray.private import TOKEN, admitted, kept, private, without_helpers
 
 THREADS = (
     160,
@@ -24,20 +25,41 @@ QUIET: dict[str, Any] = {"log_to_driver": False, "logging_level": "ERROR"}
 
 @contextmanager
 def cluster(address: str | None = None, object_store: int | None = None, dashboard: bool = False) -> Iterator[str]:
-    """Join the cluster at `address` or RAY_ADDRESS, or start one on this machine, with an `object_store` of so many bytes
-    and perhaps Ray's `dashboard`, and stop it at the end. Inside another `cluster`, that one serves. Yields where other
-    processes join it: those that this one starts, if the cluster is its own."""
+    """Join the cluster at `address` or RAY_ADDRESS, or the one that `raysim up` keeps, or start one on this machine, with
+    an `object_store` of so many bytes and perhaps Ray's `dashboard`, and stop it at the end. Inside another `cluster`, that
+    one serves. Yields where other processes join it: those that this one starts, if the cluster is its own."""
     joined = address or cluster_address()
-    if joined and object_store and not ray.is_initialized():
-        raise ConfigError(f"engine.ray.state_bytes: the cluster at {joined} has its own object store; leave it out")
-    with ExitStack() as started:
+    with ExitStack() as stack:
         if not ray.is_initialized():
-            if joined:
-                _join(joined)
-            else:
-                _start(started.enter_context(private()), object_store, dashboard)
-            started.callback(ray.shutdown)
+            if joined and object_store:
+                raise ConfigError(
+                    f"engine.ray.state_bytes: the cluster at {joined} has its own object store; leave it out, or, if "
+                    "`raysim up` started it, `raysim down` first"
+                )
+            stack.enter_context(_joined(joined) if joined else own_cluster(object_store, dashboard))
         yield joined or ray.get_runtime_context().gcs_address
+
+
+@contextmanager
+def own_cluster(object_store: int | None = None, dashboard: bool = False) -> Iterator[Path]:
+    """Start a private cluster, and stop it at the end; yields its folder."""
+    with private() as folder:
+        _start(folder, object_store, dashboard)
+        try:
+            yield folder
+        finally:
+            ray.shutdown()
+
+
+@contextmanager
+def _joined(address: str) -> Iterator[None]:
+    found = kept()
+    with admitted(found.folder) if found and found.address == address else nullcontext():
+        _join(address)
+        try:
+            yield
+        finally:
+            ray.shutdown()
 
 
 def _join(address: str) -> None:
@@ -50,7 +72,7 @@ def _join(address: str) -> None:
         ) from None
 
 
-def _start(folder: str, object_store: int | None, dashboard: bool, again: bool = True) -> None:
+def _start(folder: Path, object_store: int | None, dashboard: bool, again: bool = True) -> None:
     """Start a cluster whose files lie in `folder`; `again` once if it does not come up, as on a busy machine."""
     free, needed = machine.free_threads(), THREADS[0] + THREADS[1] * (machine.cpus() + 2)
     if free is not None and free < needed:
@@ -58,11 +80,12 @@ def _start(folder: str, object_store: int | None, dashboard: bool, again: bool =
             f"Ray needs about {needed} threads on this machine, and only {free} more may be started (ulimit -u, or the pids "
             "limit of the container). Raise the limit, or --set engine=local"
         )
+    files = folder / "r"  # one letter: paths of sockets must be short. Ray lets everybody write there
     try:
         with without_helpers(dashboard):
             context = ray.init(
                 address="local", num_cpus=machine.cpus(), include_dashboard=dashboard, object_store_memory=object_store,
-                _temp_dir=folder, **QUIET,
+                _temp_dir=str(files), **QUIET,
             )  # fmt: skip
     except Exception as error:  # Ray raises a bare one where its processes are not up in time
         ray.shutdown()
@@ -78,7 +101,7 @@ def _start(folder: str, object_store: int | None, dashboard: bool, again: bool =
 
 def cluster_address() -> str | None:
     """The cluster a run would join, or None where it would start its own."""
-    return os.environ.get("RAY_ADDRESS") or None
+    return os.environ.get("RAY_ADDRESS") or ((found := kept()) and found.address) or None
 
 
 def free_resources() -> Resources:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -51,10 +52,12 @@ class Driver:
 
     def build(
         self, build: Build, config: Config, out: Path, resume: bool, resources: Resources, partitioned: list[Any],
-        own: Sequence[OwnEntry],
+        own: Sequence[OwnEntry], here: Path,
     ) -> None:  # fmt: skip
         """Build the federation; `partitioned` are references to its data and partition, `own` are the entries of the
-        registry that this process cannot know of."""
+        registry that this process cannot know of, and relative paths begin `here`, where there is such a folder."""
+        with suppress(OSError):
+            os.chdir(here)
         REGISTRY.adopt(own)
         pool = Pool()
         pool.warm(config, resources)  # processes start while the federation is built
@@ -97,7 +100,8 @@ class RemoteFederation:
         driver: Any = ray.remote(Driver)
         self._driver = driver.options(num_cpus=0, scheduling_strategy=strategy).remote()
         arguments = (
-            self._build, self._config, self._out, self._resume, self._resources, self._partitioned, REGISTRY.own()
+            self._build, self._config, self._out, self._resume, self._resources, self._partitioned, REGISTRY.own(),
+            Path.cwd(),
         )  # fmt: skip
         self._get(self._driver.build.remote(*arguments))
         self._resume = True

@@ -4,12 +4,15 @@ user of this machine."""
 from __future__ import annotations
 
 import fcntl
+import json
 import os
 import secrets
 import shutil
+import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 
 from ray._common.utils import get_default_system_temp_dir
@@ -17,44 +20,81 @@ from ray._private import ray_constants
 from ray._private.node import Node
 from ray._raylet import AuthenticationTokenLoader, Config  # type: ignore[attr-defined]  # compiled
 
+from raysim.machine import answers
+from raysim.store.atomic import replacing
+
 PREFIX = "raysim-"
+RECORD, TOKEN_FILE = "kept.json", "token"
 TOKEN = "RAY_AUTH_TOKEN_PATH"
 METRICS = "RAY_enable_metrics_collection"
 NO_METRICS = {METRICS: "0", "DASHBOARD_METRIC_PORT": "-1", "AUTOSCALER_METRIC_PORT": "-1"}  # no server has such a port
+_HERE = [sys.prefix, str(Path(__file__).parents[2])]  # this Python and this raysim
+
+
+@dataclass(frozen=True)
+class Kept:
+    """A private cluster that `raysim up` has left running."""
+
+    folder: Path
+    address: str
+    keeper: int  # the process that ends it
+
+    def write(self) -> None:
+        """Let `kept` find it."""
+        with replacing(self.folder / RECORD) as path:
+            path.write_text(json.dumps([_HERE, self.address, self.keeper]), encoding="utf-8")
+
+
+def kept() -> Kept | None:
+    """The cluster that this user keeps on this machine, with this Python and this raysim. What is left of dead ones is
+    removed."""
+    for folder in _living(_parent()):
+        with suppress(OSError, ValueError):  # no record; or gone meanwhile
+            here, address, keeper = json.loads((folder / RECORD).read_text(encoding="utf-8"))
+            if here == _HERE and answers(address):
+                return Kept(folder, address, keeper)
+    return None
 
 
 @contextmanager
-def private() -> Iterator[str]:
+def private() -> Iterator[Path]:
     """Let Ray start a cluster that listens on the loopback interface alone, asks everybody for a token, and publishes no
-    metrics (unless `METRICS` in the environment asks for them). Yields where its files go: in a folder that only this user
-    can open, and that is removed at the end. The token lies there, too; Ray's processes, and those that this one starts,
-    read where it is in their environment.
-    """
-    parent = Path(get_default_system_temp_dir())
-    _remove_abandoned(parent)
+    metrics (unless `METRICS` in the environment asks for them). Yields where its files go: a folder that only this user
+    can open, and that is removed at the end. The token lies there, too."""
+    parent = _parent()
+    list(_living(parent))
     with (
-        tempfile.TemporaryDirectory(prefix=PREFIX, dir=parent, ignore_cleanup_errors=True) as folder,
-        open(Path(folder) / "lock", "x") as lock,
+        tempfile.TemporaryDirectory(prefix=PREFIX, dir=parent, ignore_cleanup_errors=True) as name,
+        open(Path(name) / "lock", "x") as lock,
     ):
+        folder = Path(name)
         fcntl.flock(lock, fcntl.LOCK_EX)  # as long as this process lives
-        token = Path(folder) / "token"
+        token = folder / TOKEN_FILE
         token.touch(0o600)
         token.write_text(secrets.token_hex(32), encoding="utf-8")
-        settings: dict[str, str | None] = {
-            "RAY_AUTH_MODE": "token",
-            TOKEN: str(token),
-            "RAY_AUTH_TOKEN": None,  # would be taken before the path
-            "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # which is to say: no node but this one, at 127.0.0.1
-        }
-        if METRICS not in os.environ:
-            settings |= NO_METRICS
-        before = {name: os.environ.get(name) for name in settings}
-        many = ray_constants.ENABLE_RAY_CLUSTER
-        try:
-            _put(settings, many=False)
-            yield f"{folder}/r"  # one letter: paths of sockets must be short. Ray lets everybody write there
-        finally:
-            _put(before, many)
+        with admitted(folder):
+            yield folder
+
+
+@contextmanager
+def admitted(folder: Path) -> Iterator[None]:
+    """Ray in this process, and in those that it starts, belongs to the private cluster of this folder: it finds the token
+    there, and no node but this one."""
+    settings: dict[str, str | None] = {
+        "RAY_AUTH_MODE": "token",
+        TOKEN: str(folder / TOKEN_FILE),
+        "RAY_AUTH_TOKEN": None,  # would be taken before the path
+        "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # which is to say: no node but this one, at 127.0.0.1
+    }
+    if METRICS not in os.environ:
+        settings |= NO_METRICS
+    before = {name: os.environ.get(name) for name in settings}
+    many = ray_constants.ENABLE_RAY_CLUSTER
+    try:
+        _put(settings, many=False)
+        yield
+    finally:
+        _put(before, many)
 
 
 @contextmanager
@@ -73,12 +113,23 @@ def without_helpers(dashboard: bool) -> Iterator[None]:
             setattr(Node, name, method)
 
 
-def _remove_abandoned(parent: Path) -> None:
-    """Remove the folders of processes that were killed."""
+def _parent() -> Path:
+    return Path(get_default_system_temp_dir())
+
+
+def _living(parent: Path) -> Iterator[Path]:
+    """The folders of this user's private clusters; those of processes that were killed are removed."""
     for folder in parent.glob(f"{PREFIX}*"):
-        with suppress(OSError), open(folder / "lock") as lock:  # another user's, gone meanwhile, or in use
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            shutil.rmtree(folder, ignore_errors=True)
+        with suppress(OSError):  # gone meanwhile
+            if folder.lstat().st_uid != os.geteuid():
+                continue  # whoever made it wants others to join what is his
+            with open(folder / "lock") as lock:
+                try:
+                    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                except BlockingIOError:
+                    yield folder
+                    continue
+                shutil.rmtree(folder, ignore_errors=True)
 
 
 def _put(settings: dict[str, str | None], many: bool) -> None:

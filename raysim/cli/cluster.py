@@ -1,0 +1,31 @@
+"""`raysim up` and `raysim down`: a cluster that is kept from one run to the next."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from raysim.play.errors import reported
+
+
+def up(
+    dashboard: Annotated[
+        bool, typer.Option("--dashboard", help="With Ray's dashboard; its address is printed.")
+    ] = False,
+) -> None:
+    """Start a Ray cluster on this machine and keep it: runs join it, and start in seconds. Only you can use it."""
+    with reported():
+        from raysim.engine.ray import keeper
+
+        cluster, said = keeper.up(dashboard)
+        print(f"{said}A cluster is up at {cluster.address}. Runs join it; `raysim down` ends it.")
+
+
+def down() -> None:
+    """End the cluster that `raysim up` started, and all runs on it; `raysim resume` continues them."""
+    with reported():
+        from raysim.engine.ray import keeper
+
+        cluster = keeper.down()
+        print(f"ended the cluster at {cluster.address}" if cluster else "There is no cluster.")

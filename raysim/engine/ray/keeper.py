@@ -1,0 +1,90 @@
+"""A private cluster that outlives the command that starts it. A process of its own, the keeper, has started it and ends it:
+`python -m raysim.engine.ray.keeper`."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from contextlib import suppress
+
+import ray
+
+from raysim.config import ConfigError
+from raysim.engine.ray.cluster import own_cluster
+from raysim.engine.ray.private import Kept, kept
+
+POLL = 0.2  # seconds
+END_SECONDS = 60.0  # for a keeper to stop its cluster; it is killed then, and its cluster with it
+
+
+def up(dashboard: bool = False) -> tuple[Kept, str]:
+    """Start a cluster that runs join from now on; returns it, and what the keeper has printed. Raises `ConfigError` where
+    they would join another, and `ConnectionError` where it does not come up."""
+    if address := os.environ.get("RAY_ADDRESS"):
+        raise ConfigError(f"RAY_ADDRESS is {address}: runs join the cluster there. Unset it first.")
+    if found := kept():
+        raise ConfigError(f"a cluster is up already, at {found.address}. Runs join it; `raysim down` ends it.")
+    command = [sys.executable, "-m", __name__, *["--dashboard"] * dashboard]
+    with tempfile.TemporaryFile("w+") as said:
+        keeper = subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=said, stderr=said, start_new_session=True
+        )  # no terminal's Ctrl-C reaches it
+        try:
+            while not ((found := kept()) and found.keeper == keeper.pid):
+                if keeper.poll() is not None:
+                    said.seek(0)
+                    raise ConnectionError(said.read().strip().rpartition("\n")[2] or "the cluster did not come up")
+                time.sleep(POLL)
+        except BaseException:
+            keeper.terminate()
+            raise
+        said.seek(0)
+        return found, said.read()
+
+
+def down() -> Kept | None:
+    """End the kept cluster, and every run on it; returns it, None where there is none."""
+    if found := kept():
+        deadline = time.monotonic() + END_SECONDS
+        with suppress(ProcessLookupError):
+            os.kill(found.keeper, signal.SIGTERM)
+            while _lives(found.keeper):
+                if time.monotonic() > deadline:
+                    os.kill(found.keeper, signal.SIGKILL)
+                time.sleep(POLL)
+    kept()  # removes what a killed one left
+    return found
+
+
+def keep(dashboard: bool) -> None:
+    """Keep a cluster up until SIGTERM, or until it is broken."""
+    asked = threading.Event()
+    os.chdir("/")  # the folder of the shell may be removed
+    with own_cluster(dashboard=dashboard) as folder:
+        signal.signal(signal.SIGTERM, lambda *_: asked.set())  # in the place of Ray's
+        Kept(folder, ray.get_runtime_context().gcs_address, os.getpid()).write()
+        node = ray._private.worker._global_node
+        assert node is not None
+        while not (asked.wait(POLL) or node.dead_processes()):
+            pass
+
+
+def _lives(process: int) -> bool:
+    """Whether it is there, and is not waiting for its parent to ask how it ended."""
+    try:
+        with open(f"/proc/{process}/stat") as file:
+            return file.read().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+if __name__ == "__main__":
+    try:
+        keep("--dashboard" in sys.argv)
+    except ConnectionError as error:
+        sys.exit(str(error))
