@@ -6,13 +6,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
-import torch
-
 from raysim.analysis.instrument import Instrument
 from raysim.core.facts import RunFacts
 from raysim.core.note import Note
 from raysim.core.round_view import RoundView
 from raysim.core.server import Population
+from raysim.late import torch
 
 
 @dataclass(frozen=True)

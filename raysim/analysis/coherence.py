@@ -6,15 +6,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import ClassVar
 
-import torch
-from torch import Tensor
-
 from raysim.analysis.instrument import Instrument
 from raysim.core.facts import RunFacts
 from raysim.core.mixture import Mixture
 from raysim.core.note import Note
 from raysim.core.round_view import RoundView
 from raysim.core.server import Population
+from raysim.late import Tensor, torch
 
 
 @dataclass(frozen=True)

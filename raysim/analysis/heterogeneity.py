@@ -5,13 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-import torch
-import torch.nn.functional as F
-
 from raysim.analysis.instrument import Instrument
 from raysim.core.note import Note
 from raysim.core.round_view import RoundView
 from raysim.core.server import Population
+from raysim.late import F, torch
 
 
 @dataclass(frozen=True)

@@ -6,13 +6,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from torch import Tensor
-
 from raysim.core.facts import RunFacts
 from raysim.core.note import Note
 from raysim.core.probe import Probe
 from raysim.core.round_view import RoundView
 from raysim.core.server import Population
+from raysim.late import Tensor
 
 
 @dataclass(frozen=True)

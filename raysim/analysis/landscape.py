@@ -8,13 +8,12 @@ from dataclasses import dataclass
 from typing import Annotated, ClassVar, Literal
 
 import numpy as np
-import torch
 from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt
-from torch import Tensor
 
 from raysim.analysis.measure import Measure, MeasureError, Taken
 from raysim.analysis.run_view import RunView
 from raysim.core.task import Task
+from raysim.late import Tensor, torch
 
 
 @dataclass(frozen=True)
@@ -243,23 +242,22 @@ def top_eigenpairs(
         warnings.filterwarnings("ignore", "`torch.jit.script`", FutureWarning)  # which curvlinops and torch still use
         from curvlinops import HessianLinearOperator
 
-        hessian = HessianLinearOperator(model, MeanLoss(task), parameters, data, check_deterministic=False)
+        hessian = HessianLinearOperator(model, _mean_loss(task), parameters, data, check_deterministic=False)
         values, vectors = eigsh(hessian.to_scipy(), k=count, which="LA", tol=tolerance, v0=start)
     order = np.argsort(-values)
     return values[order], torch.from_numpy(np.ascontiguousarray(vectors.T[order])).float()
 
 
-class MeanLoss(torch.nn.Module):
+def _mean_loss(task: Task) -> torch.nn.Module:
     """The task's loss in the form that curvlinops asks for."""
 
-    reduction = "mean"
+    class MeanLoss(torch.nn.Module):
+        reduction = "mean"
 
-    def __init__(self, task: Task):
-        super().__init__()
-        self.task = task
+        def forward(self, outputs: Tensor, y: Tensor) -> Tensor:
+            return task.loss(outputs, y)
 
-    def forward(self, outputs: Tensor, y: Tensor) -> Tensor:
-        return self.task.loss(outputs, y)
+    return MeanLoss()
 
 
 def _columns(names: tuple[str, ...], rows: Sequence[tuple[float, ...]]) -> dict[str, list[float]]:

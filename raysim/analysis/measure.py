@@ -11,9 +11,9 @@ from typing import Any, ClassVar
 
 import numpy as np
 import pyarrow as pa
-from torch import Tensor
 
 from raysim.analysis.run_view import RunView
+from raysim.late import torch
 from raysim.store import tables
 
 
@@ -64,4 +64,4 @@ def write(name: str, measure: Measure, run: RunView) -> Taken:
 
 
 def _plain(values: Any) -> Any:
-    return values.numpy() if isinstance(values, Tensor) else values
+    return values.numpy() if isinstance(values, torch.Tensor) else values

@@ -6,9 +6,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
-import torch
-from torch import Tensor
-
 from raysim.analysis.instrument import Instrument
 from raysim.core.local_run import LocalRun
 from raysim.core.note import Note
@@ -16,6 +13,7 @@ from raysim.core.probe import Probe
 from raysim.core.round_view import RoundView
 from raysim.core.samples import take
 from raysim.core.server import Population
+from raysim.late import Tensor, no_grad, torch
 
 BATCH = 256  # samples of one pass
 
@@ -30,7 +28,7 @@ class TrainingLoss(Probe):
     def end(self, run: LocalRun) -> Tensor:
         return torch.stack([run.scratch["objective"], self._mean(run)])
 
-    @torch.no_grad()
+    @no_grad
     def _mean(self, run: LocalRun) -> Tensor:
         x, y = run.data.train
         total = torch.zeros((), dtype=torch.float64, device=y.device)

@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-import torch
 from pydantic import PositiveInt
 
 from raysim.analysis.measure import Measure, MeasureError, Taken
 from raysim.analysis.run_view import RunView
 from raysim.core.task import Classification
+from raysim.late import torch
 from raysim.store import tables
 
 

@@ -6,13 +6,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
-from torch import Tensor
-
 from raysim.analysis.instrument import Instrument
 from raysim.core.layers import LayerMap
 from raysim.core.note import Note
 from raysim.core.round_view import RoundView
 from raysim.core.server import Population
+from raysim.late import Tensor
 
 
 @dataclass(frozen=True)

@@ -5,12 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-import torch
 from pydantic import NonNegativeFloat, NonNegativeInt, PositiveInt
-from torch import Tensor
 
 from raysim.analysis.measure import Measure, MeasureError, Taken
 from raysim.analysis.run_view import RunView
+from raysim.late import Tensor, torch
 
 COLUMNS = 1 << 16  # parameters that are brought to float64 at once
 

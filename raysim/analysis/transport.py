@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
-import torch
 from pydantic import NonNegativeInt, PositiveInt
 
 from raysim.analysis.measure import Measure, MeasureError, Taken
 from raysim.analysis.run_view import RunView
+from raysim.late import torch
 
 
 @dataclass(frozen=True)

@@ -6,8 +6,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
-from torch import Tensor, nn
-
 from raysim.core.facts import RunFacts
 from raysim.core.layers import LayerMap
 from raysim.core.local_run import LocalRun
@@ -15,6 +13,7 @@ from raysim.core.optim import OptimizerSpec
 from raysim.core.probe import Probe
 from raysim.core.samples import Samples
 from raysim.core.server import DownlinkRule, ServerStep
+from raysim.late import Tensor, nn
 
 # With it come the classes that a method written by a user names.
 __all__ = ["ClientMethod", "ClientStack", "LocalRun", "Samples", "Upload", "exclusive_hooks", "overrides"]

@@ -7,12 +7,11 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from raysim.core.layers import LayerMap
 from raysim.core.mixture import Mixture
 from raysim.core.probe import Probe
+from raysim.late import Tensor, torch
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-import torch
+from raysim.late import torch
 
 Cause = Literal["client", "code", "machine"]
 
@@ -14,16 +14,15 @@ class ClientFailure(Exception):
     of the client is then up to `rounds.on_client_failure`; any other error in a method ends the run."""
 
 
-_CLIENT = (ClientFailure, FloatingPointError, torch._C._LinAlgError)  # type: ignore[attr-defined]
-_MACHINE = (MemoryError, torch.OutOfMemoryError, torch.AcceleratorError, OSError)
 _NO_MEMORY = ("can't allocate memory", "out of memory", "ALLOC_FAILED")  # in the RuntimeErrors of torch and CUDA
 
 
 def cause_of(error: BaseException) -> Cause:
     """Numbers that cannot be computed with are the client's; memory, files and devices are the machine's."""
-    if isinstance(error, _CLIENT):
+    if isinstance(error, ClientFailure | FloatingPointError | torch._C._LinAlgError):  # type: ignore[attr-defined]
         return "client"
-    return "machine" if isinstance(error, _MACHINE) or out_of_memory(error) else "code"
+    machine = isinstance(error, torch.AcceleratorError | OSError) or out_of_memory(error)
+    return "machine" if machine else "code"
 
 
 def out_of_memory(error: BaseException) -> bool:

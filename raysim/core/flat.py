@@ -6,10 +6,8 @@ import math
 from collections import OrderedDict
 from collections.abc import Sequence
 
-import torch
-from torch import Tensor, nn
-
 from raysim.core.layers import LayerMap
+from raysim.late import Tensor, nn, torch
 
 
 class FlatModel:
@@ -20,8 +18,10 @@ class FlatModel:
     """
 
     def __init__(
-        self, model: nn.Module, layers: LayerMap, device: torch.device | str = "cpu", dtype: torch.dtype = torch.float32
-    ):
+        self, model: nn.Module, layers: LayerMap, device: torch.device | str = "cpu", dtype: torch.dtype | None = None
+    ):  # fmt: skip
+        """`dtype` of the vectors; default: fp32."""
+        dtype = dtype or torch.float32
         self.model, self.layers = model, layers
         state = {name: tensor.detach() for name, tensor in model.state_dict(keep_vars=True).items()}
         self.value = layers.flatten(state, dtype).to(device=device)

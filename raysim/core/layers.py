@@ -7,12 +7,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-import torch
-from torch import Tensor, nn
-
 from raysim.core.grouping import GROUPINGS, GroupingError
 from raysim.core.layout import Layout, TensorSpec, tensors_of
 from raysim.core.segments import Segments, indices, segments_of
+from raysim.late import Tensor, nn, torch
 
 __all__ = ["GROUPINGS", "GroupingError", "LayerMap", "TensorSpec"]
 

@@ -5,10 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cached_property
 
-import torch
-from torch import Tensor, nn
-
-NORMS = (nn.modules.batchnorm._BatchNorm, nn.LayerNorm, nn.GroupNorm, nn.modules.instancenorm._InstanceNorm)
+from raysim.late import Tensor, nn, torch
 
 
 @dataclass(frozen=True)
@@ -59,6 +56,7 @@ def tensors_of(model: nn.Module, channels_last: bool = False) -> tuple[TensorSpe
         return "parameter" if name in trainable else "buffer" if tensor.is_floating_point() else "counter"
 
     kinds = {name: kind(name, tensor) for name, (_, tensor) in state.items()}
+    norms = (nn.modules.batchnorm._BatchNorm, nn.LayerNorm, nn.GroupNorm, nn.modules.instancenorm._InstanceNorm)
     specs: list[TensorSpec] = []
     start = 0
     for name in sorted(state, key=lambda name: ("parameter", "buffer", "counter").index(kinds[name])):
@@ -66,7 +64,7 @@ def tensors_of(model: nn.Module, channels_last: bool = False) -> tuple[TensorSpe
         spec = TensorSpec(
             name=name, shape=tuple(tensor.shape), start=start, stop=start + tensor.numel(), kind=kinds[name],
             stage=stages.get(name.partition(".")[0], 0), order=order, module=path,
-            bare=any(True for _ in modules[path].children()), norm=isinstance(modules[path], NORMS),
+            bare=any(True for _ in modules[path].children()), norm=isinstance(modules[path], norms),
             channels_last=channels_last and kinds[name] == "parameter" and tensor.dim() == 4,
         )  # fmt: skip
         specs.append(spec)
@@ -153,9 +151,11 @@ class Layout:
             for s in specs
         }
 
-    def flatten(self, state: dict[str, Tensor], dtype: torch.dtype = torch.float32) -> Tensor:
-        """The value [S] of a state_dict. Raises `KeyError` or `ValueError` naming the tensor that does not fit."""
-        value = torch.empty(self.S, dtype=dtype)
+    def flatten(self, state: dict[str, Tensor], dtype: torch.dtype | None = None) -> Tensor:
+        """The value [S] of a state_dict, in `dtype`, by default fp32.
+
+        Raises `KeyError` or `ValueError` naming the tensor that does not fit."""
+        value = torch.empty(self.S, dtype=dtype or torch.float32)
         for spec in self.tensors:
             if spec.name not in state:
                 raise KeyError(f"the model's tensor {spec.name!r} is missing")

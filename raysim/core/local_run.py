@@ -7,9 +7,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-import torch
-from torch import Tensor
-
 from raysim.core.flat import FlatModel
 from raysim.core.layers import LayerMap
 from raysim.core.note import Note, method_name
@@ -17,6 +14,7 @@ from raysim.core.optim import SGD, Adam, OptimizerSpec
 from raysim.core.rng import generator, seed_layers, stream_seed
 from raysim.core.samples import ClientData, batch_slices, take
 from raysim.core.task import Task
+from raysim.late import Tensor, torch
 
 
 @dataclass(frozen=True)

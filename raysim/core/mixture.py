@@ -7,10 +7,9 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from raysim.core.layers import LayerMap
+from raysim.late import Tensor, torch
 
 
 @dataclass(frozen=True)

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import torch
-from torch import Tensor
+from raysim.late import Tensor, torch
 
 WHOLE = slice(None)
 

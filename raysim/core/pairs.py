@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-import torch
-from torch import Tensor
+from raysim.late import Tensor, torch
 
 
 @dataclass(frozen=True)

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from torch import Tensor
-
 from raysim.core.local_run import LocalRun
+from raysim.late import Tensor
 
 
 class Probe:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from hashlib import blake2b
 
 import numpy as np
-import torch
+
+from raysim.late import torch
 
 SERVER = -1  # the "client" of draws made by the server
 

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from torch import Tensor
-
 from raysim.core.cohort import Cohort
 from raysim.core.mixture import Mixture
+from raysim.late import Tensor
 
 
 class RoundView(Protocol):

@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
 
-import torch
-from torch import Tensor
+from raysim.late import Tensor, torch
 
 
 class Samples(NamedTuple):

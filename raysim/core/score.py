@@ -7,9 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
-import torch
-import torch.nn.functional as F
-from torch import Tensor
+from raysim.late import F, Tensor, torch
 
 Sums = tuple[float, ...]
 Numbers = tuple[float | Tensor, ...]  # tensors are 0-d
@@ -90,7 +88,7 @@ class Tally:
     @property
     def tensors(self) -> list[Tensor]:
         """The numbers that are tensors, in order."""
-        return [self.loss, *(n for numbers in self.sums.values() for n in numbers if isinstance(n, Tensor))]
+        return [self.loss, *(n for numbers in self.sums.values() for n in numbers if isinstance(n, torch.Tensor))]
 
 
 def scores_of(tallies: Sequence[Tally]) -> list[Score]:
@@ -101,7 +99,7 @@ def scores_of(tallies: Sequence[Tally]) -> list[Score]:
         read[dtype] = iter(torch.stack([tensor for tensor in tensors if tensor.dtype == dtype]).tolist())
 
     def number(of: float | Tensor) -> float:
-        return next(read[of.dtype]) if isinstance(of, Tensor) else of
+        return next(read[of.dtype]) if isinstance(of, torch.Tensor) else of
 
     return [
         Score(t.samples, number(t.loss), {name: tuple(map(number, numbers)) for name, numbers in t.sums.items()})

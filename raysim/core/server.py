@@ -9,8 +9,6 @@ from itertools import takewhile
 from typing import Any, ClassVar, Protocol, cast
 
 import numpy as np
-import torch
-from torch import Tensor, nn
 
 from raysim.core.cohort import AskedCohort, Cohort
 from raysim.core.facts import RunFacts
@@ -20,6 +18,7 @@ from raysim.core.note import FELL_BACK, Note
 from raysim.core.probe import Probe
 from raysim.core.rng import SERVER, generator
 from raysim.core.workbench import Workbench
+from raysim.late import Tensor, nn, torch
 
 STAGES = ("select", "weigh", "multiply", "rescale")
 

@@ -12,10 +12,9 @@ from contextlib import suppress
 from dataclasses import fields, is_dataclass
 from typing import Any, Union, get_args, get_origin, get_type_hints
 
-import torch
-from torch import Tensor
+from raysim.late import Tensor, torch
 
-_SCALARS: dict[type, torch.dtype] = {bool: torch.bool, int: torch.int64, float: torch.float64}
+_SCALARS: dict[type, str] = {bool: "bool", int: "int64", float: "float64"}
 _Path = tuple[str, ...]
 
 
@@ -62,12 +61,12 @@ def _join(path: _Path) -> str:
 
 
 def _flatten(value: Any, path: _Path) -> Iterator[tuple[str, Tensor]]:
-    if isinstance(value, Tensor):
+    if isinstance(value, torch.Tensor):
         yield _join(path), value
     elif type(value) in _SCALARS:
         if type(value) is int and not -(2**63) <= value < 2**63:
             raise ValueError(f"cannot pack {_join(path)}: {value} does not fit 64 bits")
-        yield f"{_join(path)}:scalar", torch.tensor(value, dtype=_SCALARS[type(value)])
+        yield f"{_join(path)}:scalar", torch.tensor(value, dtype=getattr(torch, _SCALARS[type(value)]))
     elif isinstance(value, dict) or (is_dataclass(value) and not isinstance(value, type)):
         entries = value if isinstance(value, dict) else {name: getattr(value, name) for name in _names(value)}
         if path and all(entry is None for entry in entries.values()):

@@ -12,11 +12,10 @@ from dataclasses import dataclass, replace
 from typing import ClassVar, Self
 
 import numpy as np
-import torch.nn.functional as F
-from torch import Tensor
 
 from raysim.core import score
 from raysim.core.score import Metric, Score, Tally, scores_of
+from raysim.late import F, Tensor
 from raysim.registry import REGISTRY, Table
 
 

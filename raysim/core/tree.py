@@ -15,8 +15,8 @@ from operator import itemgetter
 from typing import Any, NamedTuple
 
 import numpy as np
-import torch
-from torch import Tensor
+
+from raysim.late import Tensor, torch
 
 Node = tuple[int, int]
 Piece = tuple[int, int, np.ndarray]  # start, stop, float64 weights of the clients
@@ -162,7 +162,7 @@ def as_array(tensor: Tensor) -> Any:
 
 def operations(like: Any) -> Any:
     """The module whose `add`, `multiply` and the like work on what `as_array` makes of `like`, or on `like` as that."""
-    return torch if isinstance(like, Tensor) and like.is_cuda else np
+    return torch if isinstance(like, torch.Tensor) and like.is_cuda else np
 
 
 def plus(a: Partial, b: Partial, sizes: Sequence[int], in_place: bool = False) -> Partial:

@@ -7,15 +7,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
-import torch
-import torch.nn.functional as F
-from torch import Tensor
-from torch.nn.modules.batchnorm import _BatchNorm
 
 from raysim.core.flat import FlatModel
 from raysim.core.layers import LayerMap
 from raysim.core.samples import Samples, take
 from raysim.core.task import Task
+from raysim.late import F, Tensor, nn, no_grad, torch
 
 SWEEP_BATCH = 128  # samples of one batch of `Workbench.recalibrated`
 
@@ -65,7 +62,7 @@ class Workbench:
         self.flat.backward(objective.loss(self.flat.model(take(objective.x, batch)), batch))
         return self.flat.grad
 
-    @torch.no_grad()
+    @no_grad
     def mean_loss(self, objective: Objective, batch_size: int) -> Tensor:
         """The objective over all samples as training sees it: in train mode, but running statistics stay."""
         buffers, n = self.flat.buffers.clone(), len(objective.x)
@@ -75,7 +72,7 @@ class Workbench:
         self.flat.buffers.copy_(buffers)
         return total / n
 
-    @torch.no_grad()
+    @no_grad
     def logits(self, rows: np.ndarray, batch_size: int = 512) -> Tensor:
         """Outputs [n, ...] of the loaded model on `rows` [n], in eval mode."""
         self.flat.model.eval()
@@ -93,11 +90,15 @@ class Workbench:
         value = metric.value(score.sums[metric.name])
         return value if metric.higher_is_better else -value
 
-    @torch.no_grad()
+    @no_grad
     def recalibrated(self, value: Tensor, rows: np.ndarray) -> Tensor:
         """`value` [S] with the running statistics of a sweep over `rows` in train mode, the mean over even batches."""
         self.load(value)
-        norms = [m for m in self.flat.model.modules() if isinstance(m, _BatchNorm) and m.track_running_stats]
+        norms = [
+            m
+            for m in self.flat.model.modules()
+            if isinstance(m, nn.modules.batchnorm._BatchNorm) and m.track_running_stats
+        ]
         momenta = [m.momentum for m in norms]
         for module in norms:
             module.reset_running_stats()

@@ -14,8 +14,6 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from raysim.core.event import Event
 from raysim.core.failures import breaks_device, out_of_memory
@@ -23,6 +21,7 @@ from raysim.data import Dataset, Partition
 from raysim.engine.shares import Pace
 from raysim.host.device import keep_freed_memory
 from raysim.host.messages import Arrays, HostSpec
+from raysim.late import Tensor, torch
 
 Handle = Any  # a value, or a reference to one
 Result = TypeVar("Result")

@@ -7,8 +7,6 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from raysim.core import tree
 from raysim.core.layers import LayerMap
@@ -20,6 +18,7 @@ from raysim.engine.scheduler import Scheduler, TrainedCohort
 from raysim.engine.sums import aggregation, chunks, destinations, merge_up, place, sum_request
 from raysim.host.device import tensor_of
 from raysim.host.messages import ClientResult, SparseVector, SumDestination, SumRequest
+from raysim.late import Tensor, torch
 
 
 class HostedCohort:
@@ -65,7 +64,9 @@ class HostedCohort:
     # Visits.
 
     def each(self, function: Callable[..., Tensor], *payload: Any) -> Tensor:
-        sent = [self._engine.put(p.numpy()) if isinstance(p, Tensor) else p for p in payload]  # once for all hosts
+        sent = [
+            self._engine.put(p.numpy()) if isinstance(p, torch.Tensor) else p for p in payload
+        ]  # once for all hosts
         return self._visit("each", function, *sent)
 
     def distances(self, to: Tensor, layers: LayerMap | None = None) -> Tensor:

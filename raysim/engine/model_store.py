@@ -6,11 +6,9 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import torch
-from torch import Tensor
-
 from raysim.engine.base import Call, Engine, Span
 from raysim.host.distances import blocks_of
+from raysim.late import Tensor, torch
 
 
 @dataclass(frozen=True)

@@ -8,9 +8,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
-import torch
-from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _BatchNorm
 
 from raysim import machine
 from raysim.config import STACKS, Config, ConfigError, LocalEngineConfig, name_in
@@ -24,6 +21,7 @@ from raysim.data import Dataset, Partition, make_partition
 from raysim.engine.base import Engine
 from raysim.engine.local import LocalEngine
 from raysim.host.messages import HostSpec
+from raysim.late import Tensor, nn, torch
 from raysim.models import Inputs, builder
 from raysim.registry import REGISTRY
 from raysim.store.documents import DamagedFile, read_tensors
@@ -153,7 +151,9 @@ def _check_network(config: Config, data: Dataset, clients: int) -> None:
 
 def _warn_of_statistics(config: Config, model: nn.Module) -> None:
     """Scaled weights under the running statistics of others cost FedLAW's ResNet8 15 points of accuracy."""
-    tracked = any(isinstance(module, _BatchNorm) and module.track_running_stats for module in model.modules())
+    tracked = any(
+        isinstance(module, nn.modules.batchnorm._BatchNorm) and module.track_running_stats for module in model.modules()
+    )
     for stack in ("weighting", "server") if tracked and config.model.bn_stats == "average" else ():
         for i, method in enumerate(getattr(config, stack)):
             if method.scales:

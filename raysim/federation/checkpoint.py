@@ -22,10 +22,9 @@ from typing import Annotated, Any, NotRequired
 
 import numpy as np
 from pydantic import Field
-from safetensors.torch import load
-from torch import Tensor
 from typing_extensions import TypedDict
 
+from raysim.late import Tensor
 from raysim.paths import UnsafeName, below
 from raysim.store.atomic import as_safetensors, creating, subfolder, write_json
 from raysim.store.documents import OPEN_SHAPE, DamagedFile, read_json
@@ -175,6 +174,8 @@ class Checkpoints:
 
     def load(self, t: int) -> Saved:
         """Load round `t`; later saves continue from it. Raises CheckpointError, naming the file, if one is damaged."""
+        import safetensors.torch  # it imports PyTorch
+
         if self._verified_last is not None and self._verified_last[0] == t:
             _, manifest, states = self._verified_last
         else:
@@ -183,7 +184,7 @@ class Checkpoints:
         # Read, not mapped: the tensors outlive the file, which a later save removes.
         content = path.read_bytes()
         try:
-            server = load(content)
+            server = safetensors.torch.load(content)
         except Exception as error:  # safetensors has an error of its own, torch several
             raise CheckpointError(f"{path} is damaged: it does not hold tensors ({error})") from error
         self._base, self.states, self._verified_last = t, states, None

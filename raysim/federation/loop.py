@@ -8,9 +8,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import torch
-from torch import nn
-
 from raysim.config import Config
 from raysim.core.event import Event
 from raysim.data import Dataset, Partition
@@ -21,6 +18,7 @@ from raysim.federation.resume import RunCheckpoints, check_device, check_samples
 from raysim.federation.round import PlayRound, Round, play_round
 from raysim.federation.scores import round_summary
 from raysim.federation.writer import Finished, Tracer, Writer, describe
+from raysim.late import nn, torch
 
 
 class Federation:

@@ -7,14 +7,13 @@ from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 
-import torch
-
 from raysim.config import Config, ConfigError, RayEngineConfig
 from raysim.engine.ray.cluster import cluster, cluster_address
 from raysim.engine.ray.driver import RemoteFederation
 from raysim.engine.ray.placement import Resources
 from raysim.federation.builder import prepare
 from raysim.federation.loop import Federation
+from raysim.late import torch
 
 
 @contextmanager

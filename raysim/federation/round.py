@@ -8,7 +8,6 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 import numpy as np
-from torch import Tensor
 
 from raysim.config import STACKS, name_in
 from raysim.core.cohort import AskedCohort
@@ -25,6 +24,7 @@ from raysim.engine.model_store import HostedModels
 from raysim.engine.scheduler import Scheduler, initialize, nothing
 from raysim.federation.builder import RunParts
 from raysim.federation.failures import RoundFailed, check_trained
+from raysim.late import Tensor
 from raysim.store.tables import PHASES
 
 

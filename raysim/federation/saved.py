@@ -7,8 +7,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
-import torch
-from torch import Tensor, nn
 
 from raysim.analysis.measure import MeasureError
 from raysim.analysis.run_view import Part, Score
@@ -19,6 +17,7 @@ from raysim.core.score import Score as TaskScore
 from raysim.core.task import Task
 from raysim.federation import host_spec, partitioned
 from raysim.host.host import ClientHost
+from raysim.late import Tensor, nn, torch
 from raysim.store.documents import read_tensors
 from raysim.store.manifest import read_manifest
 

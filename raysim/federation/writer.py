@@ -9,8 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from raysim.config import STACKS, decisive, fingerprint, name_in, to_dict, to_yaml
 from raysim.core.event import Event
@@ -26,6 +24,7 @@ from raysim.federation.round import Round
 from raysim.federation.scoreboard import Scoreboard
 from raysim.federation.scores import fallen_back, personal_summary, run_summary
 from raysim.host.messages import ClientResult
+from raysim.late import Tensor, torch
 from raysim.store.atomic import replacing, write_json
 from raysim.store.manifest import manifest
 from raysim.store.sinks import Sinks

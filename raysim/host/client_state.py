@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import torch
-from torch import Tensor
-
 from raysim.core.layers import LayerMap
 from raysim.core.local_run import ClientState, LocalRun
 from raysim.core.note import method_name
 from raysim.core.state import pack, unpack
 from raysim.host.device import to_numpy
 from raysim.host.messages import Arrays, HostSpec
+from raysim.late import Tensor, torch
 
 RESERVED = ("previous", "personal", "buffers", "optimizer")  # the simulator's own entries
 

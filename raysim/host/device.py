@@ -9,8 +9,8 @@ import warnings
 from typing import Any
 
 import numpy as np
-import torch
-from torch import Tensor
+
+from raysim.late import Tensor, torch
 
 LARGE = 1 << 26  # bytes of a model, so that training it takes longer than to get memory for it
 

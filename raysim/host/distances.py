@@ -6,14 +6,13 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from raysim.core import tree
 from raysim.core.layers import LayerMap
 from raysim.host.device import on_device
 from raysim.host.messages import Arrays
 from raysim.host.trained import Blocks, TrainedModels
+from raysim.late import Tensor, torch
 
 MODELS_AT_ONCE = 128  # whose distances to the others are taken at once, at most
 SHARES = 16  # blocks that there are of few models as well, for several hosts

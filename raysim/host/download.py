@@ -6,11 +6,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from raysim.host.device import on_device
 from raysim.host.messages import Arrays, TrainRequest
+from raysim.late import Tensor, torch
 
 
 @dataclass(frozen=True)

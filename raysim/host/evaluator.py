@@ -5,13 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from raysim.core.flat import FlatModel
 from raysim.core.score import Score, scores_of
 from raysim.core.task import Task
 from raysim.host.samples import SampleSource
+from raysim.late import Tensor, no_grad, torch
 
 
 class Evaluator:
@@ -37,7 +36,7 @@ class Evaluator:
     def _parts(self, rows: np.ndarray) -> list[np.ndarray]:
         return [rows[i : i + self.batch] for i in range(0, len(rows), self.batch)]
 
-    @torch.no_grad()
+    @no_grad
     def logits(self, x: Tensor) -> Tensor:
         """Outputs [n, ...] of the loaded model in eval mode, on model inputs [n, ...]."""
         self.flat.model.eval()

@@ -9,8 +9,6 @@ from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from raysim.core.flat import FlatModel
 from raysim.core.layers import LayerMap
@@ -36,6 +34,7 @@ from raysim.host.samples import SampleSource
 from raysim.host.sums import LogEntry, PartialSums
 from raysim.host.trained import TrainedModels
 from raysim.host.trainer import Trainer
+from raysim.late import Tensor, torch
 
 PREDICT_BATCH = 512  # samples; part of the bits, and so none of the settings
 
@@ -196,9 +195,9 @@ class ClientHost:
         bench = Workbench(self.flat, on_device(value, self.device), updates, self.samples.rows, self.task)
         with self._global_stream():
             seed_layers(seed, self.device)
-            result = function(bench, *(p.to(self.device) if isinstance(p, Tensor) else p for p in payload))
+            result = function(bench, *(p.to(self.device) if isinstance(p, torch.Tensor) else p for p in payload))
         # Copies: what a function returns may lie in the model's own storage, which others will use.
-        if isinstance(result, Tensor):
+        if isinstance(result, torch.Tensor):
             return result.detach().to("cpu", copy=True)
         return tuple(r.detach().to("cpu", copy=True) for r in result)
 

@@ -6,11 +6,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import compress
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from raysim.core import tree
 from raysim.core.client import ClientMethod, ClientStack
@@ -22,7 +20,11 @@ from raysim.core.pairs import entries
 from raysim.core.probe import Probe
 from raysim.core.score import Score
 from raysim.core.task import Task
-from raysim.models import Inputs, Model, assemble
+from raysim.late import Tensor, torch
+from raysim.models import Inputs, assemble
+
+if TYPE_CHECKING:
+    from raysim.models.model import Model
 
 Arrays = Mapping[str, np.ndarray]
 Sums = dict[tree.Node, tuple[np.ndarray, tuple[bool, ...]]]  # `tree.Partials` as arrays

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from raysim.core.samples import ClientData, Samples
 from raysim.data import Dataset, Partition
+from raysim.late import Tensor, torch
 
 CACHE_BYTES = 256 << 20  # model inputs that stay in a CPU's memory from round to round
 FREE_SHARE = 0.25  # of a GPU's memory is left to training

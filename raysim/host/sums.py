@@ -8,8 +8,6 @@ from functools import partial
 from typing import Any
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from raysim.core import tree
 from raysim.core.flat import finite
@@ -18,6 +16,7 @@ from raysim.host import distances
 from raysim.host.device import on_device
 from raysim.host.messages import SumDestination, SumRequest, Sums
 from raysim.host.trained import TrainedModels
+from raysim.late import Tensor, torch
 
 LogEntry = tuple[str, float, float, int]  # phase, start, stop (seconds since the epoch), bytes sent to other hosts
 

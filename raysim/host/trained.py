@@ -5,10 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-import torch
-from torch import Tensor
-
 from raysim.core import segments, tree
+from raysim.late import Tensor, torch
 
 Blocks = Callable[[int, int], Any]  # (start, stop) -> [k, stop - start] of k vectors, for a `tree.WeightedSum`
 

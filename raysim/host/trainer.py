@@ -7,8 +7,6 @@ import traceback
 from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from raysim.core.client import Upload
 from raysim.core.failures import breaks_device, cause_of, out_of_memory
@@ -22,6 +20,7 @@ from raysim.host.download import Download
 from raysim.host.evaluator import Evaluator
 from raysim.host.messages import ClientResult, HostSpec, SparseVector
 from raysim.host.samples import SampleSource
+from raysim.late import Tensor, torch
 
 NOT_FINITE = "its model is not finite (NaN or Inf): refused. A lower local.lr or local.grad_clip may help"
 

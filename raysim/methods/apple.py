@@ -7,9 +7,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-import torch
-from torch import Tensor
-
 from raysim.core.client import ClientMethod, LocalRun, Upload
 from raysim.core.cohort import Cohort
 from raysim.core.facts import RunFacts
@@ -17,6 +14,7 @@ from raysim.core.layers import LayerMap
 from raysim.core.mixture import Mixture
 from raysim.core.pairs import Pairs, entries, sparse
 from raysim.core.server import Downlink, DownlinkRule, ModelStore, Server, ServerStep
+from raysim.late import Tensor, torch
 
 
 @dataclass

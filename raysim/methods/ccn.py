@@ -6,8 +6,6 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 import numpy as np
-import torch
-from torch import Tensor, nn
 
 from raysim.core.bounds import Positive
 from raysim.core.cohort import Cohort
@@ -18,6 +16,7 @@ from raysim.core.mixture import Mixture
 from raysim.core.probe import Probe
 from raysim.core.samples import batch_slices
 from raysim.core.server import Server, Weighting
+from raysim.late import Tensor, nn, no_grad, torch
 
 EPS = 1e-12
 SWEEP = 512  # samples of one forward pass over a client's data
@@ -57,7 +56,7 @@ class LatentMean(Probe):
         _, total, samples = run.scratch.get("ccn", (None, 0.0, 0))
         return total / samples if samples else self.sweep(run)  # a client without a step saw no batch
 
-    @torch.no_grad()
+    @no_grad
     def sweep(self, run: LocalRun) -> Tensor:
         x = run.data.train.x
         stages = list(run.model.children())[:-1]

@@ -5,10 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from torch import Tensor
-
 from raysim.core.client import ClientMethod, LocalRun
 from raysim.core.layers import LayerMap
+from raysim.late import Tensor
 
 
 @dataclass

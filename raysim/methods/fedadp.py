@@ -8,15 +8,13 @@ from itertools import pairwise
 from math import ceil
 from typing import ClassVar
 
-import torch
-from torch import Tensor
-
 from raysim.core.client import ClientMethod, LocalRun, Upload
 from raysim.core.cohort import Cohort
 from raysim.core.facts import RunFacts
 from raysim.core.layers import LayerMap
 from raysim.core.mixture import Mixture
 from raysim.core.server import Server, ServerStep
+from raysim.late import Tensor, torch
 
 EPS = 1e-12
 

@@ -6,13 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-import torch
-from torch import Tensor
-
 from raysim.core.client import ClientMethod, LocalRun
 from raysim.core.facts import RunFacts
 from raysim.core.pairs import sparse
 from raysim.core.server import Downlink, DownlinkRule, ModelStore, Server
+from raysim.late import Tensor, torch
 
 
 @dataclass(frozen=True)

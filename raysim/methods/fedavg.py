@@ -5,12 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-from torch import Tensor
-
 from raysim.core.bounds import Positive
 from raysim.core.cohort import Cohort
 from raysim.core.mixture import Mixture
 from raysim.core.server import Server, ServerStep, Weighting
+from raysim.late import Tensor
 
 
 @dataclass(frozen=True)

@@ -6,8 +6,6 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from raysim.core.bounds import NonNegativeInt, Positive
 from raysim.core.cohort import Cohort
@@ -15,6 +13,7 @@ from raysim.core.facts import RunFacts
 from raysim.core.mixture import Mixture
 from raysim.core.server import Server
 from raysim.core.workbench import Workbench
+from raysim.late import Tensor, torch
 from raysim.methods.server_ft import Recipe, ServerFT, refuse_parts
 
 EPS = 1e-12

@@ -5,13 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
-from torch import Tensor
-
 from raysim.core.bounds import NonNegativeInt, Positive
 from raysim.core.cohort import Cohort
 from raysim.core.facts import RunFacts
 from raysim.core.mixture import Mixture
 from raysim.core.server import Server
+from raysim.late import Tensor
 from raysim.methods.server_ft import Recipe, ServerFT, refuse_parts
 
 

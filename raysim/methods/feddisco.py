@@ -5,15 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-import torch
-from torch import Tensor, nn
-
 from raysim.core.bounds import NonNegative
 from raysim.core.cohort import Cohort
 from raysim.core.facts import RunFacts
 from raysim.core.layers import LayerMap
 from raysim.core.mixture import Mixture
 from raysim.core.server import Server, Weighting
+from raysim.late import Tensor, nn, torch
 
 
 @dataclass(frozen=True)

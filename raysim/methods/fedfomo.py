@@ -6,9 +6,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-import torch
-from torch import Tensor
-
 from raysim.core.client import ClientMethod, LocalRun, Upload
 from raysim.core.cohort import Cohort
 from raysim.core.facts import RunFacts
@@ -17,6 +14,7 @@ from raysim.core.mixture import Mixture
 from raysim.core.note import FELL_BACK
 from raysim.core.pairs import Pairs, entries, sparse
 from raysim.core.server import Downlink, DownlinkRule, ModelStore, Server, ServerStep
+from raysim.late import Tensor, no_grad, torch
 
 EPS = 1e-5  # the authors'
 
@@ -111,7 +109,7 @@ class FedFomo(ClientMethod, DownlinkRule):
         upload.scalars["fedfomo"] = entries(index, values, [run.round_info.clients])
 
 
-@torch.no_grad()
+@no_grad
 def validation_loss(run: LocalRun, value: Tensor) -> float:
     """Mean loss of a model `value` [S] on the client's validation samples, in eval mode; 0 if it has none."""
     x, y = run.data.val

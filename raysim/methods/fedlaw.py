@@ -8,8 +8,6 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal, Protocol
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from raysim.core.bounds import Fraction, NonNegativeInt, Positive, PositiveInt
 from raysim.core.cohort import Cohort
@@ -18,6 +16,7 @@ from raysim.core.mixture import Mixture
 from raysim.core.optim import Adam, OptimizerSpec
 from raysim.core.server import Server, Weighting
 from raysim.core.workbench import Workbench
+from raysim.late import Tensor, torch
 from raysim.methods.fedlws import FedLWS
 
 # Stochastic weight averaging, as the released code schedules it.

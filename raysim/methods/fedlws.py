@@ -6,8 +6,6 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from raysim.core.cohort import Cohort
 from raysim.core.facts import RunFacts
@@ -15,6 +13,7 @@ from raysim.core.layers import LayerMap, TensorSpec
 from raysim.core.mixture import Mixture
 from raysim.core.probe import LayerDistance, Probe
 from raysim.core.server import Server, ServerStep
+from raysim.late import Tensor, torch
 
 EPS = 1e-12
 

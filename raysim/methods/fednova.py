@@ -6,8 +6,6 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from raysim.core.cohort import Cohort
 from raysim.core.facts import RunFacts
@@ -15,6 +13,7 @@ from raysim.core.local_run import LocalRun
 from raysim.core.mixture import Mixture
 from raysim.core.probe import Probe
 from raysim.core.server import Server, Weighting
+from raysim.late import Tensor, torch
 from raysim.methods.sgdm import SGDM
 
 

@@ -5,13 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-import torch
-from torch import Tensor
-
 from raysim.core.bounds import Fraction, NonNegative, Positive
 from raysim.core.cohort import Cohort
 from raysim.core.mixture import Mixture
 from raysim.core.server import Server, ServerStep
+from raysim.late import Tensor, torch
 
 
 @dataclass(frozen=True)

@@ -5,12 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-import torch
-from torch import Tensor
-
 from raysim.core.client import ClientMethod, LocalRun, Upload
 from raysim.core.facts import RunFacts
 from raysim.core.layers import LayerMap
+from raysim.late import Tensor, torch
 
 BANDWIDTHS = (10.0, 15.0, 20.0, 50.0)
 

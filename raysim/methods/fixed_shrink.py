@@ -5,14 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-import torch
-from torch import Tensor, nn
-
 from raysim.core.bounds import Positive
 from raysim.core.cohort import Cohort
 from raysim.core.layers import LayerMap
 from raysim.core.mixture import Mixture
 from raysim.core.server import Server, ServerStep
+from raysim.late import Tensor, nn, torch
 
 
 @dataclass(frozen=True)

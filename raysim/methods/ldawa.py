@@ -5,9 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-import torch
-from torch import Tensor
-
 from raysim.core.bounds import NonNegativeInt
 from raysim.core.cohort import Cohort
 from raysim.core.facts import RunFacts
@@ -15,6 +12,7 @@ from raysim.core.local_run import LocalRun
 from raysim.core.mixture import Mixture
 from raysim.core.probe import Probe
 from raysim.core.server import Server, Weighting
+from raysim.late import Tensor, torch
 
 EPS = 1e-12
 

@@ -5,12 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-import torch
-import torch.nn.functional as F
-from torch import Tensor
-
 from raysim.core.client import ClientMethod, LocalRun
 from raysim.core.facts import RunFacts
+from raysim.late import F, Tensor, torch
 
 
 @dataclass(frozen=True)

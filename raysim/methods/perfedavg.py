@@ -5,9 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from torch import Tensor
-
 from raysim.core.client import ClientMethod, LocalRun
+from raysim.late import Tensor
 
 
 @dataclass(frozen=True)

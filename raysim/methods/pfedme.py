@@ -6,12 +6,11 @@ import warnings
 from dataclasses import dataclass
 from typing import Literal
 
-from torch import Tensor
-
 from raysim.core.client import ClientMethod, LocalRun
 from raysim.core.facts import RunFacts
 from raysim.core.layers import LayerMap
 from raysim.core.server import ServerStep
+from raysim.late import Tensor
 from raysim.methods.fedavg import StepSize
 
 

@@ -5,9 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-import torch
-from torch import Tensor
-
 from raysim.core.client import ClientMethod, LocalRun, Upload
 from raysim.core.cohort import Cohort
 from raysim.core.facts import RunFacts
@@ -15,6 +12,7 @@ from raysim.core.layers import LayerMap
 from raysim.core.mixture import Mixture
 from raysim.core.samples import batch_slices
 from raysim.core.server import Server, ServerStep
+from raysim.late import Tensor, torch
 
 
 @dataclass

@@ -7,8 +7,6 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from raysim.core.bounds import Fraction, NonNegativeInt, Positive, PositiveInt
 from raysim.core.cohort import Cohort
@@ -17,6 +15,7 @@ from raysim.core.mixture import Mixture
 from raysim.core.optim import OptimizerSpec
 from raysim.core.server import ProxyData, Server, ServerStep
 from raysim.core.workbench import Workbench
+from raysim.late import Tensor, torch
 
 # The released code makes the server's optimiser as it makes the clients', and never decays its learning rate.
 OFFICIAL_LR, OFFICIAL = 0.08, OptimizerSpec("sgd", momentum=0.9, weight_decay=5e-4)

@@ -5,15 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Literal
 
-import torch
-from torch import Tensor
-
 from raysim.core.client import ClientMethod, LocalRun, Upload
 from raysim.core.cohort import Cohort
 from raysim.core.facts import RunFacts
 from raysim.core.mixture import Mixture
 from raysim.core.optim import OptimizerSpec
 from raysim.core.server import Server, ServerStep
+from raysim.late import Tensor, torch
 
 
 @dataclass(frozen=True)

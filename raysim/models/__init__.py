@@ -1,22 +1,28 @@
 """The models of the papers, and torchvision's, each as ordered stages: features, then a linear head."""
 
+from __future__ import annotations
+
 from collections.abc import Callable, Mapping
 from difflib import get_close_matches
 from functools import partial
 from inspect import signature
+from typing import TYPE_CHECKING
 
 from raysim.models import torchvision
 from raysim.models.cnn import alexnet, amazon_mlp, bn_cnn, fedavg_cnn, lenet, mlp, simple_cnn, small_cnn, tiny_bn_cnn
 from raysim.models.densenet import densenet121
 from raysim.models.resnet import resnet8, resnet18, resnet20, resnet56, resnet110, wrn56_4
-from raysim.models.staged import Inputs, Model, ModelError
+from raysim.models.staged import Inputs, ModelError
 from raysim.models.text import char_gru, fasttext, text_cnn
 from raysim.models.torchvision import resnet18_imagenet
 from raysim.models.vgg import vgg9, vgg16
 from raysim.models.vit import vit
 from raysim.registry import REGISTRY, Table
 
-__all__ = ["MODELS", "Inputs", "Model", "ModelError", "assemble", "build", "builder"]
+if TYPE_CHECKING:
+    from raysim.models.model import Model
+
+__all__ = ["MODELS", "Inputs", "ModelError", "assemble", "build", "builder"]
 
 MODELS: Table[Callable[..., Model]] = REGISTRY.table("model").fill(
     {

@@ -1,12 +1,17 @@
 """Plain convolutional networks and multi-layer perceptrons."""
 
+from __future__ import annotations
+
 from collections.abc import Sequence
 from itertools import pairwise
 from math import prod
+from typing import TYPE_CHECKING
 
-from torch import nn
+from raysim.late import nn
+from raysim.models.staged import Inputs, ModelError, classifier, stage, width
 
-from raysim.models.staged import Inputs, Model, ModelError, classifier, stage, width
+if TYPE_CHECKING:
+    from raysim.models.model import Model
 
 
 def conv_norm(channels: int, width: int, kernel: int, padding: int = 0, bias: bool = True) -> dict[str, nn.Module]:

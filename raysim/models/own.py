@@ -6,12 +6,13 @@ import inspect
 from collections import OrderedDict
 from collections.abc import Callable
 from functools import update_wrapper
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
-from torch import nn
+from raysim.late import nn, torch
+from raysim.models.staged import Inputs, ModelError
 
-from raysim.models.staged import Inputs, Model, ModelError
+if TYPE_CHECKING:
+    from raysim.models.model import Model
 
 WAY_OUT = (
     "Give it two attributes, `features` and `head`, of which `head` is an nn.Linear and forward(x) is head(features(x)), "
@@ -32,6 +33,8 @@ def builder_of(factory: Callable[..., nn.Module]) -> Callable[..., Model]:
 
 def staged(module: nn.Module, inputs: Inputs) -> Model:
     """`module` as features and a head, with its own tensors. Raises `ModelError` where it has no such split."""
+    from raysim.models.model import Model
+
     if isinstance(module, Model):
         return module
     features, head = getattr(module, "features", None), getattr(module, "head", None)

@@ -1,33 +1,21 @@
 """Residual networks of He et al. 2016 (and, widened, of Zagoruyko and Komodakis 2016), with projection shortcuts."""
 
+from __future__ import annotations
+
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
-from torch import Tensor, nn
-from torch.nn import functional as F
+from raysim.late import nn
+from raysim.models.staged import Inputs, classifier, stage
 
-from raysim.models.staged import Inputs, Model, classifier, stage
-
-
-class BasicBlock(nn.Module):
-    """Two 3x3 convolutions with BatchNorm, plus the input: [B, c_in, H, W] -> [B, c_out, H / stride, W / stride]."""
-
-    def __init__(self, c_in: int, c_out: int, stride: int) -> None:
-        super().__init__()
-        self.conv1 = nn.Conv2d(c_in, c_out, 3, stride=stride, padding=1, bias=False)
-        self.norm1 = nn.BatchNorm2d(c_out)
-        self.conv2 = nn.Conv2d(c_out, c_out, 3, padding=1, bias=False)
-        self.norm2 = nn.BatchNorm2d(c_out)
-        self.shortcut: nn.Module = nn.Identity()
-        if stride != 1 or c_in != c_out:
-            self.shortcut = stage(conv=nn.Conv2d(c_in, c_out, 1, stride=stride, bias=False), norm=nn.BatchNorm2d(c_out))
-
-    def forward(self, x: Tensor) -> Tensor:
-        z = F.relu(self.norm1(self.conv1(x)))
-        return F.relu(self.norm2(self.conv2(z)) + self.shortcut(x))
+if TYPE_CHECKING:
+    from raysim.models.model import Model
 
 
 def _resnet(inputs: Inputs, widths: Sequence[int], blocks: int, **after_stem: nn.Module) -> Model:
     """A 3x3 stem, one stage of basic blocks a width, each but the first at half the resolution; global average."""
+    from raysim.models.modules import BasicBlock
+
     channels, _, _ = inputs.image()
     c_in = widths[0]
     conv = nn.Conv2d(channels, c_in, 3, padding=1, bias=False)

@@ -1,11 +1,16 @@
-"""What a model is built for, what a model is, and how one is put together from stages."""
+"""What a model is built for, and how one is put together from stages."""
+
+from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-import torch
-from torch import Tensor, nn
+from raysim.late import nn, torch
+
+if TYPE_CHECKING:
+    from raysim.models.model import Model
 
 
 class ModelError(ValueError):
@@ -37,23 +42,6 @@ class Inputs:
         return f"{self.shape} with {'no vocabulary' if self.vocab is None else f'a vocabulary of {self.vocab}'}"
 
 
-class Model(nn.Sequential):
-    """Ordered, named stages. The last one is `head`, a Linear [D] -> [C]; all before it are the features.
-
-    `model(x)` is `model.head(model.features(x))`. Parameters are registered stage by stage, so the last p stages are a
-    contiguous tail of the parameter vector; every stage has parameters. A slice, as `model[:-1]`, shares its modules.
-    """
-
-    head: nn.Linear
-
-    def features(self, x: Tensor) -> Tensor:
-        """[B, ...] -> latent z [B, D]."""
-        *stages, _ = self
-        for stage in stages:
-            x = stage(x)
-        return x
-
-
 def stage(**modules: nn.Module) -> nn.Sequential:
     """Named modules, applied in the order given."""
     return nn.Sequential(OrderedDict(modules))
@@ -78,5 +66,7 @@ def width(inputs: Inputs, stages: Mapping[str, nn.Module]) -> int:
 
 def classifier(inputs: Inputs, stages: Mapping[str, nn.Module]) -> Model:
     """The stages, and a linear head of the width that they leave."""
+    from raysim.models.model import Model
+
     head = nn.Linear(width(inputs, stages), inputs.classes)
     return Model(OrderedDict(stages, head=head))

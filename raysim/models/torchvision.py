@@ -1,12 +1,16 @@
 """Torchvision's classification models. Torchvision itself is imported when one of them is asked for, not before."""
 
+from __future__ import annotations
+
 from collections import OrderedDict
 from importlib.util import find_spec
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from torch import nn
+from raysim.late import nn
+from raysim.models.staged import Inputs, ModelError, stage, width
 
-from raysim.models.staged import Inputs, Model, ModelError, stage, width
+if TYPE_CHECKING:
+    from raysim.models.model import Model
 
 
 def architectures() -> list[str]:
@@ -46,6 +50,8 @@ def _network(architecture: str, inputs: Inputs) -> Any:
 
 def classifier(architecture: str, inputs: Inputs) -> Model:
     """Torchvision's model of that name without auxiliary classifiers; stages: body, head (its last Linear)."""
+    from raysim.models.model import Model
+
     network = _network(architecture, inputs)
     if architecture.startswith("squeezenet"):
         # Its classifier is a 1x1 convolution, ReLU and global average. A head is linear: the average comes first.
@@ -61,6 +67,8 @@ def classifier(architecture: str, inputs: Inputs) -> Model:
 
 def resnet18_imagenet(inputs: Inputs) -> Model:
     """FedALA's ResNet-18, torchvision's with its 7x7 stem; 11 279 112 parameters on Tiny-ImageNet."""
+    from raysim.models.model import Model
+
     network = _network("resnet18", inputs)
     stages = {
         "stem": stage(conv=network.conv1, norm=network.bn1, relu=network.relu, pool=network.maxpool),

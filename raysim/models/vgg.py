@@ -1,11 +1,16 @@
 """VGG networks: groups of padded 3x3 convolutions, each group closed by a pooling."""
 
+from __future__ import annotations
+
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
-from torch import nn
-
+from raysim.late import nn
 from raysim.models.cnn import dense
-from raysim.models.staged import Inputs, Model, classifier, stage, width
+from raysim.models.staged import Inputs, classifier, stage, width
+
+if TYPE_CHECKING:
+    from raysim.models.model import Model
 
 
 def _blocks(inputs: Inputs, groups: Sequence[Sequence[int]], norm: bool) -> dict[str, nn.Sequential]:

@@ -8,7 +8,6 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
-import torch
 
 from raysim.config import Config, RayEngineConfig
 from raysim.core.cohort import AskedCohort
@@ -21,6 +20,7 @@ from raysim.federation.builder import RunParts, build, prepare
 from raysim.federation.round import learning_rate, round_info, sample
 from raysim.host.host import ClientHost
 from raysim.host.messages import ClientResult
+from raysim.late import torch
 from raysim.machine import free_memory
 from raysim.play.lines import aligned, bytes_
 

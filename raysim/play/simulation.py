@@ -10,12 +10,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
-from torch import nn
-
 from raysim.config import Config, check_unchanged
 from raysim.engine.ray.placement import Resources
 from raysim.federation.extend import rewrite
 from raysim.federation.lock import finished_result, how_to_continue, machine_changes, run_lock
+from raysim.late import nn
 from raysim.play.interrupts import Interrupts
 from raysim.play.launch import launcher
 from raysim.store.manifest import FAILED

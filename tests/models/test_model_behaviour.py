@@ -8,8 +8,9 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn import functional as F
 
-from raysim.models import MODELS, Inputs, Model, build
-from raysim.models.text import Recurrent
+from raysim.models import MODELS, Inputs, build
+from raysim.models.model import Model
+from raysim.models.modules import Recurrent
 
 # Small samples keep this quick: most of the models are fully convolutional.
 IMAGE, DIGIT = Inputs((3, 32, 32), 10), Inputs((1, 8, 8), 10)

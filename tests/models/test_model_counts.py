@@ -4,7 +4,8 @@ import pytest
 import torch
 from torch import nn
 
-from raysim.models import Inputs, Model, build
+from raysim.models import Inputs, build
+from raysim.models.model import Model
 
 CIFAR10, CIFAR100 = Inputs((3, 32, 32), 10), Inputs((3, 32, 32), 100)
 TINY_IMAGENET = Inputs((3, 64, 64), 200)

@@ -12,7 +12,6 @@ from typing import Any, Protocol
 
 import ray
 from ray.exceptions import RayTaskError
-from torch import nn
 
 from raysim.config import Config
 from raysim.core.event import Event
@@ -23,6 +22,7 @@ from raysim.engine.ray.deaths import DEATHS, Death
 from raysim.engine.ray.engine import ray_engine
 from raysim.engine.ray.placement import Resources
 from raysim.engine.ray.pool import Pool
+from raysim.late import nn
 from raysim.registry import REGISTRY, OwnEntry
 
 RELEASE_SECONDS = 10  # to wait at a run's end until the cluster has its share back

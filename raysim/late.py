@@ -1,0 +1,47 @@
+"""PyTorch, imported when something of it is first used. Its import takes seconds, which a command that computes nothing does
+not wait for: modules of raysim take it from here.
+
+`Tensor` is for annotations; whoever asks what a value is asks for `torch.Tensor`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import wraps
+from importlib import import_module
+from types import ModuleType
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
+
+__all__ = ["F", "Tensor", "nn", "no_grad", "torch"]
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+class _Late(ModuleType):
+    """Stands for the module of this name."""
+
+    def __getattr__(self, name: str) -> Any:
+        value = getattr(import_module(self.__name__), name)
+        setattr(self, name, value)  # the next time it is found without a call
+        return value
+
+
+if TYPE_CHECKING:
+    import torch
+    import torch.nn.functional as F
+    from torch import Tensor, nn
+else:
+    F, nn, torch = map(_Late, ("torch.nn.functional", "torch.nn", "torch"))
+    Tensor = Any
+
+
+def no_grad(function: Callable[P, T]) -> Callable[P, T]:
+    """A decorator: the function runs under `torch.no_grad()`."""
+
+    @wraps(function)
+    def call(*args: P.args, **kwargs: P.kwargs) -> T:
+        with torch.no_grad():
+            return function(*args, **kwargs)
+
+    return call
