@@ -1,5 +1,5 @@
-"""PyTorch, imported when something of it is first used. Its import takes seconds, which a command that computes nothing does
-not wait for: modules of raysim take it from here.
+"""PyTorch, and of Arrow what computes, imported when something of them is first used. Their import takes seconds, which a
+command that computes nothing does not wait for: modules of raysim take them from here.
 
 `Tensor` is for annotations; whoever asks what a value is asks for `torch.Tensor`.
 """
@@ -12,7 +12,7 @@ from importlib import import_module
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
-__all__ = ["F", "Tensor", "nn", "no_grad", "torch"]
+__all__ = ["F", "Tensor", "nn", "no_grad", "pc", "pq", "torch"]
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -28,11 +28,14 @@ class _Late(ModuleType):
 
 
 if TYPE_CHECKING:
+    import pyarrow.compute as pc
+    import pyarrow.parquet as pq
     import torch
     import torch.nn.functional as F
     from torch import Tensor, nn
 else:
     F, nn, torch = map(_Late, ("torch.nn.functional", "torch.nn", "torch"))
+    pc, pq = map(_Late, ("pyarrow.compute", "pyarrow.parquet"))
     Tensor = Any
 
 

@@ -16,9 +16,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pyarrow as pa
-import pyarrow.compute as pc
-import pyarrow.parquet as pq
 
+from raysim.late import pc, pq
 from raysim.store.atomic import replacing
 from raysim.store.documents import DamagedFile
 
