@@ -85,10 +85,15 @@ def partitioned(config: Config) -> tuple[Dataset, Partition]:
 
 
 def prepare(config: Config) -> tuple[Dataset, Partition]:
-    """`partitioned`, and find what only the data can tell of the configuration, before anything else is started.
+    """`checked_data`, and find what the network has against it. Raises `ConfigError`, `DataError` and `ModelError`."""
+    data, partition = checked_data(config)
+    check_network(config, data, partition.clients)
+    return data, partition
 
-    Raises `ConfigError`, `DataError` and `ModelError`.
-    """
+
+def checked_data(config: Config) -> tuple[Dataset, Partition]:
+    """`partitioned`, and find what only the data can tell of the configuration, before anything else is started and
+    without PyTorch. Raises `ConfigError` and `DataError`."""
     data, partition = partitioned(config)
     faults = []
     empty = np.flatnonzero(partition.sizes == 0)
@@ -114,11 +119,10 @@ def prepare(config: Config) -> tuple[Dataset, Partition]:
     faults += [f"record.sinks: {sink.missing}" for sink in config.record.sinks if sink.missing]
     if faults:
         raise ConfigError(faults)
-    _check_network(config, data, partition.clients)
     return data, partition
 
 
-def _check_network(config: Config, data: Dataset, clients: int) -> None:
+def check_network(config: Config, data: Dataset, clients: int) -> None:
     """Raises `ModelError`, and `ConfigError` where layers or methods do not go with the network, the data or the number
     of clients."""
     try:

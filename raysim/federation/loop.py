@@ -12,7 +12,7 @@ from raysim.config import Config
 from raysim.core.event import Event
 from raysim.data import Dataset, Partition
 from raysim.engine.base import ATTEMPTS, MachineFailure, StateLost
-from raysim.federation.builder import MakeEngine, build, local_engine, prepare
+from raysim.federation.builder import MakeEngine, build, check_network, checked_data, local_engine
 from raysim.federation.failures import RoundFailed, failed_clients
 from raysim.federation.resume import RunCheckpoints, check_device, check_samples, sha256
 from raysim.federation.round import PlayRound, Round, play_round
@@ -28,15 +28,16 @@ class Federation:
         self, config: Config, out: Path, resume: bool = False, make_engine: MakeEngine = local_engine,
         partitioned: tuple[Dataset, Partition] | None = None, play: PlayRound = play_round,
     ):  # fmt: skip
-        """Build the model and the engine, and write what is known before the first round. `partitioned` is what `prepare`
-        returned, if it was called before; `play` plays a round.
+        """Build the model and the engine, and write what is known before the first round. `partitioned` is what
+        `checked_data` returned, if it was called before; `play` plays a round.
 
         With `resume`, go on from the last checkpoint in `out`. Raises what `prepare` raises, and `PlacementError` for
         what only the cluster can tell.
         """
         torch.set_num_threads(config.engine.threads)
         self.config, self.folder, self.play = config, Path(out), play
-        self.data, self.partition = partitioned or prepare(config)
+        self.data, self.partition = partitioned or checked_data(config)
+        check_network(config, self.data, self.partition.clients)
         if resume:
             check_samples(self.folder, self.data, self.partition)
         self.run = build(config, make_engine, self.data, self.partition)

@@ -11,7 +11,7 @@ from raysim.config import Config, ConfigError, RayEngineConfig
 from raysim.engine.ray.cluster import cluster, cluster_address
 from raysim.engine.ray.driver import RemoteFederation
 from raysim.engine.ray.placement import Resources
-from raysim.federation.builder import prepare
+from raysim.federation.builder import checked_data
 from raysim.federation.loop import Federation
 from raysim.late import torch
 
@@ -21,7 +21,7 @@ def session(
     config: Config, address: str | None = None, resources: Resources | None = None
 ) -> Iterator[Callable[[Config, Path, bool], RemoteFederation]]:
     """`cluster`, with the data of `config` prepared; yields what makes a federation on `resources` of it."""
-    partitioned = prepare(config)  # what is wrong with the data shows before anything is started
+    partitioned = checked_data(config)  # what is wrong with the data shows before anything is started
     settings, joined = config.engine, address or cluster_address()
     assert isinstance(settings, RayEngineConfig)
     if not joined and settings.gpu_per_client != "auto" and settings.gpu_per_client and not torch.cuda.device_count():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+import warnings
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
@@ -25,6 +26,7 @@ from raysim.engine.ray.pool import Pool
 from raysim.late import nn
 from raysim.registry import REGISTRY, OwnEntry
 
+PACKAGE = Path(__file__).parents[2]
 RELEASE_SECONDS = 10  # to wait at a run's end until the cluster has its share back
 
 
@@ -53,16 +55,20 @@ class Driver:
     def build(
         self, build: Build, config: Config, out: Path, resume: bool, resources: Resources, partitioned: list[Any],
         own: Sequence[OwnEntry], here: Path,
-    ) -> None:  # fmt: skip
+    ) -> list[str]:  # fmt: skip
         """Build the federation; `partitioned` are references to its data and partition, `own` are the entries of the
-        registry that this process cannot know of, and relative paths begin `here`, where there is such a folder."""
+        registry that this process cannot know of, and relative paths begin `here`, where there is such a folder. Returns
+        raysim's warnings, which nobody reads here."""
         with suppress(OSError):
             os.chdir(here)
         REGISTRY.adopt(own)
         pool = Pool()
         pool.warm(config, resources)  # processes start while the federation is built
         engine = partial(ray_engine, resources=resources, pool=pool, references=tuple(partitioned))
-        self.federation = build(config, out, resume, engine, tuple(ray.get(partitioned)))
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("default", UserWarning)
+            self.federation = build(config, out, resume, engine, tuple(ray.get(partitioned)))
+        return [str(one.message) for one in caught if Path(one.filename).is_relative_to(PACKAGE)]
 
     def __repr__(self) -> str:
         """What Ray's dashboard and logs call it."""
@@ -103,7 +109,8 @@ class RemoteFederation:
             self._build, self._config, self._out, self._resume, self._resources, self._partitioned, REGISTRY.own(),
             Path.cwd(),
         )  # fmt: skip
-        self._get(self._driver.build.remote(*arguments))
+        for warning in self._get(self._driver.build.remote(*arguments)):
+            warnings.warn(warning, stacklevel=2)
         self._resume = True
         while self._untold:
             self._get(self._driver.call.remote("tell", self._untold[0]))

@@ -20,13 +20,17 @@ from ray._private import ray_constants
 from ray._private.node import Node
 from ray._raylet import AuthenticationTokenLoader, Config  # type: ignore[attr-defined]  # compiled
 
-from raysim.machine import answers
+from raysim.machine import answers, cpus
 from raysim.store.atomic import replacing
 
 PREFIX = "raysim-"
 RECORD, TOKEN_FILE = "kept.json", "token"
 TOKEN = "RAY_AUTH_TOKEN_PATH"
 METRICS = "RAY_enable_metrics_collection"
+PRELOAD = "torch,safetensors.torch,numpy,pyarrow.parquet,pyarrow.compute,pydantic,yaml"
+"""What Ray's workers import before they are asked for anything: the packages that take seconds. Not raysim itself, which
+somebody may be working on while a cluster is kept."""
+PRELOADED = 16  # CPUs; Ray starts a worker for each, and on more of them most would do it for nothing
 NO_METRICS = {METRICS: "0", "DASHBOARD_METRIC_PORT": "-1", "AUTOSCALER_METRIC_PORT": "-1"}  # no server has such a port
 _HERE = [sys.prefix, str(Path(__file__).parents[2])]  # this Python and this raysim
 
@@ -88,6 +92,8 @@ def admitted(folder: Path) -> Iterator[None]:
     }
     if METRICS not in os.environ:
         settings |= NO_METRICS
+    if cpus() <= PRELOADED:
+        settings["RAY_preload_python_modules"] = PRELOAD
     before = {name: os.environ.get(name) for name in settings}
     many = ray_constants.ENABLE_RAY_CLUSTER
     try:
