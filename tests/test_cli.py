@@ -82,6 +82,26 @@ def test_help_needs_no_heavy_package() -> None:
     assert done.stdout.strip() == ""
 
 
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["--help"],
+        ["list", "methods"],
+        ["list", "models"],
+        ["explain"],
+        ["explain", "fedala"],
+        ["run", "tiny.yaml", "local.lrr=1"],
+    ],
+    ids=" ".join,
+)
+def test_what_computes_nothing_does_without_pytorch(tiny: Path, words: list[str]) -> None:
+    code = "import sys, raysim.cli.app\ntry: raysim.cli.app.main()\n"
+    code += "finally: print(*{'torch', 'sklearn', 'ray'} & set(sys.modules), file=sys.stderr)"
+    done = subprocess.run([sys.executable, "-c", code, *words], capture_output=True, text=True)
+    assert done.returncode == (2 if "run" in words else 0)
+    assert done.stderr.splitlines()[-1] == ""
+
+
 def test_run_prints_a_line_a_round_and_a_summary(tiny: Path) -> None:
     result = raysim("run", tiny)
     assert result.exit_code == 0, result.output

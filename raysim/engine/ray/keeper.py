@@ -11,14 +11,22 @@ import tempfile
 import threading
 import time
 from contextlib import suppress
+from typing import Any
 
 import ray
+from grpc import RpcError
+from ray._private.grpc_utils import init_grpc_channel
+from ray._private.state import state
+from ray.core.generated import node_manager_pb2
+from ray.core.generated.node_manager_pb2_grpc import NodeManagerServiceStub
 
 from raysim.config import ConfigError
 from raysim.engine.ray.cluster import own_cluster
-from raysim.engine.ray.private import Kept, kept
+from raysim.engine.ray.private import PRELOADED, Kept, kept
+from raysim.machine import cpus
 
 POLL = 0.2  # seconds
+MOST_IDLE = "RAY_num_workers_soft_limit"
 END_SECONDS = 60.0  # for a keeper to stop its cluster; it is killed then, and its cluster with it
 
 
@@ -62,16 +70,32 @@ def down() -> Kept | None:
 
 
 def keep(dashboard: bool) -> None:
-    """Keep a cluster up until SIGTERM, or until it is broken."""
-    asked = threading.Event()
+    """Keep a cluster up until SIGTERM, or until it is broken, with processes for the next run: its driver and a host a CPU."""
+    asked, processes, ended = threading.Event(), min(cpus(), PRELOADED) + 1, 0
     os.chdir("/")  # the folder of the shell may be removed
+    os.environ[MOST_IDLE] = str(processes)
     with own_cluster(dashboard=dashboard) as folder:
         signal.signal(signal.SIGTERM, lambda *_: asked.set())  # in the place of Ray's
         Kept(folder, ray.get_runtime_context().gcs_address, os.getpid()).write()
         node = ray._private.worker._global_node
         assert node is not None
+        _start_workers(processes - cpus())  # Ray itself has started one a CPU
         while not (asked.wait(POLL) or node.dead_processes()):
-            pass
+            if (now := sum(job["IsDead"] for job in state.job_table())) > ended:
+                ended = now
+                _start_workers(processes)  # for those that have ended with their run; Ray ends what are too many
+
+
+def _start_workers(count: int) -> None:
+    """Ask Ray for idle workers, which import what `private` says; raises nothing, for without them a run is only slower."""
+    node = ray.nodes()[0]
+    messages: Any = node_manager_pb2  # generated, without types
+    request = messages.PrestartWorkersRequest(num_workers=max(0, count))  # in Python, which is the default
+    with (
+        suppress(RpcError),
+        init_grpc_channel(f"{node['NodeManagerAddress']}:{node['NodeManagerPort']}") as channel,
+    ):
+        NodeManagerServiceStub(channel).PrestartWorkers(request, timeout=10)
 
 
 def _lives(process: int) -> bool:
