@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
+from contextlib import suppress
 from functools import wraps
 from inspect import isfunction
+from pathlib import Path
 from typing import Any
 
 import ray
@@ -28,9 +31,11 @@ class HostActor(ClientHost):
         """What Ray's dashboard and logs call it."""
         return f"Host[{ray.get_runtime_context().get_node_id()[:8]}]"
 
-    def become(self, spec: HostSpec, data: Dataset, partition: Partition, sign_every: float) -> str:
-        """Be a host of this run, whatever the process was before, with a sign of life at least `sign_every` seconds;
-        returns the node it is on."""
+    def become(self, spec: HostSpec, data: Dataset, partition: Partition, sign_every: float, here: Path) -> str:
+        """Be a host of this run, whatever the process was before, with a sign of life at least `sign_every` seconds, and
+        with relative paths beginning `here`, where there is such a folder; returns the node it is on."""
+        with suppress(OSError):
+            os.chdir(here)
         super().__init__(spec, data, partition)
         self._pulse.send_every(sign_every)
         self.trainer.before_client = self._pulse.beat

@@ -7,6 +7,7 @@ import time
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import ray
@@ -81,7 +82,8 @@ class RayEngine(Engine):
         actor = self.pool.take(node, cpus, gpus) if self.pool else None
         if actor is None:
             actor = new_actor(node, cpus, gpus)
-        return actor, actor.become.remote(self.spec, self._data, self._partition, self._least_timeout / SIGNS)
+        signs = self._least_timeout / SIGNS
+        return actor, actor.become.remote(self.spec, self._data, self._partition, signs, Path.cwd())
 
     @property
     def hosts(self) -> Sequence[Any]:
