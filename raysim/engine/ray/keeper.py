@@ -14,8 +14,7 @@ from contextlib import suppress
 from typing import Any
 
 import ray
-from grpc import RpcError
-from ray._private.grpc_utils import init_grpc_channel
+from ray._private.grpc_utils import grpc, init_grpc_channel  # type: ignore[attr-defined]  # what Ray itself imports
 from ray._private.state import state
 from ray.core.generated import node_manager_pb2
 from ray.core.generated.node_manager_pb2_grpc import NodeManagerServiceStub
@@ -92,7 +91,7 @@ def _start_workers(count: int) -> None:
     messages: Any = node_manager_pb2  # generated, without types
     request = messages.PrestartWorkersRequest(num_workers=max(0, count))  # in Python, which is the default
     with (
-        suppress(RpcError),
+        suppress(grpc.RpcError),
         init_grpc_channel(f"{node['NodeManagerAddress']}:{node['NodeManagerPort']}") as channel,
     ):
         NodeManagerServiceStub(channel).PrestartWorkers(request, timeout=10)
