@@ -11,8 +11,7 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 
 from raysim.report import NoData
-from raysim.report.canvas import COLUMN, INK, Canvas, colour, decades, legend, named_rows
-from raysim.report.clouds import MARKS
+from raysim.report.canvas import COLUMN, INK, Canvas, colour, decades, legend, mark, named_rows
 from raysim.report.folder import of_loss
 from raysim.report.groups import Group, runs_of
 from raysim.report.series import Chart, Curve
@@ -107,11 +106,8 @@ def pareto(groups: Sequence[Group]) -> Canvas:
     dots: list[Any] = []
     for group, values, sent in held:
         std = values.std(ddof=1) if len(values) > 1 else None
-        mark = MARKS[group.number % len(MARKS)]
-        bar = axes.errorbar(
-            sent, values.mean(), yerr=std, fmt=mark, color=colour(group.number), markersize=4.5, capsize=2
-        )
-        dots.append(bar)
+        style: dict[str, Any] = {"fmt": mark(group.number), "color": colour(group.number)}
+        dots.append(axes.errorbar(sent, values.mean(), yerr=std, markersize=4.5, capsize=2, **style))
     best = front(np.array([sent for *_, sent in held]), np.array([values.mean() for _, values, _ in held]))
     x, y = np.array([(held[i][2], held[i][1].mean()) for i in best]).T
     (line,) = axes.step(x, y, where="post", color=INK, linewidth=0.8, linestyle=(0, (4, 3)), zorder=0)

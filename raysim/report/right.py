@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
-from raysim.report.canvas import COLUMN, INK, PAGE, Canvas, colour, every_nth, heat_map, legend, name_rows
-from raysim.report.clouds import MARKS, scatter_groups
+from raysim.report.canvas import COLUMN, INK, PAGE, Canvas, colour, every_nth, heat_map, legend, mark, name_rows
+from raysim.report.clouds import scatter_groups
 from raysim.report.folder import RunFolder
 from raysim.report.groups import Group
 from raysim.report.measured import measured, tables_of
@@ -54,9 +55,8 @@ def class_accuracy(groups: Sequence[Group]) -> Canvas:
             right = 100 * counts.diagonal(axis1=1, axis2=2) / counts.sum(2)
         x = np.arange(classes) + 0.5 * ((place + 0.5) / len(held) - 0.5)
         std = right.std(0, ddof=1) if len(right) > 1 else None
-        mark = MARKS[number % len(MARKS)]
-        shade = colour(number)
-        marks.append(axes.errorbar(x, right.mean(0), yerr=std, fmt=mark, color=shade, markersize=3.5, linewidth=0.8))
+        style: dict[str, Any] = {"fmt": mark(number), "color": colour(number), "markersize": 3.5, "linewidth": 0.8}
+        marks.append(axes.errorbar(x, right.mean(0), yerr=std, **style))
     names = _names(groups[0].first, classes)
     every = every_nth(classes, 12 if classes <= 12 else 24)
     short = [name[:12] for name in names]
