@@ -28,7 +28,10 @@ INK, GRID, IDLE, SHADED = "#333333", "#e6e6e6", "#d9d9d9", "#f0f0f0"
 # Okabe and Ito's colours, but for the yellow, which fades on white paper, and Tol's wine and indigo. Colour-blind readers
 # can tell them apart.
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#882255", "#56b4e9", "#e69f00", "#332288", "#000000")
-DASHES = ("-", "--", ":", "-.")  # so that both of two curves that coincide show, also without colours
+# On and off, in widths of a line: so that both of two curves that coincide show, also without colours.
+DASHES: tuple[tuple[float, ...], ...] = (
+    (), (3.7, 1.6), (1, 1.65), (6.4, 1.6, 1, 1.6), (4, 1.2, 1, 1.2, 1, 1.2)
+)  # fmt: skip
 MARKS = "os^Xv*P"  # no diamond, which marks a place of a curve
 SEQUENTIAL, DIVERGING, BLANK = "viridis", "PuOr", (0.5, 0.5, 0.5, 0.16)
 
@@ -48,7 +51,7 @@ STYLE: Any = {
     "ytick.labelsize": 7,
     "legend.fontsize": 7,
     "legend.frameon": False,
-    "legend.handlelength": 1.6,
+    "legend.handlelength": 2,
     "legend.columnspacing": 1.4,
     "text.color": INK,
     "axes.labelcolor": INK,
@@ -131,7 +134,7 @@ def colour(i: int) -> str:
     return COLOURS[hue(i)]
 
 
-def dash(i: int) -> str:
+def dash(i: int) -> tuple[float, ...]:
     return DASHES[_turn(i) % len(DASHES)]
 
 

@@ -73,23 +73,26 @@ def _curve(group: Group, column: str, scale: float) -> Curve | None:
 
 
 def final_scores(groups: Sequence[Group]) -> Canvas:
-    """Score at the end of each run (circles), and mean and standard deviation over the seeds of each configuration."""
+    """Score at the end of each run. Of several seeds: circles are the runs, a diamond their mean with one deviation."""
     by = judged_by(runs_of(groups))
     held = _ends(groups, by)
     figure = Canvas(COLUMN, 0.7 + 0.24 * len(held))
     axes = figure.add_subplot()
     for row, (group, values) in enumerate(held):
         shade = colour(group.number)
-        axes.plot(
-            values, np.full(len(values), row), "o", color=shade, markersize=3.5, markerfacecolor="none", alpha=0.7
-        )
+        if len(values) > 1:
+            axes.plot(
+                values, np.full(len(values), row), "o", color=shade, markersize=3.5, markerfacecolor="none", alpha=0.7
+            )
         std = values.std(ddof=1) if len(values) > 1 else None
         axes.errorbar(values.mean(), row, xerr=std, fmt="D", color=shade, markersize=3.5, capsize=2.5, linewidth=1)
     named_rows(figure, axes, [group.label for group, _ in held])
-    axes.xaxis.set_major_locator(MaxNLocator(6))
+    axes.xaxis.set_major_locator(MaxNLocator(6, steps=[1, 2, 5, 10]))
     axes.set_xlabel(ENDS[by])
-    marks = [Line2D([], [], color=INK, linestyle="", marker=m, markersize=3.5, markerfacecolor=f) for m, f in RUN_MEAN]
-    legend(figure, marks, ["a run", "mean ± 1 std over seeds"])
+    if any(len(values) > 1 for _, values in held):
+        style: dict[str, Any] = {"color": INK, "linestyle": "", "markersize": 3.5}
+        marks = [Line2D([], [], marker=mark, markerfacecolor=face, **style) for mark, face in RUN_MEAN]
+        legend(figure, marks, ["a run", "mean ± 1 std over seeds"])
     return figure
 
 

@@ -135,7 +135,7 @@ def _time(longest: float) -> tuple[str, float]:
 
 def plot(axes: Axes, number: int, x: np.ndarray, y: np.ndarray, **style: Any) -> Line2D:
     """A line in the colour, the dashes and the marks of that number."""
-    own = {"color": colour(number), "linestyle": dash(number), "marker": mark(number) if len(x) <= FEW else None}
+    own = {"color": colour(number), "linestyle": (0, dash(number)), "marker": mark(number) if len(x) <= FEW else None}
     (line,) = axes.plot(x, y, **{**own, **style})
     return line
 
