@@ -180,6 +180,17 @@ def test_commands_run(page: Path, tmp_path: Path, measured: Path, monkeypatch: p
         assert done.exit_code == 0, f"raysim {' '.join(words)}\n{done.output}"
 
 
+@pytest.mark.parametrize("page", of("text"))
+def test_what_is_shown_of_a_terminal_is_what_it_says(page: Path) -> None:
+    """Blocks that begin with `$ raysim`; `...` stands for the rest of a line."""
+    for block in blocks(page, "text"):
+        command, *shown = block.splitlines()
+        if command.startswith("$ raysim "):
+            said = CliRunner().invoke(app, shlex.split(command)[2:]).output.replace(f"{ROOT}/", "")
+            pattern = "\n".join(re.escape(line).replace(re.escape("..."), ".*") for line in shown)
+            assert re.fullmatch(pattern, said.rstrip()), said
+
+
 @pytest.mark.parametrize("page", of("yaml"))
 def test_configurations_are_valid(page: Path) -> None:
     for block in blocks(page, "yaml"):
