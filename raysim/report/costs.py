@@ -22,7 +22,9 @@ SPANS = 40  # a timeline shows at most about so many phases of each actor
 
 
 def traffic(groups: Sequence[Group]) -> Canvas:
-    """Bytes sent over the whole run, up from the clients and down to them, by kind; mean over seeds."""
+    """Bytes sent over the whole run, up from the clients and down to them, by kind; mean over seeds.
+
+    Kinds too small to be seen are left out."""
     totals = {
         (group.label, way): [
             np.mean([run.columns("traffic")[f"{way}_{kind}"].sum() for run in group.runs]) / 1e6 for kind in KINDS
