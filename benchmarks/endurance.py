@@ -22,6 +22,8 @@ import numpy as np
 import psutil
 import yaml
 
+from raysim.report.canvas import PAGE, Canvas, legend, styled
+from raysim.report.series import plot
 from raysim.store import tables
 from raysim.store.manifest import manifest
 
@@ -91,23 +93,20 @@ def main() -> None:
 
 
 def draw(results: dict[str, Any], path: Path) -> None:
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    figure, axes = pyplot.subplots(1, 3, figsize=(10, 2.8), layout="constrained")
-    for engine, result in results.items():
-        seconds = [row["seconds"] for row in result["rows"]]
-        axes[0].plot(seconds, [row["memory"] for row in result["rows"]], label=engine)
-        axes[1].plot(seconds, [row["files"] for row in result["rows"]], label=engine)
-        axes[2].plot(range(5, 100, 10), result["seconds_a_round_by_tenth"], marker="o", label=engine)
-    for axis, (x, y) in zip(
-        axes, [("seconds", "memory (MiB)"), ("seconds", "open files"), ("% of the run", "seconds a round")], strict=True
-    ):  # fmt: skip
-        axis.set(xlabel=x, ylabel=y, ylim=(0, None))
-        axis.legend()
-    figure.savefig(path, dpi=150)
+    with styled():
+        figure = Canvas(PAGE, 2.1)
+        memory, files, pace = figure.subplots(1, 3)
+        lines = []
+        for i, result in enumerate(results.values()):
+            seconds = np.array([row["seconds"] for row in result["rows"]])
+            for axes, what in ((memory, "memory"), (files, "files")):
+                plot(axes, i, seconds, np.array([row[what] for row in result["rows"]]))
+            lines.append(plot(pace, i, np.arange(5, 100, 10), np.array(result["seconds_a_round_by_tenth"])))
+        memory.set(xlabel="time (s)", ylabel="memory (MiB)", ylim=(0, None))
+        files.set(xlabel="time (s)", ylabel="open files", ylim=(0, None))
+        pace.set(xlabel="of the run (%)", ylabel="seconds a round", ylim=(0, None))
+        legend(figure, lines, list(results))
+    figure.save(path)
 
 
 if __name__ == "__main__":

@@ -13,7 +13,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+if CHROMIUM is None and os.environ.get("RAYSIM_REQUIRE_BROWSER"):  # where these tests must not be skipped unnoticed
+    raise RuntimeError("RAYSIM_REQUIRE_BROWSER is set, but neither chromium nor google-chrome is on the PATH.")
+needs_chromium = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on this machine")
 
 
 class Browser:

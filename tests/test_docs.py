@@ -1,14 +1,15 @@
 """What README.md and the pages of docs/ show works as it stands there.
 
 Python is executed, page by page. Commands go through the command line's own parser, and the configurations that they name
-through raysim's reader; those that run something or look at it are carried out, runs for a round in this process. YAML is
-read over a small configuration. Names of runs, such as `runs/a`, need not exist.
+through raysim's reader; then they are carried out, runs for a round in this process. YAML is read over a small
+configuration. Names of runs, such as `runs/a`, need not exist.
 """
 
 from __future__ import annotations
 
 import re
 import shlex
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -151,26 +152,43 @@ def test_commands_are_valid(page: Path, tmp_path: Path, monkeypatch: pytest.Monk
             find_item(given["item"])
 
 
-LOOKS = {"raysim list", "raysim explain", "raysim data show", "raysim init", "raysim new method"}
+SHORT = {  # so that a command takes a second
+    "raysim run": ["rounds.total=1", "engine=local", "record.trace=[]"],
+    "raysim sweep": ["rounds.total=1", "engine=local"],
+    "raysim resume": ["rounds.total=5"],
+}
+ELSEWHERE = {"raysim watch": "tests/report/test_report.py", "raysim reproduce": "tests/test_reproduce.py"}
 
 
 @pytest.mark.parametrize("page", of("bash"))
-def test_commands_run(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Those that look at something, and runs: a round of each, in this process."""
+def test_commands_run(page: Path, tmp_path: Path, measured: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In the order of the page, runs for a round in this process. What the page itself has not played is a small run."""
     monkeypatch.chdir(tmp_path)
     Path("configs").symlink_to(ROOT / "configs")
     for words in commands(page):
         name, given = parsed(words)
-        if name == "raysim run":
-            if "federation.yaml" in given["config"]:
-                CliRunner().invoke(app, ["init"])
-            own = ["rounds.total=1", "engine=local", "record.trace=[]"]
-            words = [word for word in words if word != "--dashboard"] + own
-            words = [str(tmp_path / word.removeprefix("/")) if word.startswith("/shared/") else word for word in words]
-        elif not (name in LOOKS or given.get("listed")):
+        if name in ELSEWHERE and not given.get("listed"):
             continue
-        done = CliRunner().invoke(app, words)
+        if name == "raysim run" and "federation.yaml" in given["config"]:
+            CliRunner().invoke(app, ["init"])
+        for folder in given.get("folders") or given.get("runs") or filter(None, [given.get("folder")]):
+            if not folder.exists():
+                shutil.copytree(measured, folder)
+        words = [word for word in words if word not in ("--dashboard", "--parallel", "auto")]
+        words = [str(tmp_path / word.removeprefix("/")) if word.startswith("/shared/") else word for word in words]
+        done = CliRunner().invoke(app, words + SHORT.get(name, []), input="y\n")
         assert done.exit_code == 0, f"raysim {' '.join(words)}\n{done.output}"
+
+
+@pytest.mark.parametrize("page", of("text"))
+def test_what_is_shown_of_a_terminal_is_what_it_says(page: Path) -> None:
+    """Blocks that begin with `$ raysim`; `...` stands for the rest of a line."""
+    for block in blocks(page, "text"):
+        command, *shown = block.splitlines()
+        if command.startswith("$ raysim "):
+            said = CliRunner().invoke(app, shlex.split(command)[2:]).output.replace(f"{ROOT}/", "")
+            pattern = "\n".join(re.escape(line).replace(re.escape("..."), ".*") for line in shown)
+            assert re.fullmatch(pattern, said.rstrip()), said
 
 
 @pytest.mark.parametrize("page", of("yaml"))

@@ -22,6 +22,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import yaml
+from browser import CHROMIUM, needs_chromium
 from conftest import contents, play, tiny
 from PIL import Image
 from typer.testing import CliRunner
@@ -45,9 +46,6 @@ from raysim.store.atomic import write_json
 from raysim.store.documents import NODES, DamagedFile, parse_yaml
 from raysim.store.tables import Recorder
 from raysim.sweep.grid import grid
-
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-
 
 # ------------------------------------------------------------------------------------------------ names become paths
 
@@ -381,7 +379,7 @@ def test_a_page_escapes_what_it_shows(evil_page: Path) -> None:
     assert text.index("Content-Security-Policy") < text.index("<title>")
 
 
-@pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on this machine")
+@needs_chromium
 def test_a_browser_runs_nothing_of_it(evil_page: Path, tmp_path: Path) -> None:
     """Also without the page's policy; and a name that is not escaped would run, unless the policy forbids it."""
 

@@ -82,10 +82,11 @@ def test_versions_agree() -> None:
     assert f"Programming Language :: Python :: {lowest}" in PROJECT["classifiers"]
 
 
-def test_workflows_try_every_python_of_the_classifiers() -> None:
-    matrix = yaml.safe_load((ROOT / ".github/workflows/ci.yml").read_text(encoding="utf-8"))["jobs"]["test"]["strategy"]
+def test_workflows_try_every_python_of_the_classifiers_and_a_browser() -> None:
+    workflow = yaml.safe_load((ROOT / ".github/workflows/ci.yml").read_text(encoding="utf-8"))
     named = {one.rpartition(" ")[2] for one in PROJECT["classifiers"] if re.search(r":: 3\.\d+$", one)}
-    assert set(matrix["matrix"]["python"]) == named
+    assert set(workflow["jobs"]["test"]["strategy"]["matrix"]["python"]) == named
+    assert workflow["env"]["RAYSIM_REQUIRE_BROWSER"] == "1"  # see tests/browser.py
 
 
 @pytest.mark.parametrize("page", ["CONTRIBUTING.md", "CHANGELOG.md", "docs/decisions/README.md"])

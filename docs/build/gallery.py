@@ -1,5 +1,5 @@
-"""Draw the gallery's figures: `python docs/build/gallery.py` plays the quickstart with FedAvg, FedLWS and FedALA, and with
-FedLDF, which sends less."""
+"""Draw the gallery's figures: `python docs/build/gallery.py` plays the quickstart with FedAvg, FedLWS and FedALA, with
+FedLDF, which sends less, with SCAFFOLD, which sends more, and a few rounds on Ray."""
 
 from __future__ import annotations
 
@@ -22,23 +22,23 @@ FIRST = (
     "sizes",
     "coherence",
     "heterogeneity:cosine",
-    "balance:gamma",
-    "timeline",
-    "parameters",
-    "traffic",
     "seconds",
 )
-SECOND = ("layers:fedlws.gamma", "layers:norm")
+SECOND = ("balance:gamma", "layers:fedlws.gamma", "layers:norm")
 THIRD = ("confusion",)
 PERSONAL = ("clients", "personalization")
 ALL = ("pareto", "class-accuracy")
+COSTS = ("parameters", "traffic")
+ACTORS = ("timeline",)
 
 
 def main(folder: Path) -> None:
     """Runs that are in `folder` already are not played again."""
-    fedavg = played(folder / "fedavg", record__instruments=["coherence", "heterogeneity", "balance"])
-    fedlws = played(folder / "fedlws", server="fedlws")
+    fedavg = played(folder / "fedavg", record__instruments=["coherence", "heterogeneity"])
+    fedlws = played(folder / "fedlws", server="fedlws", record__instruments=["balance"])
     fedldf = played(folder / "fedldf", weighting={"fedldf": {"top_n": 1}})
+    scaffold = played(folder / "scaffold", client="scaffold")
+    actors = played(folder / "actors", engine={"ray": {"clients_per_actor": 3}}, rounds__total=10)
     own = {"data__client_test_frac": 0.25, "evaluate__personal": "after_init"}
     personal = [played(folder / "own", **own), played(folder / "fedala", client="fedala", **own)]
     for run in (fedavg, fedlws, fedldf):
@@ -49,6 +49,7 @@ def main(folder: Path) -> None:
         (BOTH, [fedavg, fedlws]), (FIRST, [fedavg]), (SECOND, [fedlws]), (THIRD, [raysim.load(fedavg.folder)]),
         (PERSONAL, [raysim.load(run.folder) for run in personal]),
         (ALL, [raysim.load(run.folder) for run in (fedavg, fedlws, fedldf)]),
+        (COSTS, [fedavg, fedldf, scaffold]), (ACTORS, [actors]),
     ):  # fmt: skip
         for name in names:
             draw(name, runs).save(IMAGES / f"figure-{name.replace(':', '_')}.png")
@@ -57,7 +58,7 @@ def main(folder: Path) -> None:
 def played(folder: Path, **settings: object) -> Run:
     if folder.is_dir():
         return raysim.load(folder)
-    return raysim.run("quickstart", out=folder, engine="local", **settings)
+    return raysim.run("quickstart", out=folder, **{"engine": "local", **settings})
 
 
 if __name__ == "__main__":

@@ -25,9 +25,14 @@ from raysim.store.atomic import replacing
 
 COLUMN, PAGE = 3.4, 7.0  # inches: one column of a paper, and both
 INK, GRID, IDLE, SHADED = "#333333", "#e6e6e6", "#d9d9d9", "#f0f0f0"
-# Okabe and Ito's colours, which colour-blind readers can tell apart, but for the yellow, which fades on white paper.
-COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00", "#000000")
-DASHES = ("-", "--", ":", "-.")  # so that both of two curves that coincide show, also without colours
+# Okabe and Ito's colours, but for the yellow, which fades on white paper, and Tol's wine and indigo. Colour-blind readers
+# can tell them apart.
+COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#882255", "#56b4e9", "#e69f00", "#332288", "#000000")
+# On and off, in widths of a line: so that both of two curves that coincide show, also without colours.
+DASHES: tuple[tuple[float, ...], ...] = (
+    (), (3.7, 1.6), (1, 1.65), (6.4, 1.6, 1, 1.6), (4, 1.2, 1, 1.2, 1, 1.2)
+)  # fmt: skip
+MARKS = "os^Xv*P"  # no diamond, which marks a place of a curve
 SEQUENTIAL, DIVERGING, BLANK = "viridis", "PuOr", (0.5, 0.5, 0.5, 0.16)
 
 # What a page calls the colours that are others when it is dark.
@@ -46,7 +51,7 @@ STYLE: Any = {
     "ytick.labelsize": 7,
     "legend.fontsize": 7,
     "legend.frameon": False,
-    "legend.handlelength": 1.6,
+    "legend.handlelength": 2,
     "legend.columnspacing": 1.4,
     "text.color": INK,
     "axes.labelcolor": INK,
@@ -129,8 +134,17 @@ def colour(i: int) -> str:
     return COLOURS[hue(i)]
 
 
-def dash(i: int) -> str:
-    return DASHES[i % len(DASHES)]
+def dash(i: int) -> tuple[float, ...]:
+    return DASHES[_turn(i) % len(DASHES)]
+
+
+def mark(i: int) -> str:
+    return MARKS[_turn(i) % len(MARKS)]
+
+
+def _turn(i: int) -> int:
+    """Differs between neighbours, and between numbers of one colour."""
+    return hue(i) + i // len(COLOURS)
 
 
 def legend(figure: Figure, handles: Sequence[Any], labels: Sequence[str]) -> None:

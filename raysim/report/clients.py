@@ -64,7 +64,7 @@ def client_accuracy(groups: Sequence[Group]) -> Canvas:
         ends = blocks.edges(len(values))
         below = 100 * ends / len(values)
         low = values[np.maximum(ends - 1, 0)]
-        lines += axes.step(low, below, where="post", color=colour(i), linestyle=dash(i))
+        lines += axes.step(low, below, where="post", color=colour(i), linestyle=(0, dash(i)))
         tenth = values[: max(1, len(values) // 10)].mean()
         axes.plot(tenth, 5, marker="v", color=colour(i), markersize=5, clip_on=False, zorder=5, markeredgecolor="white")
     axes.set(xlabel="client's test accuracy (%)", ylabel="clients with at most this (%)", ylim=(0, 100))

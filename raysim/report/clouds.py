@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.collections import PathCollection
 
 from raysim.report import NoData
-from raysim.report.canvas import COLUMN, Canvas, colour
+from raysim.report.canvas import COLUMN, Canvas, colour, mark
 from raysim.report.folder import RunFolder
 from raysim.report.groups import Group
 
-MARKS = "os^Dv*P"  # clouds are told apart by more than their colours
 DOTS = 5000  # of a cloud; of more, every n-th is drawn
 
 
@@ -28,10 +27,8 @@ def scatter(axes: Axes, clouds: Iterable[Cloud]) -> list[PathCollection]:
     found = []
     for i, _, points in clouds:
         x, y = points[:: -(-len(points) // DOTS)].T
-        mark = MARKS[i % len(MARKS)]
-        found.append(
-            axes.scatter(x, y, s=9, color=colour(i), marker=mark, alpha=0.6, linewidths=0, rasterized=len(x) > 2000)
-        )
+        style: dict[str, Any] = {"color": colour(i), "marker": mark(i), "alpha": 0.6, "linewidths": 0}
+        found.append(axes.scatter(x, y, s=9, rasterized=len(x) > 2000, **style))
     return found
 
 

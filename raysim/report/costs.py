@@ -16,12 +16,15 @@ from raysim.store.tables import PHASES
 
 WAYS = ("up", "down")
 KINDS = {"params": "parameters", "buffers": "buffers", "vectors": "vectors", "scalars": "scalars", "masks": "masks"}
-VISIBLE = 0.001  # of the width of a figure: legends do not name what is thinner
+VISIBLE = 0.004  # of the width of a figure: what is thinner is neither drawn nor named
+OTHER, WAIT = "other", "wait"  # time of a round in no phase, time of an actor without work
 SPANS = 40  # a timeline shows at most about so many phases of each actor
 
 
 def traffic(groups: Sequence[Group]) -> Canvas:
-    """Bytes sent over the whole run, up from the clients and down to them, by kind; mean over seeds."""
+    """Bytes sent over the whole run, up from the clients and down to them, by kind; mean over seeds.
+
+    Kinds too small to be seen are left out."""
     totals = {
         (group.label, way): [
             np.mean([run.columns("traffic")[f"{way}_{kind}"].sum() for run in group.runs]) / 1e6 for kind in KINDS
@@ -33,17 +36,16 @@ def traffic(groups: Sequence[Group]) -> Canvas:
     if not sent.any():
         raise NoData("Nothing has been sent yet.")
     figure, axes = _bars([group.label for group in groups], rows=2)
-    used = [i for i in range(len(KINDS)) if sent[:, i].any()]
-    visible = [i for i in used if sent[:, i].max() >= VISIBLE * sent.sum(1).max()]
+    visible = [i for i in range(len(KINDS)) if sent[:, i].max() >= VISIBLE * sent.sum(1).max()]
     for row, parts in enumerate(sent):
         left = 0.0
-        for i in used:
-            axes.barh(_at(row), parts[i], 0.36, left=left, color=colour(i), alpha=0.85)
+        for i in visible:
+            axes.barh(_at(row), parts[i], 0.36, left=left, color=colour(i))
             left += parts[i]
         axes.annotate(WAYS[row % 2], (left, _at(row)), (3, 0), textcoords="offset points", va="center", fontsize=7)
     axes.set(xlabel="sent (MB)", xlim=(0, 1.12 * sent.sum(1).max()))
     kinds = list(KINDS.values())
-    legend(figure, [Patch(color=colour(i), alpha=0.85) for i in visible], [kinds[i] for i in visible])
+    legend(figure, [Patch(color=colour(i)) for i in visible], [kinds[i] for i in visible])
     return figure
 
 
@@ -52,23 +54,25 @@ def _at(row: int) -> float:
 
 
 def seconds(groups: Sequence[Group]) -> Canvas:
-    """Mean time of a round by phase: training, weights, the reduction, the server's steps and so on."""
+    """Mean time of a round by phase: training, weights, the reduction, the server's steps and so on.
+
+    Phases too short to be seen are among the other time."""
     played = [(group.label, [run for run in group.runs if run.played]) for group in groups]
     spent = np.array([np.mean([_phases(run) for run in runs], axis=0) for _, runs in played if runs])  # [G, phases]
     labels = [label for label, runs in played if runs]
     if not labels:
         raise NoData("No round has been played yet.")
     unit, factor = ("ms", 1000) if spent.sum(1).max() < 1 else ("s", 1)
+    parts = dict(zip((*PHASES, OTHER), factor * spent.T, strict=True))
+    thin = [name for name in PHASES if parts[name].max() < VISIBLE * factor * spent.sum(1).max()]
+    parts[OTHER] = parts[OTHER] + sum(parts.pop(name) for name in thin)
+    if parts[OTHER].max() < VISIBLE * factor * spent.sum(1).max():
+        del parts[OTHER]
     figure, axes = _bars(labels, rows=1)
     left = np.zeros(len(spent))
     shown = {}
-    for i, (name, part) in enumerate(zip((*PHASES, "other"), factor * spent.T, strict=True)):
-        if not part.any():
-            continue
-        shade = IDLE if name == "other" else colour(i)
-        axes.barh(range(len(spent)), part, 0.6, left=left, color=shade, alpha=0.85)
-        if part.max() >= VISIBLE * factor * spent.sum(1).max():
-            shown[name] = Patch(color=shade, alpha=0.85)
+    for name, part in parts.items():
+        shown[name] = axes.barh(range(len(spent)), part, 0.6, left=left, color=_shade(name))
         left += part
     axes.set(xlabel=f"time of a round ({unit})", xlim=(0, None))
     legend(figure, list(shown.values()), list(shown))
@@ -92,22 +96,23 @@ def _bars(labels: Sequence[str], rows: int) -> tuple[Canvas, Axes]:
 
 def parameters(groups: Sequence[Group]) -> Canvas:
     """Floats that a client sends and receives in a round, in multiples of the model's parameters; mean over the run."""
-    labels, sent = [], []
+    labels, colours, sent = [], [], []
     for group in groups:
         shares = [_floats(run) for run in group.runs if len(run.columns("traffic")["round"])]
         if shares:
             labels.append(group.label)
+            colours.append(colour(group.number))
             sent.append(np.mean(shares, 0))
     if not sent:
         raise NoData("Nothing has been sent yet.")
     figure, axes = _bars(labels, rows=2)
-    for i, values in enumerate(np.transpose(sent)):
-        rows = np.arange(len(labels)) + (-0.2, 0.2)[i]
-        axes.barh(rows, values, 0.36, color=colour(i), alpha=0.85)
+    for way, values, shift in zip(WAYS, np.transpose(sent), (-0.2, 0.2), strict=True):
+        rows = np.arange(len(labels)) + shift
+        axes.barh(rows, values, 0.36, color=colours)
         for row, value in zip(rows, values, strict=True):
-            axes.annotate(f"{value:.3g}", (value, row), (3, 0), textcoords="offset points", va="center", fontsize=7)
-    axes.set(xlim=(0, 1.15 * np.max(sent)), xlabel="models per client and round")
-    legend(figure, [Patch(color=colour(i), alpha=0.85) for i in range(2)], WAYS)
+            words = f"{value:.3g} {way}"
+            axes.annotate(words, (value, row), (3, 0), textcoords="offset points", va="center", fontsize=7)
+    axes.set(xlim=(0, 1.25 * np.max(sent)), xlabel="models per client and round")
     return figure
 
 
@@ -122,7 +127,7 @@ def _floats(run: RunFolder) -> list[float]:
 
 
 def timeline(run: RunFolder) -> Canvas:
-    """What each actor did in the last rounds. Where nothing is drawn it waited."""
+    """What each actor did in the last rounds. Where nothing is drawn it waited, or did what is too short to be seen."""
     spans = run.columns("timeline")
     if not len(spans["round"]):
         raise NoData("The run has recorded no timeline.")
@@ -130,22 +135,24 @@ def timeline(run: RunFolder) -> Canvas:
     last = int(spans["round"].max())
     sizes = np.bincount(spans["round"], minlength=last + 1)
     first = last
-    while first > 0 and sizes[first - 1 :].sum() <= SPANS * len(hosts) and last - first < 4:
-        first -= 1
+    if sizes[last - 1 :].sum() <= SPANS * len(hosts):
+        first = max(0, last - 1)
     shown = spans["round"] >= first
     host, phase = np.searchsorted(hosts, spans["host"][shown]), spans["phase"][shown]
     start, stop = spans["start"][shown], spans["stop"][shown]
     rounds = run.columns("rounds")
     ends = rounds["wall"][rounds["round"] >= first]
-    figure = Canvas(PAGE, float(np.clip(0.95 + 0.18 * len(hosts), 1.5, 5)))
+    figure = Canvas(PAGE, float(np.clip(0.95 + 0.18 * len(hosts), 1.4, 5)))
     axes = figure.add_subplot()
-    phases = _ordered(phase)
+    every_phase = _ordered(spans["phase"])
+    seen = (stop - start) >= VISIBLE * (stop.max() - start.min())
+    phases = [name for name in every_phase if (seen & (phase == name)).any()]
     for name in phases:
         for row in range(len(hosts)):
             here = (phase == name) & (host == row)
             lasted = [*zip(start[here], stop[here] - start[here], strict=True)]
             axes.broken_barh(
-                lasted, (row - 0.4, 0.8), color=_shade(name, phases), linewidth=0, rasterized=len(lasted) > 500
+                lasted, (row - 0.4, 0.8), color=_shade(name, every_phase), linewidth=0, rasterized=len(lasted) > 500
             )
     lines = [axes.axvline(end, color=INK, linewidth=0.6, zorder=0) for end in ends.tolist()]
     every = every_nth(len(hosts), 24)
@@ -155,10 +162,8 @@ def timeline(run: RunFolder) -> Canvas:
     axes.set_xlabel(f"time since the run's start (s), {which}")
     axes.tick_params(axis="y", length=0)
     axes.grid(visible=False)
-    longest = {name: (stop - start)[phase == name].max() for name in phases}
-    seen = [name for name in phases if longest[name] >= VISIBLE * (stop.max() - start.min())] or phases
-    patches = [Patch(color=_shade(name, phases)) for name in seen]
-    legend(figure, [*patches, *lines[:1]], [*seen, *["end of a round"] * bool(lines)])
+    patches = [Patch(color=_shade(name, every_phase)) for name in phases]
+    legend(figure, [*patches, *lines[:1]], [*phases, *["end of a round"] * bool(lines)])
     return figure
 
 
@@ -180,13 +185,11 @@ def utilisation(run: RunFolder) -> Canvas:
     figure = Canvas(COLUMN, 2.2)
     axes = figure.add_subplot()
     edges = np.append(rounds["round"] + 0.5, rounds["round"][-1] + 1.5)
+    seen = {name: share for name, share in zip(phases, shares, strict=True) if share.max() >= 100 * VISIBLE}
     floor = np.zeros(shares.shape[1])
     patches = {}
-    for name, share in [*zip(phases, shares, strict=True), ("wait", 100 - shares.sum(0))]:
-        shade = IDLE if name == "wait" else _shade(name, phases)
-        bars = axes.stairs(floor + share, edges, baseline=floor, fill=True, color=shade)
-        if share.max() >= 100 * VISIBLE:
-            patches[name] = bars
+    for name, share in {**seen, WAIT: 100 - sum(seen.values())}.items():
+        patches[name] = axes.stairs(floor + share, edges, baseline=floor, fill=True, color=_shade(name, phases))
         floor = floor + share
     axes.set(xlabel="round", ylabel="actors' time (%)", ylim=(0, 100), xlim=(edges[0], edges[-1]))
     whole_rounds(axes)
@@ -200,7 +203,9 @@ def _ordered(phases: np.ndarray) -> list[str]:
     return [name for name in PHASES if name in there] + sorted(there - set(PHASES))
 
 
-def _shade(name: str, phases: Sequence[str]) -> str:
+def _shade(name: str, phases: Sequence[str] = ()) -> str:
     """A phase of the round has its own colour in every figure, and the other phases of the actors follow."""
+    if name in (OTHER, WAIT):
+        return IDLE
     order = [*PHASES, *(phase for phase in phases if phase not in PHASES)]
     return colour(order.index(name))

@@ -11,8 +11,7 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 
 from raysim.report import NoData
-from raysim.report.canvas import COLUMN, INK, Canvas, colour, decades, legend, named_rows
-from raysim.report.clouds import MARKS
+from raysim.report.canvas import COLUMN, INK, Canvas, colour, decades, legend, mark, named_rows
 from raysim.report.folder import of_loss
 from raysim.report.groups import Group, runs_of
 from raysim.report.series import Chart, Curve
@@ -74,23 +73,26 @@ def _curve(group: Group, column: str, scale: float) -> Curve | None:
 
 
 def final_scores(groups: Sequence[Group]) -> Canvas:
-    """Score at the end of each run (circles), and mean and standard deviation over the seeds of each configuration."""
+    """Score at the end of each run. Of several seeds: circles are the runs, a diamond their mean with one deviation."""
     by = judged_by(runs_of(groups))
     held = _ends(groups, by)
     figure = Canvas(COLUMN, 0.7 + 0.24 * len(held))
     axes = figure.add_subplot()
     for row, (group, values) in enumerate(held):
         shade = colour(group.number)
-        axes.plot(
-            values, np.full(len(values), row), "o", color=shade, markersize=3.5, markerfacecolor="none", alpha=0.7
-        )
+        if len(values) > 1:
+            axes.plot(
+                values, np.full(len(values), row), "o", color=shade, markersize=3.5, markerfacecolor="none", alpha=0.7
+            )
         std = values.std(ddof=1) if len(values) > 1 else None
         axes.errorbar(values.mean(), row, xerr=std, fmt="D", color=shade, markersize=3.5, capsize=2.5, linewidth=1)
     named_rows(figure, axes, [group.label for group, _ in held])
-    axes.xaxis.set_major_locator(MaxNLocator(6))
+    axes.xaxis.set_major_locator(MaxNLocator(6, steps=[1, 2, 5, 10]))
     axes.set_xlabel(ENDS[by])
-    marks = [Line2D([], [], color=INK, linestyle="", marker=m, markersize=3.5, markerfacecolor=f) for m, f in RUN_MEAN]
-    legend(figure, marks, ["a run", "mean ± 1 std over seeds"])
+    if any(len(values) > 1 for _, values in held):
+        style: dict[str, Any] = {"color": INK, "linestyle": "", "markersize": 3.5}
+        marks = [Line2D([], [], marker=mark, markerfacecolor=face, **style) for mark, face in RUN_MEAN]
+        legend(figure, marks, ["a run", "mean ± 1 std over seeds"])
     return figure
 
 
@@ -107,11 +109,8 @@ def pareto(groups: Sequence[Group]) -> Canvas:
     dots: list[Any] = []
     for group, values, sent in held:
         std = values.std(ddof=1) if len(values) > 1 else None
-        mark = MARKS[group.number % len(MARKS)]
-        bar = axes.errorbar(
-            sent, values.mean(), yerr=std, fmt=mark, color=colour(group.number), markersize=4.5, capsize=2
-        )
-        dots.append(bar)
+        style: dict[str, Any] = {"fmt": mark(group.number), "color": colour(group.number)}
+        dots.append(axes.errorbar(sent, values.mean(), yerr=std, markersize=4.5, capsize=2, **style))
     best = front(np.array([sent for *_, sent in held]), np.array([values.mean() for _, values, _ in held]))
     x, y = np.array([(held[i][2], held[i][1].mean()) for i in best]).T
     (line,) = axes.step(x, y, where="post", color=INK, linewidth=0.8, linestyle=(0, (4, 3)), zorder=0)

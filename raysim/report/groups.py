@@ -6,14 +6,14 @@ import itertools
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
+from hashlib import blake2b
 from typing import Any
-from zlib import crc32
 
 from raysim.report.folder import STACKS, RunFolder
 
 NEUTRAL = {"preset", "name", "seed", "record", "data.root"}  # settings that do not tell two methods apart
-HUES = 7  # colours that figures have; a further group differs in its dashes
-OWN = (1, 2, 3, 5, 6)  # those a method may have for its own: 0 is FedAvg's, and 4 looks like it
+HUES = 9  # colours that figures have
+SALT = b"50288"  # of 100,000, that by which fewest methods share a colour with one that papers compare them with
 
 
 @dataclass(frozen=True)
@@ -55,18 +55,22 @@ def compare(runs: Sequence[RunFolder]) -> list[Group]:
 
 
 def _numbers(keys: Sequence[tuple[str, str]]) -> list[int]:
-    """A number for each (methods, settings). It follows from the names of the methods, in whatever order the runs were
-    given and whatever is compared with them, as long as no two of them wish for the same."""
-    wishes = {key: 0 if key[0] == "fedavg" else OWN[crc32(key[0].encode()) % len(OWN)] for key in sorted(keys)}
-    holders: dict[int, tuple[str, str]] = {}
-    for key, wish in wishes.items():
-        holders.setdefault(wish, key)
-    for key, wish in wishes.items():
-        if holders[wish] != key:
-            near = ((wish + step) % HUES for step in range(HUES))
-            holders[next(n for n in itertools.chain(near, itertools.count()) if n not in holders)] = key
-    found = {key: number for number, key in holders.items()}
+    """A number for each (methods, settings); modulo HUES it is a colour.
+
+    The colour follows from the methods' names alone, whatever they are compared with. Several configurations of one
+    colour are told apart by what else follows from the number: dashes and marks. Where all are of the same methods,
+    colours tell the settings apart."""
+    alike = len({stack for stack, _ in keys}) == 1
+    found: dict[tuple[str, str], int] = {}
+    for i, key in enumerate(sorted(keys)):
+        hue = (_hue(key[0]) + i * alike) % HUES
+        found[key] = next(n for n in itertools.count(hue, HUES) if n not in found.values())
     return [found[key] for key in keys]
+
+
+def _hue(stack: str) -> int:
+    """0 is FedAvg's own."""
+    return 0 if stack == "fedavg" else 1 + blake2b(stack.encode(), digest_size=4, salt=SALT).digest()[0] % (HUES - 1)
 
 
 def runs_of(groups: Sequence[Group]) -> list[RunFolder]:

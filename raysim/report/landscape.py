@@ -32,7 +32,7 @@ def _mean_curves(
         places = at_last_round(tables[0], x)[0]
         alike = [at_last_round(t, y)[0] for t in tables if np.array_equal(at_last_round(t, x)[0], places)]
         mean = scale * np.mean(alike, 0)
-        (line,) = axes.plot(places, mean, color=colour(i), linestyle=dash(i))
+        (line,) = axes.plot(places, mean, color=colour(i), linestyle=(0, dash(i)))
         drawn.append((i, places, mean, line))
         labels.append(label)
     lines = [line for *_, line in drawn]
@@ -87,7 +87,7 @@ def hessian(groups: Sequence[Group], variant: str) -> Canvas:
     for i, _, tables in held:
         rounds = np.unique(tables[0]["round"])
         values = [_first_or_ratio(t, variant) for t in tables if np.array_equal(np.unique(t["round"]), rounds)]
-        lines += axes.plot(rounds + 1, np.mean(values, 0), color=colour(i), linestyle=dash(i), marker="o")
+        lines += axes.plot(rounds + 1, np.mean(values, 0), color=colour(i), linestyle=(0, dash(i)), marker="o")
     axes.set(xlabel="round", ylabel="λ₁ of the Hessian" if variant == "first" else f"λ₁ / λ{last} of the Hessian")
     whole_rounds(axes)
     legend(figure, lines, [label for _, label, _ in held] if len(groups) > 1 else [])

@@ -88,7 +88,7 @@ def histogram(groups: Sequence[Group]) -> Canvas:
         ]
         share, near_zero, near = np.mean(alike, 0)
         edges = np.append(low, high[-1])
-        lines.append(axes.stairs(100 * share, edges, color=colour(i), linestyle=dash(i), linewidth=1.2))
+        lines.append(axes.stairs(100 * share, edges, color=colour(i), linestyle=(0, dash(i)), linewidth=1.2))
         small = f"{100 * near_zero[0]:.1f} % smaller than {near[0]:g}"
         labels.append(f"{label}: {small}" if len(groups) > 1 else small)
     axes.set(xlabel="value of the parameter", ylabel="parameters (% per bin)", ylim=(0, None))

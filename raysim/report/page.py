@@ -28,6 +28,7 @@ ENLARGED = 1.6  # figures are made for paper, which readers hold closer than a s
 PORTRAITS = 6  # up to so many configurations, one run of each is shown in detail
 
 ROOM = 1_700_000  # bytes for figures, so that a page has at most 2 MB
+WIDTH = 2  # pixels of a curve on the page, as in page.js
 POINTS = 3000  # of a chart, all its curves together
 
 SECTIONS = {
@@ -217,7 +218,7 @@ def _curve(chart: Chart, i: int) -> dict[str, Any]:
         return [float(f"{value:.5g}") if np.isfinite(value) else None for value in values[kept].tolist()]
 
     return {
-        "label": curve.label, "hue": hue(curve.number), "dash": dash(curve.number),
+        "label": curve.label, "hue": hue(curve.number), "dash": [WIDTH * part for part in dash(curve.number)],
         "x": {against: numbers(curve.spent(against)) for against in LABELS},
         "y": numbers(curve.mean), "sd": None if curve.std is None else numbers(curve.std),
         "mark": None if mark is None else int(np.searchsorted(kept, mark)),

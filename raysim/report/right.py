@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
-from raysim.report.canvas import COLUMN, INK, PAGE, Canvas, colour, every_nth, heat_map, legend, name_rows
-from raysim.report.clouds import MARKS, scatter_groups
+from raysim.report.canvas import COLUMN, INK, PAGE, Canvas, colour, every_nth, heat_map, legend, mark, name_rows
+from raysim.report.clouds import scatter_groups
 from raysim.report.folder import RunFolder
 from raysim.report.groups import Group
 from raysim.report.measured import measured, tables_of
 
 ON_LIGHT = "#222222"  # text on the light half of a map's colours, also on a dark page
+TOUCHING = 33  # marks that are apart in a column's width
 WRITTEN = 12  # classes up to which a confusion matrix has numbers in its cells
 
 
@@ -45,20 +47,20 @@ def class_accuracy(groups: Sequence[Group]) -> Canvas:
     """Share of the test samples of each class that the final model takes for it; bars are one std over seeds."""
     held = tables_of(groups, "confusion")
     classes = len(_matrix(held[0][2][0]))
-    figure = Canvas(COLUMN if classes <= 12 else PAGE, 2.4)
+    wide = classes > 12 or classes * len(held) > TOUCHING
+    figure = Canvas(PAGE if wide else COLUMN, 2.4)
     axes = figure.add_subplot()
     marks = []
     for place, (number, _, tables) in enumerate(held):
         counts = np.stack([_matrix(table) for table in tables])  # [seeds, C, C]
         with np.errstate(invalid="ignore"):
             right = 100 * counts.diagonal(axis1=1, axis2=2) / counts.sum(2)
-        x = np.arange(classes) + 0.5 * ((place + 0.5) / len(held) - 0.5)
+        x = np.arange(classes) + 0.8 * ((place + 0.5) / len(held) - 0.5)
         std = right.std(0, ddof=1) if len(right) > 1 else None
-        mark = MARKS[number % len(MARKS)]
-        shade = colour(number)
-        marks.append(axes.errorbar(x, right.mean(0), yerr=std, fmt=mark, color=shade, markersize=3.5, linewidth=0.8))
+        style: dict[str, Any] = {"fmt": mark(number), "color": colour(number), "markersize": 3.5, "linewidth": 0.8}
+        marks.append(axes.errorbar(x, right.mean(0), yerr=std, **style))
     names = _names(groups[0].first, classes)
-    every = every_nth(classes, 12 if classes <= 12 else 24)
+    every = every_nth(classes, 24 if wide else 12)
     short = [name[:12] for name in names]
     axes.set_xticks(range(0, classes, every), short[::every], rotation=90 if max(map(len, short)) > 2 else 0)
     axes.set(xlabel="class", ylabel="test accuracy (%)", ylim=(None, 101))
@@ -75,7 +77,7 @@ def personalization(groups: Sequence[Group]) -> Canvas:
     figure, axes, clouds, dots = scatter_groups(groups, _before_and_after, missing)
     low = min(cloud.points.min() for cloud in clouds)
     line = axes.plot([low, 100], [low, 100], color=INK, linewidth=0.8, linestyle=(0, (4, 3)), zorder=0)
-    axes.set(xlabel="accuracy of the global model (%)", ylabel="of the client's own (%)")
+    axes.set(xlabel="client's accuracy with the global model (%)", ylabel="accuracy of its own model (%)")
     labels = [
         f"{cloud.label}: " * (len(groups) > 1)
         + f"mean {cloud.points[:, 0].mean():.1f} to {cloud.points[:, 1].mean():.1f}"

@@ -12,7 +12,7 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
 from raysim.report import NoData
-from raysim.report.canvas import COLUMN, INK, Canvas, colour, dash, decades, legend, whole_rounds
+from raysim.report.canvas import COLUMN, INK, Canvas, colour, dash, decades, legend, mark, whole_rounds
 from raysim.report.folder import RunFolder
 from raysim.report.groups import Group
 from raysim.report.summary import COSTS
@@ -134,9 +134,9 @@ def _time(longest: float) -> tuple[str, float]:
 
 
 def plot(axes: Axes, number: int, x: np.ndarray, y: np.ndarray, **style: Any) -> Line2D:
-    """A line in the colour and the dashes of that number."""
-    mark = "o" if len(x) <= FEW else None
-    (line,) = axes.plot(x, y, **{"color": colour(number), "linestyle": dash(number), "marker": mark} | style)
+    """A line in the colour, the dashes and the marks of that number."""
+    own = {"color": colour(number), "linestyle": (0, dash(number)), "marker": mark(number) if len(x) <= FEW else None}
+    (line,) = axes.plot(x, y, **{**own, **style})
     return line
 
 

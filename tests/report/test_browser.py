@@ -7,13 +7,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from browser import CHROMIUM, Browser, browser
+from browser import Browser, browser, needs_chromium
 from PIL import Image
 from written import by_hand
 
 from raysim.report.page import write
 
-pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on this machine")
+pytestmark = needs_chromium
 
 FEDAVG, FEDLWS = ([[0.2, 0.6, 0.8], [0.4, 0.7, 0.6]], [[0.5, 0.55, 0.6], [0.1, 0.3, 0.9]])
 CHART = "[data-chart='0']"  # of the test accuracy

@@ -19,6 +19,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
+from case import cases
 from conftest import play, tiny
 from matplotlib.axis import Axis, XAxis
 from matplotlib.collections import FillBetweenPolyCollection, PathCollection
@@ -31,7 +32,7 @@ import raysim
 from raysim.cli.app import app
 from raysim.data import Dataset, Partition
 from raysim.federation import Federation
-from raysim.report import MissingExtra, NoData, ReportError, blocks, canvas, clients, curves, quantities
+from raysim.report import MissingExtra, NoData, ReportError, blocks, canvas, clients, costs, curves, quantities
 from raysim.report.canvas import COLUMN, PAGE
 from raysim.report.figures import FIGURES, available, draw
 from raysim.report.folder import Shares
@@ -166,22 +167,30 @@ def test_the_headline_says_whether_a_lead_is_more_than_chance(tmp_path: Path) ->
 
 
 def test_a_method_has_its_colour_whatever_it_is_compared_with(tmp_path: Path) -> None:
-    changes = {
-        "avg": {},
-        "lws": {"server": ["fedlws"]},
-        "ala": {"client": ["fedala"]},
-        "ldf": {"weighting": [{"fedldf": {"top_n": 2}}]},
-    }
-    runs = {name: by_hand(tmp_path / name, [0.5], **changed) for name, changed in changes.items()}
-    numbers = [
-        {g.label: g.number for g in compare([runs[n] for n in names])} for names in (runs, ["ala", "avg"], ["lws"])
-    ]
-    assert len(set(numbers[0].values())) == 4
-    assert numbers[1].items() | numbers[2].items() <= numbers[0].items()
-    many = [by_hand(tmp_path / str(i), [0.5], local={"lr": 0.1 + i}) for i in range(30)]
+    runs = [by_hand(tmp_path / case.method, [0.5], **case.changes) for case in cases().values()]
+    alone = [canvas.colour(compare([run])[0].number) for run in runs]
+    assert [canvas.colour(group.number) for group in compare(runs)] == alone
+    assert {*alone} == {*canvas.COLOURS} and canvas.colour(0) == canvas.COLOURS[0]
+    for pair in itertools.combinations(runs, 2):
+        one, two = (group.number for group in compare(pair))
+        assert (canvas.colour(one), canvas.dash(one)) != (canvas.colour(two), canvas.dash(two))
+        assert (canvas.colour(one), canvas.mark(one)) != (canvas.colour(two), canvas.mark(two))
+
+
+def test_where_methods_are_compared_dashes_tell_settings_apart_and_else_colours(tmp_path: Path) -> None:
+    def plain(lr: float, server: Sequence[str] = ()) -> Run:
+        return by_hand(tmp_path / f"{lr}-{len(server)}", [0.5], local={"lr": lr}, server=list(server))
+
+    many = [plain(0.1 + i) for i in range(36)]
     held = [group.number for group in compare(many)]
-    assert len({canvas.colour(n) + canvas.dash(n) for n in held}) == 28  # seven colours with four dashes each
+    assert len({canvas.colour(group.number) for group in compare(many[:9])}) == 9
+    assert len({(canvas.colour(n), canvas.dash(n)) for n in held}) == 36
     assert held == [group.number for group in compare(many[::-1])][::-1]
+    shrunk = plain(0.1, ["fedlws"])
+    both = [group.number for group in compare([*many[:4], shrunk])]
+    assert [canvas.hue(n) for n in both[:4]] == [0] * 4
+    assert len({canvas.dash(n) for n in both[:4]}) == 4
+    assert both[4] == compare([shrunk])[0].number
 
 
 def test_runs_are_grouped_by_all_but_the_seed_and_labelled_by_what_differs(tmp_path: Path) -> None:
@@ -454,14 +463,28 @@ def test_bytes_and_seconds_are_those_of_the_tables(stored: dict[str, Run]) -> No
     for bar in axes.patches:
         ends[round(bar.get_y() + bar.get_height() / 2, 1)] += bar.get_width()
     up, down = (sum(v.sum() for k, v in sent.items() if k.startswith(way)) for way in ("up_", "down_"))
-    assert list(ends.values()) == pytest.approx([up / 1e6, down / 1e6])
+    assert list(ends.values()) == pytest.approx([up / 1e6, down / 1e6], rel=5 * costs.VISIBLE)
     assert up < down  # FedLDF sends a part of the layers back
 
     rounds = run.columns("rounds")
     axes = draw("seconds", [run]).axes[0]
     unit = {"time of a round (ms)": 1000, "time of a round (s)": 1}[axes.get_xlabel()]
     assert axes.patches[0].get_width() == pytest.approx(unit * rounds["seconds_train"].mean())
-    assert sum(bar.get_width() for bar in axes.patches) == pytest.approx(unit * rounds["seconds"].mean())
+    whole = pytest.approx(unit * rounds["seconds"].mean(), rel=costs.VISIBLE)
+    assert sum(bar.get_width() for bar in axes.patches) == whole
+
+
+def test_legends_name_what_is_drawn_and_nothing_else(tmp_path: Path) -> None:
+    run = by_hand(tmp_path / "a", [0.5, 0.6])  # trains for 0.5 s of each round, which last 1 s
+    assert draw("scores", [run]).legends == []
+    assert draw("scores", [run, by_hand(tmp_path / "b", [0.5, 0.7], seed=4)]).legends
+    with Recorder(run.folder, 2) as recorder:
+        spans = {"start": [0.0, 0.6], "stop": [0.5, 0.6005]}
+        recorder.add("timeline", round=1, host=[0, 0], node="n", phase=["train", "reduce"], **spans)
+    for name, shown in {
+        "seconds": ["train", "other"], "timeline": ["train", "end of a round"], "utilisation": ["train", "wait"],
+    }.items():  # fmt: skip
+        assert [text.get_text() for text in draw(name, [Run(run.folder)]).legends[0].get_texts()] == shown
 
 
 def test_timeline_and_utilisation(tmp_path: Path) -> None:

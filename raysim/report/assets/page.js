@@ -2,7 +2,6 @@
 "use strict";
 
 const charts = JSON.parse(document.getElementById("charts").textContent);
-const DASHES = {"-": [], "--": [7, 4], ":": [2, 3], "-.": [7, 3, 2, 3]};
 const redraws = [];
 
 const shade = name => getComputedStyle(document.documentElement).getPropertyValue(`--${name}`).trim();
@@ -30,7 +29,7 @@ function options(chart, x, logs, width, tables) {
   for (const curve of chart.curves) {
     const stroke = shade(`hue-${curve.hue}`), i = series.length;
     series.push({
-      label: curve.label || chart.label, stroke, width: 2, dash: DASHES[curve.dash], spanGaps: true,
+      label: curve.label || chart.label, stroke, width: 2, dash: curve.dash, spanGaps: true,
       points: {show: curve.y.length <= 25, size: 5},
       value: (u, v, s, at) => v == null ? "" : digits(v) + (curve.sd ? ` ± ${digits(u.data[s + 1][at] - v)}` : ""),
     });
