@@ -51,7 +51,8 @@ def decisive(config: Config) -> dict[str, Any]:
     plain: dict[str, Any] = json.loads(json.dumps(to_dict(config)))
     for section in ("preset", "name", "engine", "evaluate", "record"):
         del plain[section]
-    del plain["data"]["root"]
+    for key in ("root", "storage", "stream_bytes", "cache"):
+        del plain["data"][key]
     plain["rounds"] = {"participation": config.rounds.participation}  # the others say when to test, to save, to stop
     plain["engine"] = {"threads": config.engine.threads}  # sums inside an operation follow its threads
     if readers(config, "rounds.total"):

@@ -63,6 +63,8 @@ def _check_data(config: Config) -> Found:
     if data.client_test_frac and own is not None and own != data.client_test_frac:
         message = f"is {data.client_test_frac}, but the partition holds out {own}. Set its test_frac instead."
         yield "data.client_test_frac", message
+    if data.cache is not None and data.storage == "stream":
+        yield "data.cache", "decodes all samples, which data.storage: stream is there to avoid. Leave one of them out."
     if problem := data.name.check(data.folder):
         where = f"data.root is {data.root}" if data.root else f"RAYSIM_DATA is {data.folder}"
         yield "data.name", f"{problem} ({where if data.folder else 'neither data.root nor RAYSIM_DATA is set'})"

@@ -14,7 +14,7 @@ from raysim.config.fields import STACKS, Catalogue
 from raysim.config.messages import Faults
 from raysim.core.bounds import Fraction, NonNegative, NonNegativeInt, Positive, PositiveInt
 from raysim.core.facts import cohort_size
-from raysim.data import Proxy
+from raysim.data import Dataset, Proxy, Storage, load
 from raysim.registry import REGISTRY, Table
 
 
@@ -78,6 +78,14 @@ class DataConfig:
     """The source, an entry of `raysim list datasets`."""
     root: str | None = None
     """Folder of all data sets; null: the environment variable RAYSIM_DATA, else the source's own default."""
+    storage: Storage = "memory"
+    """Where samples are: `memory` reads and decodes all of them before the first round; `stream` only those of the clients
+    that a process trains, while the client before trains. Parquet, Hugging Face and image folders can be streamed."""
+    stream_bytes: NonNegativeInt = 256 << 20
+    """With `stream`: bytes, as they are in the files, that each process keeps of the parts of files that it read last."""
+    cache: str | None = None
+    """Folder in which decoded samples are kept as files, which later runs and all processes of a machine map; null: none.
+    They are decoded again where settings or files have changed."""
     partition: Annotated[Any, Catalogue("partition", REGISTRY.table("partition"))]
     """How samples are partitioned over the clients, an entry of `raysim list partitions`."""
     client_test_frac: Fraction = 0.0
@@ -96,6 +104,11 @@ class DataConfig:
         """What a source's `check` and `load` take."""
         root = self.root or os.environ.get("RAYSIM_DATA")
         return Path(root) if root else None
+
+    def load(self) -> Dataset:
+        """Read the data set. Raises `DataError`."""
+        cache = None if self.cache is None else Path(self.cache)
+        return load(self.name, self.folder, self.storage, self.stream_bytes, cache)
 
 
 @dataclass(frozen=True, kw_only=True)

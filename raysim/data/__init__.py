@@ -2,10 +2,12 @@
 
 from raysim.data.dataset import Dataset
 from raysim.data.errors import DataError
+from raysim.data.load import OF_FILES, Storage, load
 from raysim.data.partition import PARTITIONS, Partition, Proxy, Scheme, make_partition
 from raysim.data.sources import SOURCES, Source
 
 __all__ = [
+    "OF_FILES",
     "PARTITIONS",
     "SOURCES",
     "DataError",
@@ -14,5 +16,7 @@ __all__ = [
     "Proxy",
     "Scheme",
     "Source",
+    "Storage",
+    "load",
     "make_partition",
 ]

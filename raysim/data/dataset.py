@@ -1,8 +1,8 @@
-"""The one in-memory data set type."""
+"""The one data set type."""
 
 import hashlib
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
@@ -14,14 +14,31 @@ if TYPE_CHECKING:
     from raysim.core.task import Task
 
 
+class Stored(Protocol):
+    """Samples [n, ...] as they are stored, wherever that is: an array, a file that is mapped, files that are read and
+    decoded when rows are asked for. Whoever uses samples asks for rows, and so need not know."""
+
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+
+    @property
+    def dtype(self) -> np.dtype[Any]: ...
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, rows: Any) -> np.ndarray:
+        """The samples of `rows`, int64 positions or a slice, in memory."""
+
+
 @dataclass(frozen=True, eq=False)
 class Dataset:
-    """Samples as contiguous arrays, decoded once per node, then only read. Raises DataError if they do not fit."""
+    """Samples and what is known of them; nobody writes to them. Raises DataError if they do not fit."""
 
     name: str
     """Name that messages and tables show."""
-    x: np.ndarray
-    """Samples: [n, C, H, W] uint8 images, [n, T] int32 tokens or [n, F] float32 features; training rows come first."""
+    x: Stored
+    """Samples: [n, C, H, W] uint8 images, [n, T] int32 tokens or [n, F] float32 features; training rows come first. A
+    contiguous array, or what gives its rows."""
     y: np.ndarray
     """Labels, as the task has them: [n] int64 classes, [n, C] float32 of 0 and 1, [n, F] float32 targets or [n, T] int64
     tokens."""
@@ -41,10 +58,12 @@ class Dataset:
     """Number of token ids, for text."""
     task: "str | Task" = "classification"
     """What is learned: the name of a task, or one."""
+    digest: str | None = None
+    """What `sha256` returns, where it is known without reading all samples."""
 
     def __post_init__(self) -> None:
         n = len(self.x)
-        if not self.x.flags.c_contiguous:
+        if isinstance(self.x, np.ndarray) and not self.x.flags.c_contiguous:
             raise DataError(f"{self.name}: x is not C-contiguous; pass it through numpy.ascontiguousarray")
         if len(self.y) != n or (self.client is not None and self.client.shape != (n,)):
             raise DataError(f"{self.name}: {n} samples need {n} labels, and as many clients where there are any")
@@ -63,11 +82,17 @@ class Dataset:
             raise DataError(f"{self.name}: row {at[0]} has label {self.y[at]}, outside {valid}")
 
     def sha256(self) -> str:
-        """Hash of all samples and labels."""
-        digest = hashlib.sha256(repr((self.x.shape, self.x.dtype.str, self.train_rows)).encode())
-        digest.update(self.x.data)
+        """Hash of all samples and labels; of samples that are never held whole, of the files that they are in."""
+        if self.digest is not None:
+            return self.digest
+        digest = self.begin_digest()
+        digest.update(np.ascontiguousarray(self.x[:]).data)
         digest.update(np.ascontiguousarray(self.y).data)
         return digest.hexdigest()
+
+    def begin_digest(self) -> "hashlib._Hash":
+        """The hash before the samples' bytes, and then the labels', are added to it."""
+        return hashlib.sha256(repr((self.x.shape, self.x.dtype.str, self.train_rows)).encode())
 
     @property
     def sample_shape(self) -> tuple[int, ...]:

@@ -1,72 +1,89 @@
-"""Encoded images to one uint8 array."""
+"""Encoded images to uint8 arrays."""
 
-import math
-from collections.abc import Iterable, Sequence
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from io import BytesIO
 from itertools import repeat
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
 
 from raysim.data.errors import DataError
 
+if TYPE_CHECKING:
+    import PIL.Image
+
 Mode = Literal["L", "RGB"]  # Pillow's names: grey, colour
+Size = tuple[int, int]  # height, width
+Source = bytes | Path | Callable[[], "PIL.Image.Image"]  # an encoded image, its file, or what reads it
 MOST_PIXELS = 1 << 24  # of one image, 4096×4096
 FORMATS = ("PNG", "JPEG", "BMP", "PPM", "WEBP", "GIF", "TIFF")  # Pillow runs another program for some of the others
 
 
-def decode_images(
-    batches: Iterable[Sequence[tuple[str, bytes | Path]]], count: int, mode: Mode | None = None
-) -> np.ndarray:
-    """Pixels [count, C, H, W] uint8 of `count` images that come in batches of (place, encoded bytes or file).
+@dataclass(frozen=True)
+class ImageDecoder:
+    """Images that all become as the first one is, or as `mode` and `resize` say."""
 
-    `place` is how an error names the image. `mode` converts every image; None refuses a mix of grey and colour. Raises
-    DataError for an image that cannot be read, is neither grey nor RGB, or differs in size or mode from the first.
-    """
-    pixels: np.ndarray | None = None
-    first = ""
-    row = 0
-    with ThreadPoolExecutor() as pool:  # Pillow's decoders release the interpreter lock
-        for batch in batches:
-            places, sources = [place for place, _ in batch], [source for _, source in batch]
-            for place, image in zip(places, pool.map(_decode, places, sources, repeat(mode)), strict=False):
-                if pixels is None:
-                    pixels, first = _room((count, *image.shape), place), place
-                if image.shape != pixels.shape[1:]:
-                    raise DataError(
-                        f"{place}: the image is {_size(image.shape)}, but {first} is {_size(pixels.shape[1:])}; "
-                        "give all images one size, and set mode to L or RGB where grey and colour are mixed"
-                    )
-                pixels[row] = image
-                row += 1
-    assert pixels is not None, "callers refuse splits without images"
-    return pixels
+    first: str
+    """How an error names the first image."""
+    shape: tuple[int, int, int]
+    """[C, H, W] of each image."""
+    mode: Mode | None
+    """What every image is converted to; None refuses a mix of grey and colour."""
+    resize: Size | None
+    """Height and width that every image is scaled to; None refuses unequal sizes."""
+    dtype: ClassVar[np.dtype[Any]] = np.dtype(np.uint8)
+
+    @classmethod
+    def like(cls, place: str, source: Source, mode: Mode | None, resize: Size | None) -> ImageDecoder:
+        """For images like this one. Raises DataError where it cannot be read."""
+        channels, height, width = decoded(place, source, mode, resize).shape
+        return cls(place, (channels, height, width), mode, resize)
+
+    def __call__(self, batch: Sequence[tuple[str, Any]], pool: ThreadPoolExecutor | None = None) -> np.ndarray:
+        """Pixels [b, C, H, W]. Raises DataError for an image that cannot be read, is neither grey nor RGB, or differs in
+        size or mode from the first."""
+        places, sources = zip(*batch, strict=True)
+        apply = pool.map if pool else map
+        out = np.empty((len(batch), *self.shape), np.uint8)
+        for row, image in enumerate(apply(decoded, places, sources, repeat(self.mode), repeat(self.resize))):
+            if image.shape != self.shape:
+                raise DataError(
+                    f"{places[row]}: the image is {_size(image.shape)}, but {self.first} is {_size(self.shape)}; give all "
+                    "images one size or set resize: [HEIGHT, WIDTH], and set mode to L or RGB where grey and colour are mixed"
+                )
+            out[row] = image
+        return out
 
 
-def _room(shape: tuple[int, ...], place: str) -> np.ndarray:
-    try:
-        return np.empty(shape, np.uint8)
-    except MemoryError:
-        raise DataError(f"{place}: {shape[0]} images of this size need {math.prod(shape):,} bytes of memory") from None
-
-
-def _decode(place: str, source: bytes | Path, mode: Mode | None) -> np.ndarray:
+def decoded(place: str, source: Source, mode: Mode | None, resize: Size | None) -> np.ndarray:
+    """Pixels [C, H, W] uint8 of one image."""
     from PIL import Image
 
     try:
-        with Image.open(source if isinstance(source, Path) else BytesIO(source), formats=FORMATS) as encoded:
+        with source() if callable(source) else _opened(source) as encoded:
             width, height = encoded.size
             if width * height > MOST_PIXELS:  # a file of a few bytes may say that it holds gigabytes
                 raise ValueError(f"it has {width}×{height} pixels, more than {MOST_PIXELS:,}")
             image = encoded.convert(mode) if mode else encoded
+            if resize and image.mode in ("L", "RGB"):
+                image = image.resize(resize[::-1], Image.Resampling.BILINEAR)
             pixels = np.asarray(image)
     except Exception as error:  # the decoders raise OSError, SyntaxError, ValueError, struct.error, ... on broken bytes
         raise DataError(f"{place}: not a readable image ({error}); repair or remove it") from error
     if image.mode not in ("L", "RGB"):
         raise DataError(f"{place}: the image has mode {image.mode}; convert it to L or RGB, or set mode to one of them")
     return pixels[None] if image.mode == "L" else pixels.transpose(2, 0, 1)
+
+
+def _opened(source: bytes | Path) -> PIL.Image.Image:
+    import PIL.Image
+
+    return PIL.Image.open(source if isinstance(source, Path) else BytesIO(source), formats=FORMATS)
 
 
 def _size(shape: tuple[int, ...]) -> str:

@@ -5,6 +5,8 @@ A text becomes the classifier token, then its words, padded with 0 or cut to a f
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -44,3 +46,22 @@ def encode(texts: Sequence[str], vocabulary: dict[str, int], length: int) -> np.
         row[0] = CLASSIFIER
         row[1 : 1 + len(words)] = [vocabulary.get(word, UNKNOWN) for word in words]
     return tokens
+
+
+@dataclass(frozen=True, eq=False)
+class TextEncoder:
+    """Texts to token ids, see `encode`."""
+
+    vocabulary: dict[str, int]
+    length: int
+    """Tokens of a text."""
+    dtype: ClassVar[np.dtype[Any]] = np.dtype(np.int32)
+
+    @property
+    def shape(self) -> tuple[int]:
+        """Of one text."""
+        return (self.length,)
+
+    def __call__(self, batch: Sequence[tuple[str, str]], pool: Any = None) -> np.ndarray:
+        """Token ids [b, length] int32. It holds the interpreter lock, so that threads would not help."""
+        return encode([text for _, text in batch], self.vocabulary, self.length)

@@ -18,6 +18,7 @@ from raysim.core.rng import SERVER, stream_seed
 from raysim.core.server import Aggregator, DownlinkRule, Population, ProxyData, Server
 from raysim.core.task import Task, task_of
 from raysim.data import Dataset, Partition, make_partition
+from raysim.data.encoded import Encoded
 from raysim.engine.base import Engine
 from raysim.engine.local import LocalEngine
 from raysim.host.messages import HostSpec
@@ -26,6 +27,8 @@ from raysim.models import Inputs, builder
 from raysim.registry import REGISTRY
 from raysim.store.documents import DamagedFile, read_tensors
 
+SCATTERED = 8  # times a client's samples, that are read for it
+SCATTERED_CLIENTS = 100  # of whom this is found out
 SENT_BYTES = 1 << 38  # of models in a round, where a method was not told how many to send
 
 MakeEngine = Callable[[Config, HostSpec, Dataset, Partition, int], Engine]  # the last one: clients in a cohort
@@ -76,7 +79,7 @@ def start(server: Server, config: Config, spec: HostSpec, aggregator: Aggregator
 def partitioned(config: Config) -> tuple[Dataset, Partition]:
     """Read the data and partition them. Raises `DataError`."""
     section = config.data
-    data = section.name.load(section.folder)
+    data = section.load()
     partition = make_partition(
         data, section.partition, seed=config.seed, client_test_frac=section.client_test_frac,
         client_val_frac=section.client_val_frac, proxy=section.proxy if section.proxy.samples else None,
@@ -119,7 +122,22 @@ def checked_data(config: Config) -> tuple[Dataset, Partition]:
     faults += [f"record.sinks: {sink.missing}" for sink in config.record.sinks if sink.missing]
     if faults:
         raise ConfigError(faults)
+    _warn_of_scattered(data, partition)
     return data, partition
+
+
+def _warn_of_scattered(data: Dataset, partition: Partition) -> None:
+    """Streamed files are read by the part, such as a row group, of which a client may need a few rows."""
+    if isinstance(data.x, Encoded) and len(data.x):
+        clients = np.unique(np.linspace(0, partition.clients - 1, SCATTERED_CLIENTS).astype(int))
+        needed = sum(len(partition.train[client]) for client in clients)
+        read = sum(data.x.files.reach(partition.train[client]) for client in clients)
+        if read > SCATTERED * needed:
+            warnings.warn(
+                f"data.storage: stream reads {read / needed:.0f} times the samples that a client has: they are scattered over "
+                "the files. Set data.cache instead, or write files whose row groups are of one client each.",
+                stacklevel=2,
+            )
 
 
 def check_network(config: Config, data: Dataset, clients: int) -> None:

@@ -85,6 +85,7 @@ class ClientHost:
         self.t = request.round_info.t
         download = Download.of(request, value, shared, objects, self.device)
         self._server = download.server
+        self.samples.expect(request.clients)
         results: dict[int, ClientResult] = {}
 
         def train(client: int, update: Tensor, check: bool = True) -> bool:

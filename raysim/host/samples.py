@@ -2,14 +2,37 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from itertools import pairwise
+
 import numpy as np
 
 from raysim.core.samples import ClientData, Samples
 from raysim.data import Dataset, Partition
+from raysim.data.dataset import Stored
 from raysim.late import Tensor, torch
 
 CACHE_BYTES = 256 << 20  # model inputs that stay in a CPU's memory from round to round
 FREE_SHARE = 0.25  # of a GPU's memory is left to training
+
+
+class ReadAhead:
+    """Samples that are not in memory: what is asked for next can be read, by a thread, before it is asked for."""
+
+    def __init__(self, samples: Stored):
+        self._samples, self._pool = samples, ThreadPoolExecutor(1)
+        self._coming: tuple[bytes, Future[np.ndarray]] | None = None
+
+    def begin(self, rows: np.ndarray) -> None:
+        """Read `rows` [n]."""
+        self._coming = rows.tobytes(), self._pool.submit(self._samples.__getitem__, rows)
+
+    def __getitem__(self, rows: np.ndarray) -> np.ndarray:
+        if self._coming is None or self._coming[0] != rows.tobytes():
+            return self._samples[rows]
+        (_, future), self._coming = self._coming, None
+        return future.result()
 
 
 class SampleSource:
@@ -21,9 +44,15 @@ class SampleSource:
 
     def __init__(self, data: Dataset, partition: Partition, device: torch.device, channels_last: bool):
         self.data, self.partition, self.device, self.channels_last = data, partition, device, channels_last
+        self._x = data.x if isinstance(data.x, np.ndarray) else ReadAhead(data.x)
+        self._following: dict[int, int] = {}  # clients, and who is asked for after each
         self._cache: dict[tuple[int, str], Samples] = {}  # on a CPU, by client and part
         self._room = CACHE_BYTES
         self._stored: dict[tuple[str, bytes], Tensor] = {}  # on a GPU: x or y of these rows
+
+    def expect(self, clients: Sequence[int]) -> None:
+        """These clients will be asked for, in this order."""
+        self._following = dict(pairwise(clients))
 
     def client(self, client: int) -> ClientData:
         """The training, test and validation samples of a client."""
@@ -35,6 +64,9 @@ class SampleSource:
             if self.device.type == "cpu" and (client, part) not in self._cache and size <= self._room:
                 self._cache[client, part] = samples
                 self._room -= size
+            following = self._following.pop(client, None)
+            if following is not None and isinstance(self._x, ReadAhead) and (following, "train") not in self._cache:
+                self._x.begin(rows["train"][following])
             return samples
 
         return ClientData(load)
@@ -47,7 +79,7 @@ class SampleSource:
 
     def inputs(self, rows: np.ndarray) -> Tensor:
         """Model inputs of `rows` [n] of the data set."""
-        x = self._brought("x", rows, self.data.x)
+        x = self._brought("x", rows, self._x)
         # `transform` may work in place, and a GPU's copy is to be used again.
         x = self.data.transform(x.clone() if x.is_cuda and x.is_floating_point() else x)
         return x.contiguous(memory_format=torch.channels_last) if self.channels_last and x.dim() == 4 else x
@@ -56,7 +88,9 @@ class SampleSource:
         """Free the memory of what was kept."""
         self._cache, self._room, self._stored = {}, CACHE_BYTES, {}
 
-    def _brought(self, name: str, rows: np.ndarray, array: np.ndarray, labels: np.ndarray | None = None) -> Tensor:
+    def _brought(
+        self, name: str, rows: np.ndarray, array: np.ndarray | ReadAhead, labels: np.ndarray | None = None
+    ) -> Tensor:
         """array[rows], with `labels` the label of each, on the device. It must not be written to."""
         key = name, rows.tobytes()
         if key in self._stored:

@@ -34,7 +34,9 @@ def preview(config: Config, address: str | None = None) -> str:
     hosts, where = _hosts(run, address)
     # Processes of their own are the command line, the federation and the hosts; in-process, there is one.
     processes = hosts + 2 if isinstance(config.engine, RayEngineConfig) else 1
-    memory = processes * HOST_BYTES + data.x.nbytes + run.cohort_size * FLOAT * layers.S
+    streamed = processes * config.data.stream_bytes if config.data.storage == "stream" else 0
+    held = data.x.nbytes if isinstance(data.x, np.ndarray) else streamed
+    memory = processes * HOST_BYTES + held + run.cohort_size * FLOAT * layers.S
     rows = [
         ("clients", f"{partition.clients}, of which {run.cohort_size} a round"),
         ("samples", f"{sizes.sum():,} to train on, {sizes.min():,} to {sizes.max():,} a client; "

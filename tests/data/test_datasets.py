@@ -95,7 +95,7 @@ def test_importing_loads_no_reader():
 
 def test_every_source_can_be_listed():
     assert set(SOURCES) == {
-        *("diabetes", "multilabel", "characters"),
+        *("diabetes", "multilabel", "characters", "huggingface", "torchvision"),
         *("mnist", "fashion_mnist", "cifar10", "cifar100", "emnist", "parquet", "images", "npz", "digits", "synthetic"),
     }
     assert all(cls.__doc__ and "\n" not in cls.__doc__ for cls in SOURCES.values())

@@ -16,6 +16,7 @@ from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.ipc
 import pyarrow.parquet as pq
 import pytest
 from fuzz.mutate import CASES, altered, damaged, in_memory
@@ -23,7 +24,7 @@ from PIL import Image
 
 from raysim.data import DataError
 from raysim.data.pickles import read_arrays
-from raysim.data.sources import Images, Npz, Parquet
+from raysim.data.sources import HuggingFace, Images, Npz, Parquet
 from raysim.data.sources.base import Source
 
 pytestmark = pytest.mark.filterwarnings("ignore:invalid escape sequence")  # of pickletools, on damaged texts
@@ -105,6 +106,28 @@ def test_parquet(folder: Path) -> None:
         content = stream.getvalue() if number % 2 else damaged(stream.getvalue(), chance)
         (folder / "train.parquet").write_bytes(content)
         good += read(Parquet("."), folder)
+    assert 0 < good < CASES
+
+
+def test_arrow(folder: Path) -> None:
+    """Streams and files as the Hugging Face library saves them: damaged bytes."""
+    chance = random.Random(4)
+    (folder / "train").mkdir()
+    table = pa.table(
+        {
+            "image": [{"bytes": png(i), "path": "x"} for i in range(4)],
+            "label": [0, 1, 0, 1],
+            "client": ["a", "b", "a", "c"],
+        }
+    )
+    good = 0
+    for number in range(CASES):
+        stream = io.BytesIO()
+        with (pa.ipc.new_stream if number % 2 else pa.ipc.new_file)(stream, table.schema) as writer:
+            writer.write_table(table, 2)
+        content = stream.getvalue() if number % 9 == 0 else damaged(stream.getvalue(), chance)
+        (folder / "train" / "data.arrow").write_bytes(content)
+        good += read(HuggingFace("."), folder)
     assert 0 < good < CASES
 
 

@@ -6,14 +6,15 @@ from raysim.data.sources.diabetes import Diabetes
 from raysim.data.sources.digits import Digits
 from raysim.data.sources.images import Images
 from raysim.data.sources.npz import Npz
-from raysim.data.sources.parquet import Parquet
+from raysim.data.sources.parquet import HuggingFace, Parquet
 from raysim.data.sources.synthetic import Multilabel, Synthetic
 from raysim.data.sources.torchvision import CIFAR10, CIFAR100, EMNIST, MNIST, FashionMNIST
+from raysim.data.sources.vision import Torchvision
 from raysim.registry import REGISTRY, Table
 
 __all__ = [
-    "CIFAR10", "CIFAR100", "EMNIST", "MNIST", "SOURCES", "Characters", "Diabetes", "Digits", "FashionMNIST", "Images",
-    "Multilabel", "Npz", "Parquet", "Source", "Synthetic",
+    "CIFAR10", "CIFAR100", "EMNIST", "MNIST", "SOURCES", "Characters", "Diabetes", "Digits", "FashionMNIST",
+    "HuggingFace", "Images", "Multilabel", "Npz", "Parquet", "Source", "Synthetic", "Torchvision",
 ]  # fmt: skip
 
 SOURCES: Table[type[Source]] = REGISTRY.table("dataset").fill(
@@ -23,7 +24,9 @@ SOURCES: Table[type[Source]] = REGISTRY.table("dataset").fill(
         "cifar10": CIFAR10,
         "cifar100": CIFAR100,
         "emnist": EMNIST,
+        "torchvision": Torchvision,
         "parquet": Parquet,
+        "huggingface": HuggingFace,
         "images": Images,
         "npz": Npz,
         "digits": Digits,

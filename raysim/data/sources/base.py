@@ -1,16 +1,21 @@
 """What every source has, and what several of them share."""
 
+import os
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 
 from raysim.data.dataset import Dataset
+from raysim.data.encoded import Encoded
 from raysim.data.errors import DataError
 
 Normalise = Literal["half", "unit"]
+
+FileFacts = tuple[str, int, int]  # name, size in bytes, time of the last change in nanoseconds
 
 # How uint8 pixels become the model's input. half: (x / 255 - 0.5) / 0.5, in [-1, 1]; unit: x / 255, in [0, 1].
 PREPROCESSING: dict[Normalise, dict[str, Any]] = {
@@ -32,9 +37,41 @@ class Source(ABC):
         """What is missing, in a sentence that says what to do, or None. Nothing is decoded."""
         return None
 
+    def files(self, root: Path | None) -> Sequence[FileFacts]:
+        """What tells whether the files that are read have changed; empty where a source reads none or cannot tell. Then
+        its data are not cached."""
+        return ()
+
     @abstractmethod
     def load(self, root: Path | None) -> Dataset:
         """Read the data set. Raises DataError with the file and the row that is wrong."""
+
+
+class EncodedSource(Source):
+    """A source whose samples lie encoded in files, from which single ones can be read."""
+
+    @abstractmethod
+    def open(self, root: Path | None) -> Dataset:
+        """The data set with all that is known without decoding; its samples are `Encoded`. Raises as `load`."""
+
+    def load(self, root: Path | None) -> Dataset:
+        data = self.open(root)
+        assert isinstance(data.x, Encoded)
+        return replace(data, x=data.x.whole())
+
+
+def files_below(path: Path) -> list[FileFacts]:
+    """Of the file `path`, or of all files in that folder and below it; of none where there is none."""
+    if path.is_file():
+        return [facts(path, path.parent)]
+    found = [Path(folder) / name for folder, _, names in os.walk(path) for name in names]
+    return sorted(facts(file, path) for file in found if file.is_file())
+
+
+def facts(file: Path, folder: Path) -> FileFacts:
+    """Of a file in or below `folder`."""
+    about = file.stat()
+    return str(file.relative_to(folder)), about.st_size, about.st_mtime_ns
 
 
 def located(path: str, root: Path | None) -> Path:

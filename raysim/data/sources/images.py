@@ -1,23 +1,26 @@
 """Folders of image files."""
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
 from raysim.data.dataset import Dataset
-from raysim.data.decode import Mode, decode_images
+from raysim.data.decode import ImageDecoder, Mode, Size
+from raysim.data.encoded import Encoded, SingleFiles
 from raysim.data.errors import DataError
-from raysim.data.sources.base import PREPROCESSING, Normalise, Source, located
+from raysim.data.sources.base import PREPROCESSING, EncodedSource, FileFacts, Normalise, facts, located
 from raysim.paths import UnsafeName, below
 
 _IMAGE_SUFFIXES = {".png", ".jpg", ".jpeg", ".bmp", ".ppm", ".webp"}
+_TESTS = ("test", "val", "valid")
+_Labelled = list[tuple[Path, int]]  # files and the numbers of their classes
 
 
 @dataclass(frozen=True)
-class Images(Source):
+class Images(EncodedSource):
     """Folder of images, train/CLASS/ and test/CLASS/ (or val/, valid/), as CINIC-10 and Tiny-ImageNet come."""
 
     path: str
@@ -26,6 +29,9 @@ class Images(Source):
     """Range of the pixels as the model sees them: half is [-1, 1], unit is [0, 1]."""
     mode: Mode = "RGB"
     """Pillow mode that every image is converted to, as the papers' codes do: Tiny-ImageNet mixes grey and colour."""
+    resize: Size | None = None
+    """Height and width in pixels that every image is scaled to, bilinearly and whatever its proportions; null refuses
+    unequal sizes."""
     follow_links: bool = False
     """Whether symbolic links in the folder are followed, which may lead out of it."""
 
@@ -35,33 +41,38 @@ class Images(Source):
             return f"images: the folder {folder / 'train'} is missing; it must hold one folder of images a class."
         return None
 
-    def load(self, root: Path | None) -> Dataset:
+    def files(self, root: Path | None) -> Sequence[FileFacts]:
+        folder, _, train, test = self._listed(root)
+        notes = [note for split in _TESTS if (note := folder / split / "val_annotations.txt").is_file()]
+        return [facts(file, folder) for file in (*notes, *(file for file, _ in train + test))]
+
+    def open(self, root: Path | None) -> Dataset:
+        folder, classes, train, test = self._listed(root)
+        files = [(file.absolute(), label) for file, label in train + test]
+        decode = ImageDecoder.like(str(files[0][0]), files[0][0], self.mode, self.resize)
+        samples = Encoded(SingleFiles([file for file, _ in files]), decode)
+        y = np.array([label for _, label in files], np.int64)
+        return Dataset(folder.resolve().name, samples, y, len(train), classes, **PREPROCESSING[self.normalise])
+
+    def _listed(self, root: Path | None) -> tuple[Path, tuple[str, ...], _Labelled, _Labelled]:
+        """The folder, the classes, and the files of training and test."""
         if problem := self.check(root):
             raise DataError(problem)
         folder = located(self.path, root)
         classes = tuple(sorted(entry.name for entry in (folder / "train").iterdir() if entry.is_dir()))
         if not classes:
             raise DataError(f"{folder / 'train'}: holds no class folders; give each class a folder of images")
-        train = self._class_folders(folder / "train", classes)
-        test = self._test_files(folder, classes)
-        files = train + test
-        x = decode_images(
-            [[(str(file), file) for file, _ in files[i : i + 4096]] for i in range(0, len(files), 4096)],
-            len(files),
-            self.mode,
-        )
-        y = np.array([label for _, label in files], np.int64)
-        return Dataset(folder.resolve().name, x, y, len(train), classes, **PREPROCESSING[self.normalise])
+        return folder, classes, self._class_folders(folder / "train", classes), self._test_files(folder, classes)
 
-    def _test_files(self, folder: Path, classes: tuple[str, ...]) -> list[tuple[Path, int]]:
-        for split in (folder / "test", folder / "val", folder / "valid"):
+    def _test_files(self, folder: Path, classes: tuple[str, ...]) -> _Labelled:
+        for split in (folder / name for name in _TESTS):
             if (split / "val_annotations.txt").is_file():
                 return self._annotated_files(split, classes)
             if any((split / name).is_dir() for name in classes):  # Tiny-ImageNet's own test/ is unlabelled
                 return self._class_folders(split, classes)
         return []
 
-    def _class_folders(self, split: Path, classes: tuple[str, ...]) -> list[tuple[Path, int]]:
+    def _class_folders(self, split: Path, classes: tuple[str, ...]) -> _Labelled:
         """(file, label) of the images below each class folder of `split`, in a fixed order."""
         unknown = sorted(entry.name for entry in split.iterdir() if entry.is_dir() and entry.name not in classes)
         if unknown:
@@ -94,7 +105,7 @@ class Images(Source):
                 _check_regular(path)
                 yield path
 
-    def _annotated_files(self, split: Path, classes: tuple[str, ...]) -> list[tuple[Path, int]]:
+    def _annotated_files(self, split: Path, classes: tuple[str, ...]) -> _Labelled:
         """(file, label) by Tiny-ImageNet's val_annotations.txt: lines of file name, class and more, tab-separated."""
         annotations = split / "val_annotations.txt"
         for path in (split, annotations, split / "images"):

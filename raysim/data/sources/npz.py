@@ -11,7 +11,7 @@ import numpy as np
 
 from raysim.data.dataset import Dataset
 from raysim.data.errors import DataError
-from raysim.data.sources.base import PREPROCESSING, Normalise, Source, class_names, located
+from raysim.data.sources.base import PREPROCESSING, FileFacts, Normalise, Source, class_names, files_below, located
 
 
 @dataclass(frozen=True)
@@ -32,6 +32,9 @@ class Npz(Source):
     def check(self, root: Path | None) -> str | None:
         file = located(self.path, root)
         return None if file.is_file() else f"npz: the file {file} is missing; put it there or correct the path."
+
+    def files(self, root: Path | None) -> list[FileFacts]:
+        return files_below(located(self.path, root))
 
     def load(self, root: Path | None) -> Dataset:
         if problem := self.check(root):

@@ -1,32 +1,38 @@
-"""Parquet files in the Hugging Face layout."""
+"""Folders of tables: Parquet files, and what the Hugging Face library saves."""
 
-import json
-from collections.abc import Callable, Iterator
+import re
+from abc import abstractmethod
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
 from raysim.data.dataset import Dataset
-from raysim.data.decode import Mode, decode_images
+from raysim.data.decode import ImageDecoder, Mode, Size
+from raysim.data.encoded import Encoded
 from raysim.data.errors import DataError
-from raysim.data.sources.base import PREPROCESSING, Normalise, Source, class_names, located
-from raysim.data.text import build_vocabulary, encode
+from raysim.data.sources.base import PREPROCESSING, EncodedSource, FileFacts, Normalise, class_names
+from raysim.data.sources.tables import ArrowReader, Folder, Kind, ParquetReader, TableColumn, TableFile
+from raysim.data.text import TextEncoder, build_vocabulary
 
 if TYPE_CHECKING:
     import pyarrow
+    from pyarrow.fs import FileInfo
 
-
-MOST_ROWS = 100_000_000
+READERS = 8  # files that are open at a time while a data set is looked through
 
 
 @dataclass(frozen=True)
-class Parquet(Source):
-    """Parquet folder in the Hugging Face layout: images or texts, labels and, optionally, natural clients."""
+class Tables(EncodedSource):
+    """A folder of tables with a column of images or texts, one of labels and perhaps one of natural clients."""
+
+    kind: ClassVar[Kind]
 
     path: str
-    """Folder that holds train*.parquet and test*.parquet (or valid*, val*) itself or in its folder data/."""
+    """The folder."""
     label: str = "label"
     """Column of the class numbers."""
     client: str = "client"
@@ -37,65 +43,92 @@ class Parquet(Source):
     """Range of the pixels as the model sees them: half is [-1, 1], unit is [0, 1]."""
     mode: Mode | None = None
     """Pillow mode that every image is converted to; null refuses a mix of grey and colour."""
+    resize: Size | None = None
+    """Height and width in pixels that every image is scaled to, bilinearly and whatever its proportions; null refuses
+    unequal sizes."""
     length: int = 200
     """Tokens of a text; longer texts are cut, shorter ones padded."""
     max_vocab: int | None = 32_000
     """Largest number of tokens, with the 3 special ones; null keeps every word, as FedALA's 98,635 for AG News."""
 
     def __post_init__(self) -> None:
+        name = type(self).__name__.lower()
         if self.length < 1 or (self.max_vocab is not None and self.max_vocab < 4):
             raise DataError(
-                f"parquet: length is {self.length} and max_vocab {self.max_vocab}; a text has at least the classifier "
+                f"{name}: length is {self.length} and max_vocab {self.max_vocab}; a text has at least the classifier "
                 "token, a vocabulary at least one word beside the 3 special tokens"
             )
+        if self.resize is not None and min(self.resize) < 1:
+            raise DataError(f"{name}: resize is {list(self.resize)}; height and width are at least 1 pixel")
 
     def check(self, root: Path | None) -> str | None:
-        folder = located(self.path, root)
-        if not folder.is_dir():
-            return f"parquet: the folder {folder} is missing; put the Parquet files there or correct the path."
-        if not self._files(folder, "train"):
-            return f"parquet: {folder} holds no train*.parquet, nor does its folder data; rename or add the files."
-        return None
+        """See `Source`; an object store is not asked before the data are read."""
+        return None if "://" in self.path else self._missing(Folder.at(self.path, root))
 
-    @staticmethod
-    def _files(folder: Path, *splits: str) -> list[Path]:
-        """Files of the first of `splits` that has any."""
-        found = ([f for at in (folder, folder / "data") for f in sorted(at.glob(f"{s}*.parquet"))] for s in splits)
-        return next(filter(None, found), [])
+    @abstractmethod
+    def _missing(self, folder: Folder) -> str | None:
+        """What is missing, in a sentence that says what to do, or None."""
 
-    def load(self, root: Path | None) -> Dataset:
-        if problem := self.check(root):
+    @abstractmethod
+    def _split(self, folder: Folder, *names: str) -> list["FileInfo"]:
+        """Files of the first split of these names that has any."""
+
+    def files(self, root: Path | None) -> Sequence[FileFacts]:
+        folder = Folder.at(self.path, root)
+        found = [*self._split(folder, "train"), *self._split(folder, "test", "val")]
+        return [(info.path.removeprefix(folder.path), info.size, info.mtime_ns or 0) for info in found]
+
+    def open(self, root: Path | None) -> Dataset:
+        folder = Folder.at(self.path, root)
+        if problem := self._missing(folder):
             raise DataError(problem)
-        folder = located(self.path, root)
-        train = [_ParquetFile(file) for file in self._files(folder, "train")]
-        test = [_ParquetFile(file) for file in self._files(folder, "test", "val")]
+        train = self._read(folder, self._split(folder, "train"))
+        test = self._read(folder, self._split(folder, "test", "val"))
         files = train + test
-
-        labels = [(str(file.path), file.integers(self.label)) for file in files]
+        labels = [(file.path, file.integers(self.label)) for file in files]
         classes = class_names(
             labels[: len(train)], labels[len(train) :], train[0].class_names(self.label), self.classes
         )
-        settings: dict[str, Any] = {
-            "y": np.concatenate([part for _, part in labels]),
-            "train_rows": sum(file.rows for file in train),
-            "classes": classes,
-            "client": self._clients(train, test),
-        }
-        if image := next((name for name in ("image", "img") if name in train[0].columns), None):
-            batches = (batch for file in files for batch in file.images(image))
-            x = decode_images(batches, sum(file.rows for file in files), self.mode)
-            return Dataset(folder.resolve().name, x, **settings, **PREPROCESSING[self.normalise])
-        if "text" in train[0].columns:
-            texts = [file.texts("text") for file in files]
-            vocabulary = build_vocabulary((text for part in texts[: len(train)] for text in part), self.max_vocab)
-            x = np.concatenate([encode(part, vocabulary, self.length) for part in texts])
-            return Dataset(folder.resolve().name, x, **settings, vocab=len(vocabulary) + 3)
+        train_rows = sum(file.rows for file in train)
+        samples, more = self._samples(files, train_rows)
+        y = np.concatenate([part for _, part in labels])
+        return Dataset(folder.name, samples, y, train_rows, classes, self._clients(train, test), **more)
+
+    def _read(self, folder: Folder, infos: "Sequence[FileInfo]") -> list[TableFile]:
+        """What is known of the files: their schema, labels and clients."""
+        if irregular := [info.path for info in infos if not info.is_file]:
+            raise DataError(f"{irregular[0]}: is not a regular file; remove it")
+        pool = ThreadPoolExecutor(READERS)
+        try:
+            names = {self.label, self.client}
+            return list(pool.map(lambda info: TableFile(folder.system, info.path, self.kind, *names), infos))
+        finally:
+            pool.shutdown(cancel_futures=True)
+
+    def _samples(self, files: Sequence[TableFile], train_rows: int) -> tuple[Encoded, dict[str, Any]]:
+        """The samples of the files, and what else a data set of them has."""
+        columns = files[0].columns
+        if image := next((name for name in ("image", "img") if name in columns), None):
+            for file in files:
+                file.check(image, "struct<bytes, path>", _is_image)
+            encoded = TableColumn.of(files, image)
+            ((_, ((place, first),)),) = encoded.batches(np.arange(1))
+            return Encoded(encoded, ImageDecoder.like(place, first, self.mode, self.resize)), PREPROCESSING[
+                self.normalise
+            ]
+        if "text" in columns:
+            for file in files:
+                file.check("text", "strings", _is_text)
+            encoded = TableColumn.of(files, "text")
+            texts = (text for _, batch in encoded.batches(np.arange(train_rows)) for _, text in batch)
+            vocabulary = build_vocabulary(texts, self.max_vocab)
+            return Encoded(encoded, TextEncoder(vocabulary, self.length)), {"vocab": len(vocabulary) + 3}
         raise DataError(
-            f"{train[0].path}: has the columns {', '.join(train[0].columns)}; samples must be in a column "
+            f"{files[0].path}: has the columns {', '.join(columns)}; samples must be in a column "
             "'image' or 'img' (struct<bytes, path>) or 'text'"
         )
 
-    def _clients(self, train: "list[_ParquetFile]", test: "list[_ParquetFile]") -> np.ndarray | None:
+    def _clients(self, train: Sequence[TableFile], test: Sequence[TableFile]) -> np.ndarray | None:
         if self.client not in train[0].columns:
             return None
         parts = [file.clients(self.client) if self.client in file.columns else None for file in (*train, *test)]
@@ -111,112 +144,76 @@ class Parquet(Source):
         )
 
 
-class _ParquetFile:
-    """One file's columns as arrays; every fault names file and row."""
+def _is_image(kind: "pyarrow.DataType") -> bool:
+    from pyarrow.types import is_struct
 
-    def __init__(self, path: Path):
-        import pyarrow
-        import pyarrow.parquet
+    return bool(is_struct(kind) and kind.get_field_index("bytes") >= 0)
 
-        self.path = path
-        if not path.is_file():
-            raise DataError(f"{path}: is not a regular file; remove it")
-        try:
-            self._file = pyarrow.parquet.ParquetFile(path)
-        except (pyarrow.ArrowException, OSError, UnicodeDecodeError) as error:
-            raise DataError(f"{path}: not a readable Parquet file ({error}); write or download it again") from error
-        self.rows = self._file.metadata.num_rows
-        self.columns = self._file.schema_arrow.names
-        if self.rows == 0:
-            raise DataError(f"{path}: holds no rows; remove the file or write it again")
-        if not 0 < self.rows <= MOST_ROWS:  # a few bytes may declare any number of equal ones
-            raise DataError(f"{path}: declares {self.rows} rows; write it again, with at most {MOST_ROWS:,} a file")
-        if twice := [name for name in self.columns if self.columns.count(name) > 1]:
-            raise DataError(f"{path}: has the column {twice[0]!r} twice; rename one")
 
-    def class_names(self, column: str) -> list[str] | None:
-        """Names that the Hugging Face library stores beside the schema, where it wrote the file."""
-        stored = (self._file.schema_arrow.metadata or {}).get(b"huggingface", b"{}")
-        try:
-            found = json.loads(stored)
-            for key in ("info", "features", column, "names"):
-                found = found.get(key, {})
-            names = list(found or ())
-        except (ValueError, AttributeError, TypeError, RecursionError) as error:
-            raise DataError(f"{self.path}: its metadata 'huggingface' are damaged ({error}); write it again") from error
-        if not all(isinstance(name, str) for name in names):
-            raise DataError(
-                f"{self.path}: its metadata 'huggingface' have a class name that is no text; write it again"
-            )
-        return names or None
+def _is_text(kind: "pyarrow.DataType") -> bool:
+    from pyarrow.types import is_large_string, is_string
 
-    def _column(self, column: str, allowed: str, fits: Callable[["pyarrow.DataType"], bool]) -> "pyarrow.ChunkedArray":
-        if column not in self.columns:
-            raise DataError(
-                f"{self.path}: has no column {column!r} (it has {', '.join(self.columns)}); name the right one"
-            )
-        kind = self._file.schema_arrow.field(column).type
-        if not fits(kind):
-            raise DataError(f"{self.path}: column {column!r} holds {kind}; it must hold {allowed}")
-        values = self._read(column)
-        if values.null_count:
-            row = int(np.argmax(values.is_null().to_numpy()))
-            raise DataError(f"{self.path}: row {row} has nothing in column {column!r}; fill it in or remove the row")
-        return values
+    return bool(is_string(kind) or is_large_string(kind))
 
-    def _read(self, column: str) -> "pyarrow.ChunkedArray":
-        import pyarrow
 
-        try:
-            return self._file.read([column])[column]
-        except (pyarrow.ArrowException, OSError, UnicodeDecodeError) as error:
-            raise DataError(
-                f"{self.path}: column {column!r} is unreadable ({error}); write or download it again"
-            ) from error
+@dataclass(frozen=True)
+class Parquet(Tables):
+    """Parquet folder in the Hugging Face layout: images or texts, labels and, optionally, natural clients."""
 
-    def integers(self, column: str) -> np.ndarray:
-        from pyarrow.types import is_integer
+    kind = ParquetReader
 
-        labels: np.ndarray = self._column(column, "class numbers (integers)", is_integer).to_numpy().astype(np.int64)
-        return labels
+    path: str
+    """Folder that holds any number of files train*.parquet and test*.parquet (or valid*, val*) itself or in its folder
+    data/; or its URI in an object store, such as s3://BUCKET/FOLDER or gs://BUCKET/FOLDER."""
 
-    def clients(self, column: str) -> np.ndarray:
-        """[rows] int64, or strings."""
-        from pyarrow.types import is_integer, is_large_string, is_string
+    client_files: bool = False
+    """Whether each training file is one client, as LEAF's sets come: train-NAME.parquet, with the tests of the same client,
+    if any, in test-NAME.parquet."""
 
-        values = self._column(
-            column, "numbers or words", lambda kind: is_integer(kind) or is_string(kind) or is_large_string(kind)
-        )
-        clients: np.ndarray = values.to_numpy()
-        if not is_integer(values.type):
-            return clients.astype(str)
-        clients = clients.astype(np.int64)
-        if (clients < 0).any():
-            row = int(np.argmax(clients < 0))
-            raise DataError(f"{self.path}: row {row} has client {clients[row]}; clients are numbered from 0")
-        return clients
+    def _missing(self, folder: Folder) -> str | None:
+        if not folder.is_there():
+            return f"parquet: the folder {folder.path} is missing; put the Parquet files there or correct the path."
+        if not self._split(folder, "train"):
+            return f"parquet: {folder.path} holds no train*.parquet, nor does its folder data; rename or add the files."
+        return None
 
-    def texts(self, column: str) -> list[str]:
-        from pyarrow.types import is_large_string, is_string
+    def _split(self, folder: Folder, *names: str) -> list["FileInfo"]:
+        listed = [*folder.listed(), *folder.below("data").listed()]
+        found = ([i for i in listed if re.match(rf"{name}.*\.parquet$", i.base_name)] for name in names)
+        return next(filter(None, found), [])
 
-        values = self._column(column, "strings", lambda kind: is_string(kind) or is_large_string(kind))
-        texts: list[str] = values.to_pylist()
-        return texts
+    def _clients(self, train: Sequence[TableFile], test: Sequence[TableFile]) -> np.ndarray | None:
+        if not self.client_files:
+            return super()._clients(train, test)
+        split = re.compile(r"^.*/(train|test|val)[a-z]*[-_.]?")
+        owners = [split.sub("", file.path.removesuffix(".parquet")) for file in (*train, *test)]
+        numbers = np.unique(owners, return_inverse=True)[1]
+        return np.repeat(numbers.astype(np.int64), [file.rows for file in (*train, *test)])
 
-    def images(self, column: str) -> Iterator[list[tuple[str, bytes]]]:
-        """Batches of (place, encoded bytes)."""
-        from pyarrow.types import is_struct
 
-        def fits(kind: "pyarrow.DataType") -> bool:
-            return bool(is_struct(kind) and kind.get_field_index("bytes") >= 0)
+@dataclass(frozen=True)
+class HuggingFace(Tables):
+    """Folder that the Hugging Face library's save_to_disk wrote: images or texts, labels and, optionally, clients."""
 
-        row = 0
-        for chunk in self._column(column, "struct<bytes, path>", fits).chunks:
-            for start in range(0, len(chunk), 4096):  # bounds the copies of encoded bytes held at a time
-                batch = []
-                for encoded in chunk.slice(start, 4096).field("bytes"):
-                    if not encoded.is_valid:
-                        raise DataError(f"{self.path}: row {row} holds a path but no bytes; embed the image")
-                    batch.append((f"{self.path} row {row}", encoded.as_py()))
-                    row += 1
-                yield batch
+    kind = ArrowReader
+
+    path: str
+    """The folder, with the splits train and test (or validation), or without splits: it then holds training samples; or its
+    URI in an object store, such as s3://BUCKET/FOLDER or gs://BUCKET/FOLDER."""
+
+    def _missing(self, folder: Folder) -> str | None:
+        if not folder.is_there():
+            return f"huggingface: the folder {folder.path} is missing; put it there or correct the path."
+        if not self._split(folder, "train"):
+            return f"huggingface: {folder.path} holds no train/*.arrow and no *.arrow; write it with save_to_disk."
+        return None
+
+    def _split(self, folder: Folder, *names: str) -> list["FileInfo"]:
+        for entry in folder.listed():
+            if any(entry.base_name.startswith(name) for name in names) and not entry.is_file:
+                return _arrow_files(folder.below(entry.base_name))
+        return _arrow_files(folder) if "train" in names else []
+
+
+def _arrow_files(folder: Folder) -> list["FileInfo"]:
+    return [info for info in folder.listed() if info.base_name.endswith(".arrow")]

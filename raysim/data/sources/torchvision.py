@@ -4,14 +4,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Literal
+from typing import ClassVar, Literal
 
 import numpy as np
 
 from raysim.data.dataset import Dataset
 from raysim.data.errors import DataError
 from raysim.data.pickles import read_arrays
-from raysim.data.sources.base import PREPROCESSING, Source
+from raysim.data.sources.base import PREPROCESSING, FileFacts, Source, files_below
 
 
 def _idx_images(
@@ -33,23 +33,33 @@ def _idx_images(
     return x, y, len(halves[0].targets), tuple(halves[0].classes)
 
 
-def _check_torchvision(name: str, folder: Path, download: bool) -> str | None:
-    if find_spec("torchvision") is None:
-        return f"{name} needs the package torchvision; install it."
-    if not download and not folder.is_dir():
-        return f"{name}: the folder {folder} is missing; set download: true or copy the files there."
-    return None
+class _Downloaded(Source):
+    """A data set in a folder of its own, which torchvision fills."""
+
+    name: ClassVar[str]
+    folder: ClassVar[str]
+    download: bool
+
+    def check(self, root: Path | None) -> str | None:
+        if find_spec("torchvision") is None:
+            return f"{self.name} needs the package torchvision; install it."
+        folder = (root or Path("data")) / self.folder
+        if not self.download and not folder.is_dir():
+            return f"{self.name}: the folder {folder} is missing; set download: true or copy the files there."
+        return None
+
+    def files(self, root: Path | None) -> Sequence[FileFacts]:
+        return files_below((root or Path("data")) / self.folder)
 
 
 @dataclass(frozen=True)
-class MNIST(Source):
+class MNIST(_Downloaded):
     """Handwritten digits, 1×28×28, 10 classes, 60,000 / 10,000 (LeCun et al., 1998; torchvision)."""
+
+    name, folder = "mnist", "MNIST/raw"
 
     download: bool = True
     """Whether to download the files if they are missing."""
-
-    def check(self, root: Path | None) -> str | None:
-        return _check_torchvision("mnist", (root or Path("data")) / "MNIST" / "raw", self.download)
 
     def load(self, root: Path | None) -> Dataset:
         x, y, train_rows, classes = _idx_images("mnist", "MNIST", root, self.download)
@@ -57,14 +67,13 @@ class MNIST(Source):
 
 
 @dataclass(frozen=True)
-class FashionMNIST(Source):
+class FashionMNIST(_Downloaded):
     """Zalando articles, 1×28×28, 10 classes, 60,000 / 10,000 (Xiao et al., 2017; torchvision)."""
+
+    name, folder = "fashion_mnist", "FashionMNIST/raw"
 
     download: bool = True
     """Whether to download the files if they are missing."""
-
-    def check(self, root: Path | None) -> str | None:
-        return _check_torchvision("fashion_mnist", (root or Path("data")) / "FashionMNIST" / "raw", self.download)
 
     def load(self, root: Path | None) -> Dataset:
         x, y, train_rows, classes = _idx_images("fashion_mnist", "FashionMNIST", root, self.download)
@@ -72,16 +81,15 @@ class FashionMNIST(Source):
 
 
 @dataclass(frozen=True)
-class EMNIST(Source):
+class EMNIST(_Downloaded):
     """Handwritten characters, 1×28×28, up to 62 classes (Cohen et al., 2017; torchvision; stored transposed)."""
+
+    name, folder = "emnist", "EMNIST/raw"
 
     split: Literal["byclass", "bymerge", "balanced", "letters", "digits", "mnist"] = "byclass"
     """Part of EMNIST, by its name in the paper."""
     download: bool = True
     """Whether to download the files if they are missing."""
-
-    def check(self, root: Path | None) -> str | None:
-        return _check_torchvision("emnist", (root or Path("data")) / "EMNIST" / "raw", self.download)
 
     def load(self, root: Path | None) -> Dataset:
         x, y, train_rows, classes = _idx_images("emnist", "EMNIST", root, self.download, split=self.split)
@@ -126,28 +134,26 @@ def _cifar(name: str, reader: str, root: Path | None, download: bool) -> Dataset
 
 
 @dataclass(frozen=True)
-class CIFAR10(Source):
+class CIFAR10(_Downloaded):
     """Colour photographs, 3×32×32, 10 classes, 50,000 / 10,000 (Krizhevsky, 2009; torchvision)."""
+
+    name, folder = "cifar10", "cifar-10-batches-py"
 
     download: bool = True
     """Whether to download the files if they are missing."""
-
-    def check(self, root: Path | None) -> str | None:
-        return _check_torchvision("cifar10", (root or Path("data")) / "cifar-10-batches-py", self.download)
 
     def load(self, root: Path | None) -> Dataset:
         return _cifar("cifar10", "CIFAR10", root, self.download)
 
 
 @dataclass(frozen=True)
-class CIFAR100(Source):
+class CIFAR100(_Downloaded):
     """Colour photographs, 3×32×32, 100 classes, 50,000 / 10,000 (Krizhevsky, 2009; torchvision)."""
+
+    name, folder = "cifar100", "cifar-100-python"
 
     download: bool = True
     """Whether to download the files if they are missing."""
-
-    def check(self, root: Path | None) -> str | None:
-        return _check_torchvision("cifar100", (root or Path("data")) / "cifar-100-python", self.download)
 
     def load(self, root: Path | None) -> Dataset:
         return _cifar("cifar100", "CIFAR100", root, self.download)

@@ -1,0 +1,130 @@
+"""Image data sets of torchvision, by their names there."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from raysim.data.dataset import Dataset
+from raysim.data.decode import ImageDecoder, Mode, Size
+from raysim.data.encoded import BATCH, Batch, Encoded
+from raysim.data.errors import DataError
+from raysim.data.sources.base import PREPROCESSING, EncodedSource, FileFacts, Normalise, files_below
+
+LABELS = ("targets", "labels", "_labels")  # where the data sets of torchvision keep them
+
+
+@dataclass(frozen=True)
+class Torchvision(EncodedSource):
+    """Any data set of torchvision with an image and a class for each sample, by its name there, such as SVHN or Flowers102."""
+
+    name: str
+    """The class in torchvision.datasets."""
+    options: dict[str, Any] = field(default_factory=dict)
+    """Further arguments of that class, such as {split: balanced} or {version: 2021_train_mini}."""
+    download: bool = True
+    """Whether to download the files if they are missing, where torchvision can."""
+    normalise: Normalise = "half"
+    """Range of the pixels as the model sees them: half is [-1, 1], unit is [0, 1]."""
+    mode: Mode | None = None
+    """Pillow mode that every image is converted to; null refuses a mix of grey and colour."""
+    resize: Size | None = None
+    """Height and width in pixels that every image is scaled to, bilinearly and whatever its proportions; null refuses
+    unequal sizes."""
+
+    def check(self, root: Path | None) -> str | None:
+        from torchvision import datasets
+
+        found = getattr(datasets, self.name, None)
+        if not (isinstance(found, type) and issubclass(found, datasets.VisionDataset)):
+            return f"torchvision: there is no data set {self.name!r} in torchvision.datasets; correct the name."
+        return None
+
+    def files(self, root: Path | None) -> Sequence[FileFacts]:
+        """All below `root`: which of them are this data set's only torchvision knows."""
+        return files_below(root or Path("data"))
+
+    def open(self, root: Path | None) -> Dataset:
+        if problem := self.check(root):
+            raise DataError(problem)
+        train, test = self._splits((root or Path("data")).absolute())
+        parts = [train] if test is None else [train, test]
+        samples = Samples(self.name, parts)
+        ((_, ((place, first),)),) = samples.batches(np.arange(1))
+        decode = ImageDecoder.like(place, first, self.mode, self.resize)
+        y = np.concatenate([self._labels(part) for part in parts])
+        names = getattr(train, "classes", None) or range(int(y.max()) + 1)
+        classes = tuple(str(name) for name in names)
+        return Dataset(
+            self.name.lower(), Encoded(samples, decode), y, len(train), classes, **PREPROCESSING[self.normalise]
+        )
+
+    def _splits(self, root: Path) -> tuple[Any, Any]:
+        """The training and the test split; None where there is but one."""
+        from torchvision import datasets
+
+        make = getattr(datasets, self.name)
+        known = inspect.signature(make).parameters
+        arguments = (
+            {"root": str(root)} | ({"download": True} if self.download and "download" in known else {}) | self.options
+        )
+        try:
+            if "train" in known and "train" not in self.options:
+                return make(train=True, **arguments), make(train=False, **arguments)
+            if "split" in known and "split" not in self.options:
+                return make(split="train", **arguments), _first(partial(make, **arguments), "test", "val", "valid")
+            return make(**arguments), None
+        except Exception as error:  # broken files, wrong options, a failed download and a full disk all arrive here
+            raise DataError(
+                f"torchvision: {self.name} cannot be made with {arguments} ({error}). Correct the options, or copy its files "
+                "to data.root"
+            ) from error
+
+    def _labels(self, part: Any) -> np.ndarray:
+        """[n] int64, as the data set keeps them or, where it does not, as its samples say."""
+        kept = next((found for name in LABELS if (found := getattr(part, name, None)) is not None), None)
+        labels = np.asarray([part[i][1] for i in range(len(part))] if kept is None else kept)
+        if labels.shape != (len(part),) or labels.dtype.kind not in "iu":
+            raise DataError(f"torchvision: {self.name} has no single class for each sample; choose another data set")
+        return labels.astype(np.int64)
+
+
+def _first(make: Callable[..., Any], *splits: str) -> Any:
+    """The first of the `splits` that there is; None where there is none."""
+    for split in splits:
+        try:
+            return make(split=split)
+        except ValueError:  # of a name that it does not know
+            continue
+    return None
+
+
+@dataclass(eq=False)
+class Samples:
+    """The samples of the splits, one after the other."""
+
+    name: str
+    parts: Sequence[Any]
+    held_bytes: int = 0  # nothing is held: a sample is read by itself
+
+    def __len__(self) -> int:
+        return sum(len(part) for part in self.parts)
+
+    def reach(self, rows: np.ndarray) -> int:
+        return len(rows)
+
+    def batches(self, rows: np.ndarray) -> Iterator[tuple[np.ndarray, Batch]]:
+        for start in range(0, len(rows), BATCH):
+            part = rows[start : start + BATCH].tolist()
+            batch = [(f"{self.name} row {row}", partial(self._image, row)) for row in part]
+            yield np.arange(start, start + len(part)), batch
+
+    def _image(self, row: int) -> Any:
+        first = len(self.parts[0])
+        return self.parts[0][row][0] if row < first else self.parts[1][row - first][0]

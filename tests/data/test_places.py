@@ -1,0 +1,136 @@
+"""Data in object stores, in folders of the Hugging Face library, and in torchvision's data sets."""
+
+from __future__ import annotations
+
+import io
+import pickle
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.ipc
+import pyarrow.parquet as pq
+import pytest
+from PIL import Image
+from pyarrow import fs
+from torchvision import datasets
+
+from raysim.data import DataError, load
+from raysim.data.sources import HuggingFace, Parquet, Torchvision
+
+EACH = 10
+
+
+def table(client: int) -> pa.Table:
+    """Images of a client, as (bytes, path)."""
+    pixels = np.random.default_rng(client).integers(0, 256, (EACH, 5, 4), np.uint8)
+    images = []
+    for image in pixels:
+        stream = io.BytesIO()
+        Image.fromarray(image).save(stream, "PNG")
+        images.append({"bytes": stream.getvalue(), "path": None})
+    kind = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
+    return pa.table({"image": pa.array(images, kind), "label": np.arange(EACH) % 2, "client": np.full(EACH, client)})
+
+
+@pytest.fixture
+def folder(tmp_path) -> Path:
+    (tmp_path / "tables").mkdir()
+    for client in range(3):
+        pq.write_table(table(client), tmp_path / "tables" / f"train-{client}.parquet")
+    return tmp_path / "tables"
+
+
+@pytest.fixture
+def store(folder, monkeypatch) -> Iterator[str]:
+    """The URI of the folder in an object store."""
+    server = pytest.importorskip("moto.server").ThreadedMotoServer("127.0.0.1", 0)
+    keys = {"AWS_ACCESS_KEY_ID": "a", "AWS_SECRET_ACCESS_KEY": "b", "AWS_EC2_METADATA_DISABLED": "true"}
+    for name, value in keys.items():
+        monkeypatch.setenv(name, value)
+    server.start()
+    host, port = server.get_host_and_port()
+    uri = f"s3://bucket/tables?scheme=http&region=us-east-1&allow_bucket_creation=true&endpoint_override={host}:{port}"
+    system, path = fs.FileSystem.from_uri(uri)
+    system.create_dir(path)
+    fs.copy_files(str(folder), path, destination_filesystem=system)
+    yield uri
+    server.stop()
+
+
+def test_an_object_store_is_read_like_a_folder(folder, store, tmp_path):
+    here, there = Parquet(str(folder)).load(None), load(Parquet(store), None, "stream", 1 << 20)
+    assert there.name == "tables"
+    rows = np.array([20, 3, 29])
+    assert np.array_equal(pickle.loads(pickle.dumps(there.x))[rows], here.x[rows])
+    assert np.array_equal(load(Parquet(store), None, cache=tmp_path / "cache").x[:], here.x)
+    with pytest.raises(DataError, match="the folder bucket/nothing is missing"):
+        Parquet(store.replace("tables", "nothing")).load(None)
+
+
+def test_a_uri_is_read_like_a_folder(folder):
+    assert np.array_equal(Parquet(folder.as_uri()).load(None).x, Parquet(str(folder)).load(None).x)
+    with pytest.raises(DataError, match="s9://bucket: not a folder that pyarrow can read"):
+        Parquet("s9://bucket").load(None)
+
+
+def test_folders_of_the_hugging_face_library(tmp_path):
+    """As its save_to_disk writes them: streams of record batches, a folder for each split."""
+    for name, clients in {"train": (0, 1, 2), "validation": (9,)}.items():
+        (tmp_path / name).mkdir()
+        tables = [table(client) for client in clients]
+        with pa.ipc.new_stream(str(tmp_path / name / "data-00000-of-00001.arrow"), tables[0].schema) as stream:
+            for one in tables:
+                stream.write_table(one)
+    whole = HuggingFace(str(tmp_path)).load(None)
+    assert whole.train_rows == 3 * EACH
+    assert whole.client.tolist() == np.repeat([0, 1, 2, 9], EACH).tolist()
+    pixels = Image.open(io.BytesIO(table(1)["image"][0].as_py()["bytes"]))
+    assert np.array_equal(whole.x[EACH, 0], np.asarray(pixels))
+    data = load(HuggingFace(str(tmp_path)), None, "stream")
+    rows = np.array([31, 5, 22, 21])
+    assert np.array_equal(data.x[rows], whole.x[rows])
+    (tmp_path / "train" / "data-00000-of-00001.arrow").write_bytes(b"damaged")
+    with pytest.raises(DataError, match="not a readable Arrow file"):
+        HuggingFace(str(tmp_path)).load(None)
+    (tmp_path / "train" / "data-00000-of-00001.arrow").unlink()
+    assert "write it with save_to_disk" in HuggingFace(str(tmp_path)).check(None)
+
+
+class Kept(datasets.VisionDataset):
+    """Splits by `train`, and labels that are kept, as MNIST has them."""
+
+    def __init__(self, root, train=True):
+        super().__init__(root)
+        self.first, self.targets = 0 if train else 100, [0, 1, 0]
+
+    def __len__(self):
+        return 3
+
+    def __getitem__(self, i):
+        return Image.fromarray(np.full((4, 5), self.first + i, np.uint8)), i % 2
+
+
+class Unkept(Kept):
+    """Splits by name, of which one is called otherwise, and labels that only the samples tell."""
+
+    def __init__(self, root, split="train"):
+        if split not in ("train", "val"):
+            raise ValueError(f"there is no split {split}")
+        super().__init__(root, split == "train")
+        del self.targets
+
+
+@pytest.mark.parametrize("kind", [Kept, Unkept])
+def test_data_sets_of_torchvision_by_name(tmp_path, monkeypatch, kind):
+    monkeypatch.setattr(datasets, "Pictures", kind, raising=False)
+    data = Torchvision("Pictures").load(tmp_path)
+    assert data.x[:, 0, 0, 0].tolist() == [0, 1, 2, 100, 101, 102]
+    assert data.y.tolist() == [0, 1, 0, 0, 1, 0]
+    assert (data.train_rows, data.num_classes) == (3, 2)
+    some = load(Torchvision("Pictures"), tmp_path, "stream")
+    assert some.x[np.array([4, 1])][:, 0, 0, 0].tolist() == [101, 1]
+    assert "no data set 'Nothing'" in Torchvision("Nothing").check(tmp_path)
+    with pytest.raises(DataError, match=r"Pictures cannot be made with .* Correct the options"):
+        Torchvision("Pictures", {"year": 2020}).load(tmp_path)

@@ -1,0 +1,265 @@
+"""Where samples are: in memory, in a cache that is mapped, or streamed from files. The bits are the same."""
+
+from __future__ import annotations
+
+import io
+import os
+import pickle
+import shutil
+import threading
+import warnings
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import torch
+from conftest import play
+from PIL import Image
+
+import raysim
+from raysim.config import from_dict
+from raysim.data import DataError, Dataset, load, make_partition
+from raysim.data.cache import Mapped
+from raysim.data.partition import Natural
+from raysim.data.sources import Images, Parquet
+from raysim.data.sources.tables import ParquetReader
+from raysim.federation import prepare
+from raysim.host.samples import SampleSource
+
+CLIENTS, EACH = 6, 20
+IMAGE = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
+
+
+def png(image: np.ndarray) -> bytes:
+    stream = io.BytesIO()
+    Image.fromarray(image).save(stream, "PNG")
+    return stream.getvalue()
+
+
+def table(client: int, seed: int = 0) -> pa.Table:
+    """Images of a client, brighter with the class."""
+    draw = np.random.default_rng([seed, client])
+    y = draw.integers(0, 3, EACH)
+    y[:3] = range(3)
+    x = (draw.integers(0, 80, (EACH, 8, 8)) + 80 * y[:, None, None]).astype(np.uint8)
+    images = [{"bytes": png(image), "path": None} for image in x]
+    return pa.table({"image": pa.array(images, IMAGE), "label": y, "client": np.full(EACH, client)})
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory) -> Path:
+    """A file for two clients, with a row group for each."""
+    at = tmp_path_factory.mktemp("tables")
+    for first in range(0, CLIENTS, 2):
+        both = pa.concat_tables([table(first), table(first + 1)])
+        pq.write_table(both, at / f"train-{first}.parquet", row_group_size=EACH)
+    pq.write_table(table(99), at / "test.parquet")
+    return at
+
+
+def configuration(folder: Path, out: Path, **data) -> dict:
+    return {
+        "data": {"name": {"parquet": str(folder)}, "partition": "natural"} | data,
+        "model": {"name": "mlp", "options": {"hidden": [8]}},
+        "rounds": {"total": 3, "participation": 0.5},
+        "local": {"batch_size": 8, "lr": 0.1},
+        "engine": "local",
+        "record": {"dir": str(out)},
+    }
+
+
+def test_a_run_has_the_same_bits_from_memory_from_a_cache_and_streamed(folder, tmp_path):
+    ways = {"memory": {}, "stream": {"storage": "stream"}, "cache": {"cache": str(tmp_path / "cache")}}
+    runs = {name: raysim.run(configuration(folder, tmp_path, **way), name=name) for name, way in ways.items()}
+    assert len({run.result["sha256"] for run in runs.values()}) == 1
+    again = raysim.resume(runs["stream"].folder, data__storage="memory", rounds__total=4)
+    assert again.result["rounds"] == 4  # the hash of the samples is none of the files, and so proves nothing
+
+
+def test_on_ray_other_processes_map_and_read_the_same(folder, tmp_path, warm_ray):
+    """A cache is removed once it was made: the processes make it again."""
+    whole = play(from_dict(configuration(folder, tmp_path)), tmp_path / "memory")
+    on_ray = {"engine": {"ray": {"clients_per_actor": 2}}}
+    for name, way in {"stream": {"storage": "stream"}, "cache": {"cache": str(tmp_path / "cache")}}.items():
+        config = from_dict(configuration(folder, tmp_path, **way) | on_ray)
+        partitioned = prepare(config)
+        shutil.rmtree(tmp_path / "cache", ignore_errors=True)
+        run = play(config, tmp_path / name, make_engine=warm_ray, partitioned=partitioned)
+        assert run.sha256() == whole.sha256()
+
+
+def test_a_cache_is_read_until_files_or_settings_change(folder, tmp_path, monkeypatch):
+    opened = []
+    monkeypatch.setattr(Parquet, "open", lambda self, root, open=Parquet.open: opened.append(self) or open(self, root))
+    plain = Parquet(str(folder)).load(None)
+    opened.clear()
+
+    def read(**settings) -> Dataset:
+        return load(Parquet(str(folder), **settings), None, cache=tmp_path)
+
+    first, second = read(), read()
+    assert len(opened) == 1
+    assert isinstance(second.x, Mapped)
+    assert np.array_equal(second.x[:], plain.x)
+    assert second.x.dtype == plain.x.dtype
+    assert first.sha256() == second.sha256() == plain.sha256()
+    same = [*Dataset.__dataclass_fields__.keys() - {"x", "y", "client", "digest"}]
+    assert [getattr(second, name) for name in same] == [getattr(plain, name) for name in same]
+    assert np.array_equal(second.y, plain.y)
+    assert np.array_equal(second.client, plain.client)
+    assert len(pickle.dumps(second.x)) < 2000  # to another process goes a name, and no sample
+    assert np.array_equal(pickle.loads(pickle.dumps(second.x))[np.array([5, 2])], plain.x[[5, 2]])
+
+    read(mode="RGB")
+    assert len(opened) == 2
+    os.utime(folder / "test.parquet", ns=(1, 1))
+    read()
+    assert len(opened) == 3
+    assert sorted(p.name for p in tmp_path.iterdir() if not p.name.startswith(".")) == sorted(
+        p.name for p in tmp_path.iterdir() if p.is_dir()
+    )
+
+
+def test_a_cache_appears_whole_or_not_at_all(folder, tmp_path, monkeypatch):
+    """An error while it is written, as of a full disk; and, on another machine, a cache that is not there."""
+    from raysim.data import cache
+
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as broken:
+        broken.setattr(cache, "write_json", full)
+        with pytest.raises(DataError, match=r"data.cache: .* No space left"):
+            load(Parquet(str(folder)), None, cache=tmp_path)
+    assert not [p for p in tmp_path.iterdir() if p.is_dir()]
+
+    data = load(Parquet(str(folder)), None, cache=tmp_path)
+    elsewhere = pickle.loads(pickle.dumps(data))
+    expected = data.x[:]
+    for file in data.x.file.parent.iterdir():
+        file.unlink()
+    data.x.file.parent.rmdir()
+    assert np.array_equal(elsewhere.x[:], expected)
+    assert data.x.file.is_file()
+
+
+def test_processes_that_start_together_decode_once(folder, tmp_path, monkeypatch):
+    opened = []
+    monkeypatch.setattr(Parquet, "open", lambda self, root, open=Parquet.open: opened.append(1) or open(self, root))
+    threads = [
+        threading.Thread(target=load, args=(Parquet(str(folder)), None), kwargs={"cache": tmp_path}) for _ in "123"
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(opened) == 1
+
+
+def streamed(folder: Path, held: int = 0) -> Dataset:
+    return load(Parquet(str(folder)), None, "stream", held)
+
+
+def test_a_client_is_read_from_its_row_group_alone(folder, monkeypatch):
+    """In any order of rows; labels and clients were read before, samples were not."""
+    whole, data = Parquet(str(folder)).load(None), streamed(folder)
+    assert data.x.shape == whole.x.shape
+    read = []
+    monkeypatch.setattr(
+        ParquetReader, "read", lambda self, *what, read_=ParquetReader.read: read.append(what) or read_(self, *what)
+    )
+    rows = np.flatnonzero(data.client == 3)
+    assert np.array_equal(data.x[rows[::-1]], whole.x[rows[::-1]])
+    assert read == [("image", 1)]
+    mixed = np.random.default_rng(0).permutation(len(whole.x))
+    assert np.array_equal(data.x[mixed], whole.x[mixed])
+    assert len(read) == 1 + CLIENTS + 1  # each group once, the test's among them
+    assert np.array_equal(data.y, whole.y)
+    assert np.array_equal(data.client, whole.client)
+    assert data.sha256().startswith("files ")
+
+
+def test_what_was_read_last_is_held_up_to_a_bound(folder):
+    data = streamed(folder)
+    files = data.x.files
+    sizes = [data.x.files._group(g).nbytes for g in range(3)]
+    assert list(files._held) == [2]
+    files.held_bytes = sizes[0] + sizes[1]
+    for g in (0, 1, 0, 2):  # 1 was used the longest ago
+        files._group(g)
+    assert list(files._held) == [0, 2] or sizes[2] > sizes[1]
+
+
+def test_a_thousand_files_are_not_open_at_once(tmp_path):
+    """Each of them a client, by the names of the files."""
+    import resource
+
+    small = table(0).drop_columns("client").slice(0, 3)
+    for i in range(300):
+        pq.write_table(small, tmp_path / f"train-user_{i:03d}.parquet")
+    pq.write_table(small, tmp_path / "test-user_007.parquet")
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (len(os.listdir("/proc/self/fd")) + 40, before[1]))
+    try:
+        data = load(Parquet(str(tmp_path), client_files=True), None, "stream")
+        assert data.x[:].shape == (903, 1, 8, 8)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+    assert data.client.tolist() == [*np.repeat(range(300), 3).tolist(), 7, 7, 7]
+
+
+def test_of_the_rows_of_a_client_that_are_scattered_a_run_warns(folder, tmp_path):
+    scattered = configuration(folder, tmp_path, storage="stream", partition={"iid_equal": {"clients": 60}})
+    with pytest.warns(UserWarning, match=r"stream reads \d+ times the samples that a client has.* data.cache"):
+        prepare(from_dict(scattered))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        prepare(from_dict(configuration(folder, tmp_path, storage="stream")))
+
+
+def test_the_next_client_is_read_while_one_trains(folder):
+    """A thread reads the rows of client 4 when client 1 has been asked for; what it read is taken, once."""
+    data = streamed(folder)
+    partition = make_partition(data, Natural(), seed=0)
+    source = SampleSource(data, partition, torch.device("cpu"), channels_last=False)
+    seen: list[tuple[bool, int]] = []
+    batches, main = type(data.x.files).batches, threading.current_thread()
+
+    def watched(self, rows):
+        seen.append((threading.current_thread() is main, data.client[rows][0]))
+        return batches(self, rows)
+
+    whole = Parquet(str(folder)).load(None)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(type(data.x.files), "batches", watched)
+        source.expect([1, 4, 2])
+        for client in (1, 4, 2):
+            x = source.client(client).train.x
+            assert torch.equal(x, whole.transform(torch.from_numpy(whole.x[partition.train[client]])))
+    assert seen == [(True, 1), (False, 4), (False, 2)]
+
+
+def test_sources_that_cannot_be_streamed_or_cached_say_so(tmp_path):
+    with pytest.raises(DataError, match="Digits cannot be read in parts; leave it at memory"):
+        load(raysim.data.sources.Digits(), None, "stream")
+    with pytest.raises(raysim.ConfigError, match=r"data.cache: decodes all samples.* Leave one of them out"):
+        raysim.run(configuration(tmp_path, tmp_path, storage="stream", cache="c"))
+
+
+@pytest.mark.parametrize("kind", ["images", "parquet"])
+def test_images_of_unequal_size_need_a_size(tmp_path, kind):
+    draw = np.random.default_rng(0)
+    images = [draw.integers(0, 256, (side, side + 2, 3), np.uint8) for side in (8, 12)]
+    for i, image in enumerate(images):
+        (tmp_path / "train" / "a").mkdir(parents=True, exist_ok=True)
+        (tmp_path / "train" / "a" / f"{i}.png").write_bytes(png(image))
+    encoded = [{"bytes": png(image), "path": None} for image in images]
+    pq.write_table(pa.table({"image": pa.array(encoded, IMAGE), "label": [0, 0]}), tmp_path / "train.parquet")
+    source = {"images": Images, "parquet": Parquet}[kind]
+    with pytest.raises(DataError, match=r"14×12 RGB, but .* is 10×8 RGB; .* set resize: \[HEIGHT, WIDTH\]"):
+        source(str(tmp_path)).load(None)
+    data = source(str(tmp_path), resize=(6, 5)).load(None)
+    expected = Image.fromarray(images[1]).resize((5, 6), Image.Resampling.BILINEAR)
+    assert np.array_equal(data.x[1], np.asarray(expected).transpose(2, 0, 1))
