@@ -7,12 +7,12 @@ import json
 import re
 from dataclasses import MISSING
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import yaml
 
 from raysim.config.build import plain
-from raysim.config.fields import STACKS, fields_of, is_section
+from raysim.config.fields import STACKS, catalogue_of, fields_of, is_section
 from raysim.config.messages import ConfigError
 from raysim.config.schema import Config
 from raysim.registry import name_in
@@ -54,7 +54,8 @@ def decisive(config: Config) -> dict[str, Any]:
     for key in ("root", "storage", "stream_bytes", "cache"):
         del plain["data"][key]
     plain["rounds"] = {"participation": config.rounds.participation}  # the others say when to test, to save, to stop
-    plain["engine"] = {"threads": config.engine.threads}  # sums inside an operation follow its threads
+    # Sums inside an operation follow its threads, and the models that it works on.
+    plain["engine"] = {"threads": config.engine.threads, "batch_clients": config.engine.batch_clients}
     if readers(config, "rounds.total"):
         plain["rounds"]["total"] = config.rounds.total
     if readers(config, "engine.gather_bytes"):
@@ -65,6 +66,7 @@ def decisive(config: Config) -> dict[str, Any]:
 def _default(section: str, key: str) -> Any:
     """Of a field of a section of the configuration; None where it has none."""
     _, annotation = fields_of(Config)[section]
+    annotation = get_args(annotation)[0] if catalogue_of(annotation) else annotation
     field = fields_of(annotation).get(key, (None,))[0] if is_section(annotation) else None
     return None if field is None or field.default is MISSING else field.default
 

@@ -27,6 +27,10 @@ class EngineConfig:
     gather_bytes: NonNegativeInt = 2 << 30
     """Bytes of client models that one process may hold at once. Where they are more, FedLAW learns its weights with the
     models left where they were trained, which is slower and gives the same result to rounding."""
+    batch_clients: PositiveInt = 1
+    """Clients of a round that train together on one device: consecutive ones of the sorted cohort, one pass over all their
+    models a step. For small models on GPUs, which wait for launches; on CPUs 1 is faster. Part of the result's bits, which
+    differ from those of 1 by rounding. Methods that cannot do it, and models with dropout, train one by one: the run says so."""
 
     def make(self, config: Config, spec: Any, data: Any, partition: Any, cohort: int) -> Any:
         """The `raysim.engine.base.Engine` that trains up to `cohort` clients a round, each host made from `spec`."""

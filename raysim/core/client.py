@@ -41,6 +41,10 @@ class ClientMethod:
     needs_classes: ClassVar[bool] = False  # works only where every sample has one class
     reads_gather_bytes: ClassVar[bool] = False
     reads_total_rounds: ClassVar[bool] = False  # depends on the number of rounds; such a run cannot be extended
+    # Several clients may take their steps together (`engine.batch_clients`): `step` and `train` are not overridden, and the
+    # hooks of a step (`penalty`, `observe_grad`, `correct_grad`) work under `torch.func.vmap`. They then see of a run
+    # `params`, `grad`, `received`, `shared`, `for_steps`, `features`, `layers` and numbers that all clients share.
+    batched: ClassVar[bool] = False
 
     def check(self, facts: RunFacts) -> str | None:
         """What is wrong with the method's fields or with the run around it, as a sentence; None where nothing is."""
@@ -53,6 +57,11 @@ class ClientMethod:
     def new_state(self, layers: LayerMap) -> Any:
         """The state of a client that takes part for the first time, or None."""
         return None
+
+    def for_steps(self, run: LocalRun) -> dict[str, Tensor]:
+        """Tensors of this client for the hooks of a step: made before the first one, then found as `run.for_steps(self)`.
+        The hooks may change them in place."""
+        return {}
 
     def starts_everyone(self) -> bool:
         """Whether clients that are not drawn run `start` as well, each round, and keep what it leaves."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from raysim.core.layers import LayerMap
 from raysim.late import Tensor, nn, torch
@@ -44,6 +44,7 @@ class FlatModel:
         self._zeros = torch.zeros_like(self.grad) if self.grad.is_cuda else self.grad
         self._body = nn.Sequential(OrderedDict(list(model.named_children())[:-1]))
         self._body_names = set(self._body.state_dict())
+        self._head = [*dict(model.named_children())][-1]
 
     def forward_from(self, stage: int, x: Tensor) -> tuple[Tensor, Tensor]:
         """Latent [B, D] and logits [B, C]; stages before `stage` run without a graph."""
@@ -85,6 +86,14 @@ class FlatModel:
         body = {name: tensor for name, tensor in tensors.items() if name in self._body_names}
         latents: Tensor = torch.func.functional_call(self._body, body, (x,))
         return latents
+
+    def forward_of(self, tensors: Mapping[str, Tensor], x: Tensor) -> tuple[Tensor, Tensor]:
+        """Latent [B, D] and logits [B, C] of the model with other `tensors`, by their names; running statistics among
+        them are updated in place."""
+        head = {name.removeprefix(f"{self._head}."): t for name, t in tensors.items() if name not in self._body_names}
+        body = {name: tensor for name, tensor in tensors.items() if name in self._body_names}
+        z: Tensor = torch.func.functional_call(self._body, body, (x,))
+        return z, torch.func.functional_call(self.stages[-1], head, (z,))
 
 
 def finite(vector: Tensor) -> bool:

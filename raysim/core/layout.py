@@ -41,8 +41,10 @@ class TensorSpec:
         return shaped.movedim(-1, -3)
 
     def flat(self, tensor: Tensor) -> Tensor:
-        """The elements [size] of a tensor of this shape in the order in which they are stored; a view where that can be."""
-        return (tensor.movedim(-3, -1) if self.channels_last else tensor).reshape(-1)
+        """The elements [..., size] of a tensor [..., *shape] in the order in which they are stored; a view where that can
+        be."""
+        before = tensor.shape[: tensor.dim() - len(self.shape)]
+        return (tensor.movedim(-3, -1) if self.channels_last else tensor).reshape(*before, self.size)
 
 
 def tensors_of(model: nn.Module, channels_last: bool = False) -> tuple[TensorSpec, ...]:

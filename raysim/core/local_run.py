@@ -59,6 +59,8 @@ class MakesState(Protocol):
 
     def new_state(self, layers: LayerMap) -> Any: ...
 
+    def for_steps(self, run: LocalRun) -> dict[str, Tensor]: ...
+
 
 class BatchProbe(Protocol):
     """A probe that watches training batches, see `raysim.core.probe.Probe`."""
@@ -74,6 +76,9 @@ class Hooks(Protocol):
     penalties: list[Callable[[LocalRun, Tensor, Tensor, Tensor, Tensor], Tensor | float]]
     observers: list[Callable[[LocalRun], None]]
     corrections: list[Callable[[LocalRun], None]]
+
+    @property
+    def methods(self) -> Sequence[MakesState]: ...
 
     @property
     def batches_per_step(self) -> int: ...
@@ -118,6 +123,7 @@ class LocalRun:
         self.batch_probes: Sequence[BatchProbe] = ()
         self.orders: list[tuple[str, Tensor]] | None = None  # purpose and samples of every batch, when traced
         self._streams: dict[str, torch.Generator] = {}
+        self._for_steps: dict[str, dict[str, Tensor]] = {}
 
     @property
     def t(self) -> int:
@@ -136,6 +142,13 @@ class LocalRun:
             with self.params.device:
                 states[name] = method.new_state(self.layers)
         return states[name]
+
+    def for_steps(self, method: MakesState) -> dict[str, Tensor]:
+        """What `method` has made for its steps; the same tensors on every call."""
+        name = method_name(method)
+        if name not in self._for_steps:
+            self._for_steps[name] = method.for_steps(self)
+        return self._for_steps[name]
 
     def generator(self, purpose: str) -> torch.Generator:
         """The client's random stream for `purpose` in this round; the same object on every call."""
@@ -225,12 +238,24 @@ class LocalRun:
         if not corrected:
             self.flat.backward(loss)
             return loss.detach()
+        self.flat.backward(self.objective(x, y, z, loss))
+        for probe in self.batch_probes:
+            probe.batch(self, z.detach())
+        self.correct()
+        loss = loss.detach()
+        if self.losses:
+            self.losses[-1].append((loss, y.shape[0]))
+        return loss
+
+    def objective(self, x: Tensor, y: Tensor, z: Tensor, loss: Tensor) -> Tensor:
+        """The task's `loss` of a batch with all penalties."""
         objective = loss
         for penalty in self.stack.penalties:
             objective = objective + penalty(self, x, y, z, loss)
-        self.flat.backward(objective)
-        for probe in self.batch_probes:
-            probe.batch(self, z.detach())
+        return objective
+
+    def correct(self) -> None:
+        """Make of the objective's gradient the one by which a step moves."""
         for observe in self.stack.observers:
             observe(self)
         for correct in self.stack.corrections:
@@ -238,10 +263,6 @@ class LocalRun:
         if self.settings.grad_clip is not None:
             grad = self.grad[self.trained]
             grad.mul_((self.settings.grad_clip / grad.norm().clamp_min(1e-12)).clamp_max(1.0))
-        loss = loss.detach()
-        if self.losses:
-            self.losses[-1].append((loss, y.shape[0]))
-        return loss
 
     def features(self, value: Tensor, x: Tensor) -> Tensor:
         """Latents [B, D] of another model `value` [S], in the present mode; none of its buffers changes. A sequence with

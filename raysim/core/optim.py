@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import copy
+import itertools
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from raysim.late import Tensor, torch
@@ -37,6 +40,11 @@ class SGD:
 
     def step(self, part: slice = WHOLE) -> None:
         """Update the parameters, or the slice `part` of them, in place. The gradient is used up."""
+        self.count(part)
+        self.move(part)
+
+    def move(self, part: slice) -> None:
+        """What a step does to vectors, of one model or of several in rows."""
         params, grad = (self.params, self.grad) if part == WHOLE else (self.params[part], self.grad[part])
         if self.spec.weight_decay:
             grad.add_(params, alpha=self.spec.weight_decay)
@@ -44,9 +52,21 @@ class SGD:
             momentum = self.momentum[part].mul_(self.spec.momentum).add_(grad)
             grad = grad.add_(momentum, alpha=self.spec.momentum) if self.spec.nesterov else momentum
         params.add_(grad, alpha=-self.lr)
+
+    def count(self, part: slice) -> None:
+        """What a step does to numbers."""
         self._weight = self.spec.momentum * self._weight + 1
         applied = 1 + self.spec.momentum * self._weight if self.spec.nesterov else self._weight
         self.normaliser = (1 - self.lr * self.proximal) * self.normaliser + applied
+
+    @property
+    def vectors(self) -> tuple[str, ...]:
+        """Its vectors beside the parameters and their gradient."""
+        return () if self.momentum is None else ("momentum",)
+
+    def moves_like(self, other: Adam | SGD) -> bool:
+        """Whether the numbers with which another one moves are the same."""
+        return True
 
     def state(self) -> dict[str, Tensor]:
         """What outlives a round with `local.state: persist`."""
@@ -69,16 +89,38 @@ class Adam:
 
     def step(self, part: slice = WHOLE) -> None:
         """Update the parameters, or the slice `part` of them, in place. The gradient is used up."""
-        params, grad, (b1, b2) = self.params[part], self.grad[part], self.spec.betas
-        start, stop, _ = part.indices(len(self.params))
-        steps = self.steps[start, stop] = self.steps.get((start, stop), 0) + 1
-        self.normaliser += 1
+        self.count(part)
+        self.move(part)
+
+    def move(self, part: slice) -> None:
+        """What a step does to vectors, of one model or of several in rows."""
+        params, grad, (b1, b2) = self.params[..., part], self.grad[..., part], self.spec.betas
+        steps = self.steps[self._key(part)]
         if self.spec.weight_decay:
             grad.add_(params, alpha=self.spec.weight_decay)
-        mean = self.mean[part].lerp_(grad, 1 - b1)
-        square = self.square[part].mul_(b2).addcmul_(grad, grad, value=1 - b2)
+        mean = self.mean[..., part].lerp_(grad, 1 - b1)
+        square = self.square[..., part].mul_(b2).addcmul_(grad, grad, value=1 - b2)
         scale = (square / (1 - b2**steps)).sqrt_().add_(1e-8)
         params.addcdiv_(mean, scale, value=-self.lr / (1 - b1**steps))
+
+    def count(self, part: slice) -> None:
+        """What a step does to numbers."""
+        key = self._key(part)
+        self.steps[key] = self.steps.get(key, 0) + 1
+        self.normaliser += 1
+
+    def _key(self, part: slice) -> tuple[int, int]:
+        start, stop, _ = part.indices(self.params.shape[-1])
+        return start, stop
+
+    @property
+    def vectors(self) -> tuple[str, ...]:
+        """Its vectors beside the parameters and their gradient."""
+        return "mean", "square"
+
+    def moves_like(self, other: Adam | SGD) -> bool:
+        """Whether the numbers with which another one moves are the same."""
+        return isinstance(other, Adam) and self.steps == other.steps
 
     def state(self) -> dict[str, Tensor]:
         """What outlives a round with `local.state: persist`."""
@@ -89,3 +131,26 @@ class Adam:
         self.mean.copy_(state["mean"])
         self.square.copy_(state["square"])
         self.steps = {(start, stop): n for start, stop, n in state["steps"].tolist()}
+
+
+class Rows:
+    """The optimisers of several clients, which step together: their own vectors become views of the rows of matrices."""
+
+    def __init__(self, optimizers: Sequence[SGD | Adam], params: Tensor, grad: Tensor):
+        """`params` and `grad` [k, P] are what the rows will step with."""
+        own = {name: torch.stack([getattr(o, name) for o in optimizers]) for name in optimizers[0].vectors}
+        for i, optimizer in enumerate(optimizers):
+            vars(optimizer).update({name: matrix[i] for name, matrix in own.items()})
+        self.optimizers, self._matrices = optimizers, {"params": params, "grad": grad, **own}
+
+    def step(self, start: int, stop: int) -> None:
+        """One step of the rows from `start` to `stop`, as `SGD.step` and `Adam.step` take it. Gradients are used up."""
+        for optimizer in self.optimizers[start:stop]:
+            optimizer.count(WHOLE)
+        while start < stop:
+            first = self.optimizers[start]
+            alike = [*itertools.takewhile(first.moves_like, self.optimizers[start:stop])]
+            end, together = start + len(alike), copy.copy(first)
+            vars(together).update({name: matrix[start:end] for name, matrix in self._matrices.items()})
+            together.move(WHOLE)
+            start = end

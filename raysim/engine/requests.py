@@ -26,6 +26,12 @@ class Requests:
     def _position(self) -> dict[int, int]:
         return {client: i for i, client in enumerate(self.asked)}
 
+    def group(self, client: int) -> tuple[int, ...]:
+        """The clients with whom it trains: a run of those asked, wherever they train."""
+        together = self.engine.spec.batch_clients
+        first = self._position[client] // together * together
+        return self.asked[first : first + together]
+
     def call(self, host: int, method: str, clients: Sequence[int], **options: Any) -> Call:
         """`method` of a host for some of the clients; `options` are further fields of the `TrainRequest`."""
         engine, down = self.engine, self.downlink
@@ -49,7 +55,8 @@ class Requests:
         for peer in sorted(needed & engine.client_models.keys()):
             model_index[peer] = len(objects)
             objects.append(engine.client_models[peer])
+        groups = tuple(dict.fromkeys(map(self.group, clients))) if engine.spec.batch_clients > 1 else ()
         request = TrainRequest(
-            self.round_info, tuple(clients), state_index, model_index, mix=mix, peers=peers, **options
+            self.round_info, tuple(clients), state_index, model_index, mix=mix, peers=peers, groups=groups, **options
         )
         return Call(host, method, (request, engine.published, engine.published_shared, *objects))

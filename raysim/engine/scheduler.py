@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -106,8 +107,6 @@ class Scheduler:
         took = {c: self._results[c].seconds for c in asked if c in ok}
         trained_by = {c: self._trained_by[c] for c in took}
         engine.pace.learn(took, engine.partition.sizes[[*took]].tolist(), trained_by)
-        held = {i: tuple(c for c in clients if c in ok) for i, clients in sorted(self.held.items())}
-        self.held = {i: clients for i, clients in held.items() if clients}
         results = {c: self._results[c] for c in asked}
         return TrainedCohort(self._requests.round_info, asked, results, dict(self._trained_by), early_sum)
 
@@ -140,11 +139,16 @@ class Scheduler:
         return collect
 
     def _visits(self, share: Visit) -> list[Visit]:
-        """Split a host's share into visits, so that what one visit returns stays below `VISIT_BYTES`."""
+        """Split a host's share into visits of whole groups, so that what one visit returns stays below `VISIT_BYTES`."""
         engine = self.engine
         per_client = 4 * engine.layers.S * (2 * engine.stateful + engine.spec.stack.peer_models)
-        most = max(1, VISIT_BYTES // (per_client or 1))
-        return [share[i : i + most] for i in range(0, len(share), most)]
+        groups = self._groups(share)
+        most = max(1, VISIT_BYTES // (per_client or 1) // engine.spec.batch_clients)
+        return [tuple(itertools.chain(*groups[i : i + most])) for i in range(0, len(groups), most)]
+
+    def _groups(self, clients: Visit) -> list[Visit]:
+        """The groups in which some clients train, whole: to the same bits they train in no other company."""
+        return [*dict.fromkeys(map(self._requests.group, clients))]
 
     def _train_again(self, hosts: Sequence[int]) -> None:
         """Train the clients of `hosts` again, because their models or sums are missing."""
@@ -186,6 +190,8 @@ class Scheduler:
             for i in lost.keys() & self.held.keys():  # models of this round that died with their host
                 queue.setdefault(i, []).insert(0, self.held.pop(i))
             queue = {i: visits for i, visits in queue.items() if visits}
+        held = {i: tuple(c for c in visit if self._results[c].status == "ok") for i, visit in sorted(self.held.items())}
+        self.held = {i: clients for i, clients in held.items() if clients}
 
     def _begin(self, wave: list[tuple[int, Visit]], sums_to: Mapping[int, SumDestination]) -> list[list[Handle]]:
         """Begin the visits of a wave; with `sums_to`, the merging of their sums too. Handles of the replies' objects."""
@@ -199,7 +205,7 @@ class Scheduler:
         return begun
 
     def _after_loss(self, host: int, visit: Visit, lost: HostLost) -> list[Visit]:
-        """The visits to try after one whose host was lost: first the same visit, then each client alone, in all `ATTEMPTS`
+        """The visits to try after one whose host was lost: first the same visit, then each group alone, in all `ATTEMPTS`
         times."""
         self._tries.update(visit)
         if max(self._tries[c] for c in visit) >= ATTEMPTS:
@@ -207,21 +213,24 @@ class Scheduler:
             self._results |= dict.fromkeys(visit, died)
             self._trained_by |= dict.fromkeys(visit, host)
             return []
-        return [(c,) for c in visit] if self._tries[visit[0]] > 1 else [visit]
+        return self._groups(visit) if self._tries[visit[0]] > 1 else [visit]
 
     def _after_failure(self, reply: TrainReply, host: int, visit: Visit) -> list[tuple[int, Visit]]:
-        """Who of a visit trains again, and on which host: those that failed and may do so, on the next one."""
+        """Who of a visit trains again, and on which host: those that failed and may do so, and who trains together with
+        them, on the next one."""
         failed = [c for c in visit if reply.results[c].cause in self._retried]
         self._tries.update(failed)
         failed = [c for c in failed if self._tries[c] < ATTEMPTS]
-        again: list[tuple[int, Visit]] = [((host + 1) % len(self.engine.hosts), (c,)) for c in failed]
+        elsewhere = self._groups(tuple(failed))
+        again = [((host + 1) % len(self.engine.hosts), group) for group in elsewhere]
         for client in failed:
             node = self.engine.nodes[host]
             told = f"client {client} failed on node {node} and trains again: {reply.results[client].status}"
             self.engine.events.append(Event("client", told, client, node))
         if again and self.sums_only:  # a host keeps no sum of a visit in which a client failed
-            rest = tuple(c for c in visit if reply.results[c].status == "ok")
-            again += [(host, rest)] * bool(rest)
+            stay = [group for group in self._groups(visit) if group not in elsewhere]
+            rest = [group for group in stay if any(reply.results[c].status == "ok" for c in group)]
+            again += [(host, tuple(itertools.chain(*rest)))] * bool(rest)
         return again
 
     def _take(
@@ -234,6 +243,7 @@ class Scheduler:
         self.held[host] = self.held.get(host, ()) + tuple(c for c in visit if c not in missing)
         self._results |= reply.results
         self._trained_by |= dict.fromkeys(visit, host)
+        self._tell_alone({result.alone for result in reply.results.values() if result.alone})
         asked = ("return_states", self.states), ("return_models", self.models), ("trace", self.traces)
         places = [place for option, place in asked if self._options[option]]
         handles = iter(arrays)
@@ -244,6 +254,14 @@ class Scheduler:
                     place[client] = handle
         self.spans.append(Span(host, "train", reply.started, reply.stopped))
         return again
+
+    def _tell_alone(self, reasons: set[str]) -> None:
+        """Tell once why clients did not train together."""
+        engine = self.engine
+        for why in sorted(reasons - engine.alone):
+            told = f"engine.batch_clients is {engine.spec.batch_clients}, but clients train one by one: {why}"
+            engine.events.append(Event("run", told))
+        engine.alone |= reasons
 
 
 def initialize(
@@ -266,9 +284,13 @@ def initialize(
 
 
 def shares(engine: Engine, clients: Sequence[int]) -> list[Visit]:
-    """Split a sorted cohort into contiguous runs, one for each host, so that the most expensive one costs least."""
-    if len(clients) <= len(engine.hosts):
-        return [(client,) for client in clients]
-    costs = engine.pace.costs(clients, engine.partition.sizes[list(clients)].tolist())
+    """Split a sorted cohort into contiguous runs of whole groups, one for each host, so that the most expensive one costs
+    least."""
+    together = engine.spec.batch_clients
+    groups = [tuple(clients[i : i + together]) for i in range(0, len(clients), together)]
+    if len(groups) <= len(engine.hosts):
+        return groups
+    costs = iter(engine.pace.costs(clients, engine.partition.sizes[list(clients)].tolist()))
+    of_groups = [sum(itertools.islice(costs, len(group))) for group in groups]
     factors = [engine.pace.factor(i) for i in range(len(engine.hosts))]
-    return [tuple(clients[lo:hi]) for lo, hi in cut(costs, factors)]
+    return [tuple(itertools.chain(*groups[lo:hi])) for lo, hi in cut(of_groups, factors)]

@@ -218,6 +218,7 @@ def host_spec(config: Config, data: Dataset) -> HostSpec:
         config.model.name, builder(config.model.name), inputs, task(config, data), config.model.options,
         config.model.layer_by, config.model.blocks, channels_last, settings, tuple(config.client),
         tuple(dict.fromkeys(probes)), config.evaluate.batch_size, config.engine.threads,
+        batch_clients=config.engine.batch_clients,
     )  # fmt: skip
 
 

@@ -17,6 +17,7 @@ from raysim.core.score import Score
 from raysim.core.workbench import Workbench
 from raysim.data import Dataset, Partition
 from raysim.host import distances
+from raysim.host.batched_trainer import BatchedTrainer
 from raysim.host.device import choose_device, keep_freed_memory, numerics, on_device
 from raysim.host.download import Download
 from raysim.host.evaluator import Evaluator
@@ -55,7 +56,8 @@ class ClientHost:
         self.samples = SampleSource(data, partition, self.device, spec.channels_last)
         self.task = spec.task
         self.evaluator = Evaluator(self.flat, self.samples, spec.task, spec.eval_batch)
-        self.trainer = Trainer(spec, self.flat, self.samples, self.evaluator)
+        kind = BatchedTrainer if spec.batch_clients > 1 else Trainer
+        self.trainer = kind(spec, self.flat, self.samples, self.evaluator)
         self.trained = TrainedModels(self.layers.S, self.device)
         self.sums = PartialSums(self.trained, self.layers)
         self.t = -1

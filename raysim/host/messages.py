@@ -49,6 +49,7 @@ class HostSpec:
     threads: int = 1
     device: str = "auto"  # auto: a GPU if the host's process has one
     keep_freed_memory: bool = True
+    batch_clients: int = 1  # clients that train together
 
     def network(self) -> tuple[torch.nn.Module, LayerMap]:
         model = assemble(self.model, self.build_model, self.inputs, self.options)
@@ -126,6 +127,7 @@ class TrainRequest:
     test: bool = False  # test each trained model on its client's test samples
     early_plan: SumRequest | None = None
     sums_to: SumDestination | None = None  # where the sums of the early plan go; None: they wait to be asked for
+    groups: tuple[tuple[int, ...], ...] = ()  # the clients that train together, where any do; each is in one of them
 
     @property
     def parts(self) -> tuple[str, ...]:
@@ -183,6 +185,7 @@ class ClientResult:
     model: Arrays | None = None  # {"value": [S]}, what it has uploaded
     trace: Arrays | None = None
     cause: Cause | None = None  # of a status that is not "ok"
+    alone: str | None = None  # why it did not train together with others, though it was to
 
 
 @dataclass

@@ -28,7 +28,7 @@ NOT_FINITE = "its model is not finite (NaN or Inf): refused. A lower local.lr or
 class Trainer:
     """Trains clients one after the other on the model of `flat`.
 
-    A host uses only the public methods, so that another trainer, such as a batched one, can replace this class.
+    A host uses only the public methods, so that another trainer, such as `BatchedTrainer`, can replace this class.
     """
 
     def __init__(self, spec: HostSpec, flat: FlatModel, samples: SampleSource, evaluator: Evaluator):
@@ -47,39 +47,43 @@ class Trainer:
 
         Where the result's status is not "ok", `update` is to be ignored. `check` refuses a model that is not finite.
         """
-        request, trace = download.request, {}
-        if request.trace:
-            trace = {f"state.before.{name}": array for name, array in download.state(client).items()}
         started = time.perf_counter()
+        trace: dict[str, np.ndarray] = {}
         try:
             run = self._begin(download, client)
-            result, upload = self._fit(run, trace)
+            self._start(run, trace)
+            self._stack.train(run)
+            result, upload = self._measured(run, trace)
             torch.sub(upload.value, download.server, out=update)
             if check and not finite(update):
                 result = ClientResult(NOT_FINITE, cause="client")
         except Exception as error:
-            if breaks_device(error):
-                raise  # whoever trains here next would fail, too
-            if out_of_memory(error):
-                self.samples.forget()
-            result = _failed(error)
+            result = self._failed(error)
         result.seconds = time.perf_counter() - started
         if result.status != "ok":
             return result, {}
+        return result, self._complete(download, run, upload, result, trace)
+
+    def _complete(
+        self, download: Download, run: LocalRun, upload: Upload, result: ClientResult, trace: Mapping[str, np.ndarray]
+    ) -> dict[str, Tensor]:
+        """Put into `result` all that was asked for, test the model, and return the further vectors that are uploaded."""
+        request, client = download.request, run.client
         vectors = {name: vector.detach().clone() for name, vector in upload.vectors.items()}
         if request.return_states:
             result.state = self._states.pack(run)
         if request.return_models:
             result.model = {"value": to_numpy(upload.value)}
         if request.trace:
+            before = {f"state.before.{name}": array for name, array in download.state(client).items()}
             after = {f"state.after.{name}": array for name, array in (result.state or {}).items()}
             sent = (*upload.vectors.items(), *upload.scalars.items())
             uploads = {f"upload.{name}": to_numpy(tensor.to_dense()) for name, tensor in sent}
-            result.trace = {**trace, "model": to_numpy(upload.value), **after, **uploads}
+            result.trace = {**before, **trace, "model": to_numpy(upload.value), **after, **uploads}
         if request.test:
             self._stack.personal(run)
             result.test = self.evaluator.personal(client)
-        return result, vectors
+        return vectors
 
     def initialize(self, download: Download, client: int) -> ClientResult:
         """The client's local initialisation alone: its result has a state and nothing else."""
@@ -109,8 +113,8 @@ class Trainer:
         seed_layers(stream_seed(round_info.seed, round_info.t, client, "start"), self.device)
         return run
 
-    def _fit(self, run: LocalRun, trace: dict[str, np.ndarray]) -> tuple[ClientResult, Upload]:
-        """Initialise, train and measure; `trace` gets what is recorded on the way, if anything is."""
+    def _start(self, run: LocalRun, trace: dict[str, np.ndarray]) -> None:
+        """All that is before the training; `trace` gets what is recorded on the way, if anything is."""
         stack = self._stack
         stack.start(run)
         seed_layers(stream_seed(run.round_info.seed, run.t, run.client, "model"), self.device)
@@ -120,9 +124,11 @@ class Trainer:
             trace["init"] = to_numpy(run.value)
         for probe in self.spec.probes:
             probe.begin(run)
-        stack.train(run)
+
+    def _measured(self, run: LocalRun, trace: dict[str, np.ndarray]) -> tuple[ClientResult, Upload]:
+        """All that is after the training."""
         upload = Upload(run.value)
-        for finish in stack.finishers:
+        for finish in self._stack.finishers:
             finish(run, upload)
         run.uploaded = upload.value
         stats = [probe.end(run) for probe in self.spec.probes]
@@ -148,19 +154,22 @@ class Trainer:
             result.sent_counts = np.array([int(upload.sent[s.start : s.stop].sum()) for s in self.flat.layers.tensors])
         return result
 
+    def _failed(self, error: Exception) -> ClientResult:
+        """What is said of a client whose training raised `error`: of one in the code its traceback, else a line."""
+        if breaks_device(error):
+            raise error  # whoever trains here next would fail, too
+        if out_of_memory(error):
+            self.samples.forget()
+        cause = cause_of(error)
+        line = " ".join(f"{type(error).__name__}: {error}".split())
+        return ClientResult(traceback.format_exc() if cause == "code" else line, cause=cause)
+
 
 def _sent(scalar: Tensor) -> np.ndarray | SparseVector:
     if not scalar.is_sparse:
         return to_numpy(scalar)
     scalar = scalar.cpu().coalesce()
     return SparseVector(to_numpy(scalar.indices()[0]), to_numpy(scalar.values()), scalar.numel())
-
-
-def _failed(error: Exception) -> ClientResult:
-    """What is said of a client whose training raised `error`: of one in the code its traceback, else a line."""
-    cause = cause_of(error)
-    line = " ".join(f"{type(error).__name__}: {error}".split())
-    return ClientResult(traceback.format_exc() if cause == "code" else line, cause=cause)
 
 
 def read_numbers(epochs: Sequence[Sequence[tuple[Tensor, int]]], counters: Tensor) -> tuple[list[float], list[float]]:

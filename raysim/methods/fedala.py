@@ -59,6 +59,7 @@ class FedALA(ClientMethod):
     start_round: int = 0
     """Round (from 0) before which the download is taken as it is (155 in figure 4)."""
     keeps_params: ClassVar[bool] = True
+    batched: ClassVar[bool] = True
 
     def check(self, facts: RunFacts) -> str | None:
         if not 0 < self.fraction <= 1:

@@ -35,6 +35,7 @@ class FedAMP(ClientMethod, DownlinkRule):
     init: Literal["own", "cloud"] = "own"
     """Start training from the client's own model, or from the mix u_i that it was sent."""
     peer_models: ClassVar[bool] = True
+    batched: ClassVar[bool] = True
 
     def check(self, facts: RunFacts) -> str | None:
         if facts.participation < 1:

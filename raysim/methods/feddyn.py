@@ -41,6 +41,7 @@ class FedDyn(ClientMethod):
     adaptive_alpha: bool = False
     """Divide alpha by the client's size relative to the mean."""
     base_weights: ClassVar[str | None] = "uniform"
+    batched: ClassVar[bool] = True
 
     def check(self, facts: RunFacts) -> str | None:
         return f"alpha is {self.alpha}; a negative one pushes the model away." if self.alpha < 0 else None
@@ -57,12 +58,21 @@ class FedDyn(ClientMethod):
         mean = run.round_info.samples / run.round_info.clients
         return self.alpha * mean / len(run.data.train.y)
 
+    def for_steps(self, run: LocalRun) -> dict[str, Tensor]:
+        own = {"g": run.state(self).g} if self.alpha else {}
+        return own | {"alpha": run.params.new_tensor(self._alpha(run))} if self.adaptive_alpha else own
+
     def correct_grad(self, run: LocalRun) -> None:
         if self.alpha:
             away = run.params - run.received[: run.layers.P]
             if self.unsquared:
                 away /= 2 * away.norm().clamp_min(EPS)
-            run.grad.add_(away, alpha=self._alpha(run)).sub_(run.state(self).g)
+            own = run.for_steps(self)
+            if self.adaptive_alpha:
+                run.grad.copy_(run.grad.addcmul(away, own["alpha"]))
+            else:
+                run.grad.add_(away, alpha=self.alpha)
+            run.grad.sub_(own["g"])
 
     def finish(self, run: LocalRun, upload: Upload) -> None:
         if self.alpha:

@@ -37,6 +37,7 @@ class FedPHP(ClientMethod):
     evaluate: Literal["local", "private"] = "local"
     """Which model is tested as the client's own."""
     reads_total_rounds: ClassVar[bool] = True
+    batched: ClassVar[bool] = True
 
     def check(self, facts: RunFacts) -> str | None:
         return None if 0 <= self.mu <= 1 else f"mu is {self.mu:g}; it must be in [0, 1]."
@@ -48,11 +49,14 @@ class FedPHP(ClientMethod):
         q = run.state(self).q
         return run.received if q is None else q
 
+    def for_steps(self, run: LocalRun) -> dict[str, Tensor]:
+        return {"inherited": self._private(run)}
+
     def penalty(self, run: LocalRun, x: Tensor, y: Tensor, z: Tensor, loss: Tensor) -> Tensor | float:
         if not self.lam:
             return 0.0
         with torch.no_grad():
-            inherited = run.features(self._private(run), x)
+            inherited = run.features(run.for_steps(self)["inherited"], x)
         return self.lam * (mmd(z, inherited) - loss)
 
     def finish(self, run: LocalRun, upload: Upload) -> None:

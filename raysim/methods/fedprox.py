@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import ClassVar
 
 from raysim.core.client import ClientMethod, LocalRun
 from raysim.core.facts import RunFacts
@@ -21,6 +22,7 @@ class FedProx(ClientMethod):
     """Strength of the proximal term (μ)."""
     official_sgd: bool = False
     """Train without momentum and weight decay."""
+    batched: ClassVar[bool] = True
 
     def check(self, facts: RunFacts) -> str | None:
         return f"mu is {self.mu}; a negative one pushes the model away without bound." if self.mu < 0 else None

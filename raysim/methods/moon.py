@@ -25,15 +25,19 @@ class MOON(ClientMethod):
     """Temperature of the contrastive term (τ)."""
     keeps_params: ClassVar[bool] = True
     initial_previous: ClassVar[bool] = True
+    batched: ClassVar[bool] = True
 
     def check(self, facts: RunFacts) -> str | None:
         return f"tau is {self.tau}; a temperature is positive." if self.tau <= 0 else None
 
+    def for_steps(self, run: LocalRun) -> dict[str, Tensor]:
+        assert run.previous is not None
+        return {"previous": run.previous}
+
     def penalty(self, run: LocalRun, x: Tensor, y: Tensor, z: Tensor, loss: Tensor) -> Tensor | float:
         if not self.mu:
             return 0.0
-        assert run.previous is not None
         with torch.no_grad():
-            others = run.features(run.received, x), run.features(run.previous, x)
+            others = run.features(run.received, x), run.features(run.for_steps(self)["previous"], x)
         to_global, to_previous = (F.cosine_similarity(z, other) for other in others)  # [B]
         return self.mu * F.softplus((to_previous - to_global) / self.tau).mean()

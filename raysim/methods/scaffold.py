@@ -36,6 +36,7 @@ class SCAFFOLD(ClientMethod):
     c_update: Literal["option_2", "option_1", "mean_grad"] = "option_2"
     """How a client's control variate is computed: from its drift, its full gradient or the mean gradient of its steps."""
     base_weights: ClassVar[str | None] = "uniform"
+    batched: ClassVar[bool] = True
 
     def check(self, facts: RunFacts) -> str | None:
         if self.c_update != "option_2":
@@ -52,14 +53,16 @@ class SCAFFOLD(ClientMethod):
     def server_steps(self) -> tuple[ServerStep, ...]:
         return (AverageControls(),)
 
+    def for_steps(self, run: LocalRun) -> dict[str, Tensor]:
+        shift = {"shift": run.shared["scaffold"] - run.state(self).c}
+        return shift | {"total": torch.zeros_like(run.grad)} if self.c_update == "mean_grad" else shift
+
     def observe_grad(self, run: LocalRun) -> None:
         if self.c_update == "mean_grad":
-            run.scratch.setdefault("scaffold", torch.zeros_like(run.grad)).add_(run.grad)
+            run.for_steps(self)["total"].add_(run.grad)
 
     def correct_grad(self, run: LocalRun) -> None:
-        if "scaffold shift" not in run.scratch:  # c − c_k, the same in every step
-            run.scratch["scaffold shift"] = run.shared["scaffold"] - run.state(self).c
-        run.grad.add_(run.scratch["scaffold shift"])
+        run.grad.add_(run.for_steps(self)["shift"])
 
     def finish(self, run: LocalRun, upload: Upload) -> None:
         state, steps = run.state(self), max(1, run.steps)
@@ -69,7 +72,7 @@ class SCAFFOLD(ClientMethod):
         elif self.c_update == "option_1":
             update = full_gradient(run, run.received) - state.c
         else:
-            update = run.scratch["scaffold"] / steps - state.c
+            update = run.for_steps(self)["total"] / steps - state.c
         state.c += update
         upload.vectors["scaffold"] = update
 

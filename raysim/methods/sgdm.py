@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import ClassVar, Literal
 
 from raysim.core.client import ClientMethod, LocalRun, Upload
 from raysim.core.cohort import Cohort
@@ -26,6 +26,7 @@ class SGDM(ClientMethod):
     """Where the momentum starts each round: at zero, or at the global momentum of MFL."""
     rho: float = 0.9
     """Share of the last direction in the new one (ρ)."""
+    batched: ClassVar[bool] = True
 
     def check(self, facts: RunFacts) -> str | None:
         if not 0 <= self.rho < 1:

@@ -120,7 +120,7 @@ def _hosts(run: RunParts, address: str | None) -> tuple[int, str]:
     )
     placed = place(
         Resources((here,)), run.cohort_size, engine.clients_per_actor, engine.gpu_per_client, engine.threads,
-        FLOAT * run.server.layers.S,
+        FLOAT * run.server.layers.S, engine.batch_clients,
     )  # fmt: skip
     device = (
         f"{placed.gpus:g} of a GPU each"

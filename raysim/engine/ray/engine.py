@@ -21,7 +21,7 @@ from raysim.engine.base import Call, Engine, Handle, HostLost, MachineFailure, S
 from raysim.engine.ray.actors import new_actor
 from raysim.engine.ray.cluster import free_resources
 from raysim.engine.ray.deaths import DEATHS, Death
-from raysim.engine.ray.placement import Placement, PlacementError, Resources, place, room
+from raysim.engine.ray.placement import Placement, PlacementError, Resources, actors, place, room
 from raysim.engine.ray.pool import START_SECONDS, Pool
 from raysim.engine.ray.pulse import Stethoscope
 from raysim.host.messages import HostSpec, TrainRequest
@@ -139,7 +139,8 @@ class RayEngine(Engine):
     def _timeout(self) -> float:
         """Seconds for a client, or for another piece of work."""
         median = statistics.median(self.pace.seconds.values()) if self.pace.seconds else 0.0
-        return self.client_timeout or max(TIMEOUT, MEDIANS * median)
+        # Of clients that train together nothing is seen until all have ended.
+        return self.spec.batch_clients * (self.client_timeout or max(TIMEOUT, MEDIANS * median))
 
     def _lost(self, host: int, error: Exception) -> Exception:
         """What an error of a call to `host` means: hosts that died, or client states that went with them."""
@@ -265,9 +266,10 @@ def ray_engine(
         resources = pool.free(free_resources()) if pool else free_resources()
     layers = spec.network()[1]
     placement = place(
-        resources, cohort, settings.clients_per_actor, settings.gpu_per_client, settings.threads, 4 * layers.S
-    )
-    wanted = cohort if settings.clients_per_actor == "auto" else -(-cohort // settings.clients_per_actor)
+        resources, cohort, settings.clients_per_actor, settings.gpu_per_client, settings.threads, 4 * layers.S,
+        settings.batch_clients,
+    )  # fmt: skip
+    wanted = actors(cohort, settings.clients_per_actor, settings.batch_clients)
     timeout = None if settings.client_timeout == "auto" else settings.client_timeout
     return RayEngine(
         spec, data, partition, settings.fan_in, settings.gather_bytes, placement=placement, pool=pool,

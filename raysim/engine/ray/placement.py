@@ -87,11 +87,18 @@ def room(resources: Resources, like: Placement) -> list[str]:
     return found
 
 
+def actors(cohort: int, clients_per_actor: int | str, together: int) -> int:
+    """How many actors a cohort can use where so many of its clients train `together`."""
+    groups = -(-cohort // together)
+    return groups if clients_per_actor == "auto" else min(groups, -(-cohort // int(clients_per_actor)))
+
+
 def place(
     resources: Resources, cohort: int, clients_per_actor: int | str, gpu_per_client: float | str, threads: int,
-    model_bytes: int,
+    model_bytes: int, together: int = 1,
 ) -> Placement:  # fmt: skip
-    """Placement of a cohort of `cohort` clients. A host keeps the updates of its clients: `model_bytes` for each.
+    """Placement of a cohort of `cohort` clients. A host keeps the updates of its clients: `model_bytes` for each; so
+    many clients train `together`.
 
     All hosts train on the same kind of device, because bits differ between kinds. Where fewer actors fit than were asked
     for, there are fewer, and the note says so. Raises `PlacementError` where none fits.
@@ -122,7 +129,7 @@ def place(
         share = min(1.0, node.gpus / (hosts + 1)) if on_gpu else min(float(threads), node.cpus / (hosts + 1))
         return share, -hosts, node.cpus
 
-    wanted = cohort if auto else -(-cohort // int(clients_per_actor))
+    wanted = actors(cohort, clients_per_actor, together)
     placed: Counter[str] = Counter()
     while placed.total() < min(wanted, affordable):
         open_to_more = [node for node in nodes if fits(node, placed[node.id] + 1)]

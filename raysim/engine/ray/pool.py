@@ -58,8 +58,9 @@ class Pool:
         assert isinstance(settings, RayEngineConfig)
         with suppress(PlacementError):
             placement = place(
-                resources, cohort, settings.clients_per_actor, settings.gpu_per_client, settings.threads, model_bytes=0
-            )
+                resources, cohort, settings.clients_per_actor, settings.gpu_per_client, settings.threads, 0,
+                settings.batch_clients,
+            )  # fmt: skip
             self._share = placement.cpus, placement.gpus
             self._idle = [(node, new_actor(node, *self._share)) for node in placement.nodes]
 

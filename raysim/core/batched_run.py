@@ -1,0 +1,136 @@
+"""The steps of several clients on one device, taken together: their models are the rows of one matrix."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Sequence
+
+from raysim.core.local_run import LocalRun
+from raysim.core.note import method_name
+from raysim.core.optim import Rows
+from raysim.late import Tensor, nn, torch
+
+ForSteps = dict[str, dict[str, Tensor]]  # what methods have made for their steps, by method and name
+Seen = tuple[Tensor, Tensor, Tensor, ForSteps]  # parameters and gradient [P], the model received [S]
+
+
+class BatchedRun:
+    """The local training of k clients, those with most samples first.
+
+    Clients whose next batches have the same size step together: one forward and one backward pass through all their
+    models, and one step of the optimiser. Nothing is padded, so that BatchNorm sees the samples of one client alone.
+    """
+
+    def __init__(self, runs: Sequence[LocalRun], values: Tensor):
+        """The runs are about to train, run i from the model `values[i]` [S]; there `fit` leaves what it has trained."""
+        self.runs, self.values = runs, values
+        first = runs[0]
+        self.flat, self.task, self.settings, self.stack = first.flat, first.task, first.settings, first.stack
+        layers = first.layers
+        self._parameters, self._others = layers.tensors[: layers.T], layers.tensors[layers.T :]
+        self._params, self._grad = values[:, : layers.P].clone(), values.new_empty(len(runs), layers.P)
+        # vmap updates running statistics that are not contiguous in a copy, and so loses the update.
+        self._buffers = {
+            spec.name: spec.view(values).clone(memory_format=torch.contiguous_format) for spec in self._others
+        }
+        # vmap forgets that the embedding of padding has no gradient.
+        self._padding = {
+            f"{name}.weight": module.padding_idx
+            for name, module in first.model.named_modules()
+            if isinstance(module, nn.Embedding) and module.padding_idx is not None
+        }
+        self._optimizers = Rows([run.optimizer for run in runs], self._params, self._grad)
+        self._received = _in_rows([run.received for run in runs])
+        self._for_steps = self._made_for_steps()
+
+    def _made_for_steps(self) -> ForSteps:
+        """Each method's tensors of all runs as rows, and those of a run as views of its rows."""
+        made: ForSteps = {}
+        for method in self.stack.methods:
+            of_runs = [run.for_steps(method) for run in self.runs]
+            rows = {name: _in_rows([own[name] for own in of_runs]) for name in of_runs[0]}
+            for i, own in enumerate(of_runs):
+                own.update({name: row[i] for name, row in rows.items()})
+            made[method_name(method)] = rows
+        return made
+
+    def fit(self) -> None:
+        """Train all clients, each on its own batches in their order."""
+        waiting = [self._batches(run) for run in self.runs]
+        following = [next(batches, None) for batches in waiting]
+        while any(following):
+            sizes = [0 if batch is None else len(batch[1]) for batch in following]
+            # A short batch is taken as soon as it comes: so all full ones are taken in the same steps, and the clients that
+            # have none left are the last rows.
+            now = {size for size in sizes if 0 < size < self.settings.batch_size} or {self.settings.batch_size}
+            for size, group in itertools.groupby(range(len(sizes)), sizes.__getitem__):
+                if size in now:
+                    rows = [*group]
+                    self._step(slice(rows[0], rows[-1] + 1), [batch for i in rows if (batch := following[i])])
+                    for i in rows:
+                        following[i] = next(waiting[i], None)
+        self.values[:, : self._params.shape[1]] = self._params
+        for spec in self._others:
+            spec.view(self.values).copy_(self._buffers[spec.name])
+
+    def _batches(self, run: LocalRun) -> Iterator[tuple[Tensor, Tensor]]:
+        for run.epoch in range(self.settings.epochs):
+            run.losses.append([])
+            yield from run.batches()
+
+    def _step(self, rows: slice, batches: Sequence[tuple[Tensor, Tensor]]) -> None:
+        """A step of some adjacent rows, each on its batch."""
+        x, y = (torch.stack(parts) for parts in zip(*batches, strict=True))
+        cut = {method: {n: t[rows] for n, t in tensors.items()} for method, tensors in self._for_steps.items()}
+        seen = self._params[rows], self._grad[rows], self._received[rows], cut
+        leaves = {spec.name: spec.view(seen[0]).detach().requires_grad_() for spec in self._parameters}
+        buffers = {name: buffer[rows] for name, buffer in self._buffers.items()}
+        z, outputs = torch.func.vmap(self._forward)(leaves | buffers, x)
+        losses = objectives = self.task.losses_of_batches(outputs, y)
+        if self.stack.penalties:
+            objectives = torch.func.vmap(self._objective)(seen, x, y, z, losses)
+        # Rows do not depend on each other: the gradient of the sum is that of each.
+        grads = torch.autograd.grad(objectives.sum(), [*leaves.values()], materialize_grads=True)
+        for spec, grad in zip(self._parameters, grads, strict=True):
+            if spec.name in self._padding:
+                grad[:, self._padding[spec.name]] = 0
+        torch.cat([spec.flat(g) for spec, g in zip(self._parameters, grads, strict=True)], 1, out=self._grad[rows])
+        if self.stack.observers or self.stack.corrections or self.settings.grad_clip is not None:
+            torch.func.vmap(self._correct)(seen)
+        self._optimizers.step(rows.start, rows.stop)
+        for run, loss in zip(self.runs[rows], losses.detach(), strict=True):
+            run.losses[-1].append((loss, y.shape[1]))
+            run.steps += 1
+
+    # Under vmap: what one row does.
+
+    def _forward(self, tensors: dict[str, Tensor], x: Tensor) -> tuple[Tensor, Tensor]:
+        with torch.autocast(self.values.device.type, torch.bfloat16, enabled=self.settings.bf16):
+            z, outputs = self.flat.forward_of(tensors, x)
+        return (z.float(), outputs.float()) if self.settings.bf16 else (z, outputs)
+
+    def _objective(self, seen: Seen, x: Tensor, y: Tensor, z: Tensor, loss: Tensor) -> Tensor:
+        return _Row(self.runs[0], seen).objective(x, y, z.flatten(0, -2), loss)
+
+    def _correct(self, seen: Seen) -> Tensor:
+        row = _Row(self.runs[0], seen)
+        row.correct()
+        return row.grad
+
+
+class _Row(LocalRun):
+    """What the hooks of a step see of a run that is one of several. What belongs to a client and is not here cannot be asked
+    for: the clients then train one by one."""
+
+    def __init__(self, any_run: LocalRun, seen: Seen):
+        self.round_info, self.lr, self.settings = any_run.round_info, any_run.lr, any_run.settings
+        self.flat, self.layers, self.stack, self.shared = any_run.flat, any_run.layers, any_run.stack, any_run.shared
+        self.trained = slice(None)
+        self.params, self.grad, self.received, self._for_steps = seen
+
+
+def _in_rows(tensors: Sequence[Tensor]) -> Tensor:
+    """[k, ...] the tensors [...]; without a copy where all are the same one."""
+    first = tensors[0]
+    same = all(tensor is first for tensor in tensors)
+    return first.expand(len(tensors), *first.shape) if same else torch.stack([*tensors])

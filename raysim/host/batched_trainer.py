@@ -1,0 +1,113 @@
+"""Clients of one device that train together."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from raysim.core.batched_run import BatchedRun
+from raysim.core.client import overrides
+from raysim.core.failures import breaks_device, out_of_memory
+from raysim.core.flat import FlatModel, finite
+from raysim.core.local_run import LocalRun
+from raysim.host.download import Download
+from raysim.host.evaluator import Evaluator
+from raysim.host.messages import ClientResult, HostSpec
+from raysim.host.samples import SampleSource
+from raysim.host.trainer import NOT_FINITE, Trainer
+from raysim.late import Tensor, nn, torch
+
+
+@dataclass(frozen=True)
+class Trained:
+    """A client whose group has trained."""
+
+    result: ClientResult
+    update: Tensor  # [S]
+    vectors: Mapping[str, Tensor]
+
+
+class BatchedTrainer(Trainer):
+    """Trains the clients of a group together, when the first of them is asked for, and keeps the others for later.
+
+    What is before and after the steps (initialisations, probes, uploads) is done client by client, on the model of `flat`.
+    Where a group cannot train together its clients train one by one, and their results say why.
+    """
+
+    def __init__(self, spec: HostSpec, flat: FlatModel, samples: SampleSource, evaluator: Evaluator):
+        super().__init__(spec, flat, samples, evaluator)
+        self._obstacle = obstacle(spec, flat.model)
+        self._download: Download | None = None
+        self._ready: dict[int, Trained | str] = {}  # of the download's clients; of one that is to train alone, why
+
+    def train(
+        self, download: Download, client: int, update: Tensor, check: bool = True
+    ) -> tuple[ClientResult, Mapping[str, Tensor]]:
+        if download is not self._download:
+            self._download, self._ready = download, {}
+        if client not in self._ready:
+            [group] = [group for group in download.request.groups if client in group]
+            self._ready |= self._train_group(download, group)
+        trained = self._ready.pop(client)
+        if not self._ready:
+            self._download = None  # it is large
+        if isinstance(trained, str):
+            result, vectors = super().train(download, client, update, check)
+            result.alone = trained or None
+            return result, vectors
+        update.copy_(trained.update)
+        if trained.result.status == "ok" and check and not finite(update):
+            return ClientResult(NOT_FINITE, cause="client", seconds=trained.result.seconds), {}
+        return trained.result, trained.vectors
+
+    def _train_group(self, download: Download, group: tuple[int, ...]) -> Mapping[int, Trained | str]:
+        if self._obstacle or len(group) == 1:
+            return dict.fromkeys(group, self._obstacle or "")
+        try:
+            return self._train_together(download, group)
+        except Exception as error:
+            if not (breaks_device(error) or out_of_memory(error)):
+                return dict.fromkeys(group, " ".join(f"{type(error).__name__}: {error}".split()))
+            # Not one by one: the bits of a run must not depend on how much memory was free.
+            failed = self._failed(error)
+            failed.status += f" (engine.batch_clients: {self.spec.batch_clients} clients train together)"
+            return {client: Trained(replace(failed), self.flat.value, {}) for client in group}
+
+    def _train_together(self, download: Download, group: tuple[int, ...]) -> dict[int, Trained]:
+        started = time.perf_counter()
+        sizes, flat = self.samples.partition.sizes, self.flat
+        values = flat.value.new_empty(len(group), len(flat.value))
+        runs: dict[LocalRun, dict[str, np.ndarray]] = {}  # and what is traced of them
+        for value, client in zip(values, sorted(group, key=lambda client: -int(sizes[client])), strict=True):
+            run, trace = self._begin(download, client), dict[str, np.ndarray]()
+            self._start(run, trace)
+            value.copy_(flat.value)
+            runs[run] = trace
+        BatchedRun([*runs], values).fit()
+        trained: dict[int, Trained] = {}
+        for value, (run, trace) in zip(values, runs.items(), strict=True):
+            flat.value.copy_(value)
+            result, upload = self._measured(run, trace)
+            torch.sub(upload.value, download.server, out=value)
+            trained[run.client] = Trained(result, value, self._complete(download, run, upload, result, trace))
+        took = time.perf_counter() - started
+        for done in trained.values():
+            done.result.seconds = took / len(group)
+        return trained
+
+
+def obstacle(spec: HostSpec, model: nn.Module) -> str | None:
+    """What keeps the clients of a run from training together, as a clause; None where nothing is known to."""
+    for method in spec.methods:
+        if not method.batched or overrides(method, "step") or overrides(method, "train"):
+            return f"{type(method).__name__} cannot train several at once"
+    for probe in spec.probes:
+        if probe.watches_batches:
+            return f"{type(probe).__name__} watches the batches of one client"
+    for name, module in model.named_modules():
+        if isinstance(module, nn.modules.dropout._DropoutNd) and module.p > 0:
+            return f"each has its own random numbers for dropout ({name})"
+    return None
