@@ -29,8 +29,9 @@ class EngineConfig:
     models left where they were trained, which is slower and gives the same result to rounding."""
     batch_clients: PositiveInt = 1
     """Clients of a round that train together on one device: consecutive ones of the sorted cohort, one pass over all their
-    models a step. For small models on GPUs, which wait for launches; on CPUs 1 is faster. Part of the result's bits, which
-    differ from those of 1 by rounding. Methods that cannot do it, and models with dropout, train one by one: the run says so."""
+    models a step. For small models on GPUs, which wait for launches; on CPUs 1 is as fast or faster. Part of the result's
+    bits, which differ from those of 1 by rounding. Methods that cannot do it, and models with dropout, train one by one: the
+    run says so."""
 
     def make(self, config: Config, spec: Any, data: Any, partition: Any, cohort: int) -> Any:
         """The `raysim.engine.base.Engine` that trains up to `cohort` clients a round, each host made from `spec`."""
