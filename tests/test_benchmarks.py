@@ -1,13 +1,16 @@
 """The benchmarks that run every method leave none out, and what they would run is a valid configuration."""
 
 import importlib.util
+import sys
 from argparse import Namespace
 from pathlib import Path
 from types import ModuleType
 
 import pytest
+import torch
 
 from raysim.config import from_dict
+from raysim.federation import Federation
 from raysim.methods import CLIENTS, STEPS, WEIGHTINGS
 
 BENCHMARKS = Path(__file__).parent.parent / "benchmarks"
@@ -22,6 +25,7 @@ def benchmark(monkeypatch):
     def load(name: str) -> ModuleType:
         spec = importlib.util.spec_from_file_location(f"benchmark_{name}", BENCHMARKS / f"{name}.py")
         module = importlib.util.module_from_spec(spec)
+        monkeypatch.setitem(sys.modules, spec.name, module)  # where dataclasses look for it
         spec.loader.exec_module(module)
         return module
 
@@ -107,3 +111,76 @@ def test_table3_has_the_papers_models_and_methods(benchmark):
     for name, sections in table3.METHODS.items():
         config = table3.configuration("simple_cnn", "local", sections)
         assert [*config.weighting, *config.server] or name == "fedavg"
+
+
+@pytest.fixture
+def given(benchmark):
+    peers = benchmark("peers")
+    work = peers.Workload("a small W2", 3, 2, 8, (3, 32, 32), 4, "simple_cnn", {})
+    return peers.Given.of(work)
+
+
+def test_peers_get_raysims_clients_and_first_model(given, benchmark, tmp_path):
+    federation = Federation(benchmark("rounds").configuration(given.work, "local"), tmp_path)
+    federation.close()
+    data, model = federation.data, federation.model()
+    assert len(given.x) == len(given.y) == 3 * 8
+    for client in range(3):
+        rows = federation.partition.train[client]
+        ours = given.x[8 * client : 8 * (client + 1)]
+        assert torch.equal(ours, data.transform(torch.from_numpy(data.x[rows])))
+        assert given.y[8 * client : 8 * (client + 1)].tolist() == data.y[rows].tolist()
+        assert torch.equal(given.model(ours), model(ours))
+
+
+def test_a_simulator_is_given_its_work_and_plays_in_turns(given, benchmark, tmp_path, monkeypatch):
+    """The real script beside it is this one's stand-in: it subtracts the number of the round from every parameter."""
+    peers = benchmark("peers")
+    (tmp_path / "with_flower.py").write_text(
+        f"""import sys
+sys.path.insert(0, {str(peers.SCRIPTS)!r})
+from shared import Turns, given
+turns, work = Turns(), given()
+parameters = [p.detach().numpy() for p in work.model.parameters()]
+x, y = work.shuffled(1)
+assert sorted(x.flatten(1).sum(1).tolist()) == sorted(work.x[8:16].flatten(1).sum(1).tolist())
+for played in range(turns.rounds):
+    turns.after(played, lambda: parameters)
+    parameters = [p - (played + 1) for p in parameters]
+turns.after(turns.rounds, lambda: parameters)
+"""
+    )
+    monkeypatch.setattr(peers, "SCRIPTS", tmp_path)
+    given.lay_out("flower", tmp_path / "given", processes=2)
+    simulator = peers.Simulator("flower", sys.executable, tmp_path / "given")
+    try:
+        simulator.start(rounds=3, processes=2)
+        simulator.play()
+        simulator.measure()
+        assert (len(simulator.parameters), simulator.processes) == (0, 1)
+        simulator.play()
+    finally:
+        simulator.close()
+    assert len(simulator.seconds) == 3 and simulator.pss_bytes > 2**20
+    for first, last in zip(given.model.parameters(), simulator.parameters, strict=True):
+        torch.testing.assert_close(torch.from_numpy(last), first.detach() - 6)
+
+
+def test_a_simulator_that_ends_early_is_named_with_its_last_words(benchmark, tmp_path, monkeypatch):
+    peers = benchmark("peers")
+    (tmp_path / "with_pfl.py").write_text("raise SystemExit('no such strategy')")
+    monkeypatch.setattr(peers, "SCRIPTS", tmp_path)
+    simulator = peers.Simulator("pfl", sys.executable, tmp_path)
+    with pytest.raises(peers.Refused, match=r"(?s)pfl ended before its turn.*no such strategy"):
+        simulator.start(rounds=3, processes=2)
+    simulator.close()
+
+
+def test_simulators_that_do_other_work_are_not_compared(benchmark):
+    peers = benchmark("peers")
+    peers.check(2.3, {"raysim": 1.3, "flower": 1.25, "pfl": 1.35})
+    for loss in (1.45, 1.15, float("nan")):
+        with pytest.raises(peers.Refused, match="pfl does not do raysim's work"):
+            peers.check(2.3, {"raysim": 1.3, "flower": 1.25, "pfl": loss})
+    with pytest.raises(peers.Refused, match="did not fall"):
+        peers.check(2.3, {"raysim": 2.3, "flower": 2.3})

@@ -21,6 +21,8 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["
 # What an extra is for: the modules that import it may fail without it, with a sentence that names the extra.
 OPTIONAL = {"report", "analysis", "tensorboard", "mlflow", "wandb", "tune", "fuzz"}
 
+PEERS = {"flwr", "pfl"}  # simulators that a benchmark runs in environments of their own
+
 
 def plain(requirement: str) -> str:
     """The distribution of `ray[default]>=2.40`, spelled as package indexes compare names."""
@@ -52,7 +54,7 @@ def test_what_is_imported_is_declared(folder: str) -> None:
     extras = PROJECT["optional-dependencies"]
     required = {plain(one) for one in PROJECT["dependencies"]}
     allowed = required | {plain(one) for extra in OPTIONAL for one in extras[extra]}
-    own = {"raysim", *sys.stdlib_module_names}
+    own = {"raysim", *sys.stdlib_module_names, *(PEERS if folder == "benchmarks" else ())}
     if folder != "raysim":
         allowed |= {plain(one) for one in extras["dev"]}
         own |= {path.stem for top in ("tests", "benchmarks") for path in (ROOT / top).rglob("*")}  # their folders, too

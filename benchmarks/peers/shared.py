@@ -1,0 +1,67 @@
+"""What every simulator is given: the clients' samples, the model that all begin with, and its turns.
+
+It is imported in environments without raysim, and so needs nothing but PyTorch and NumPy.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from functools import cache
+from multiprocessing.connection import Connection
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+
+@dataclass(frozen=True)
+class Work:
+    """One local epoch of SGD a round. The samples lie client by client, the same number for each."""
+
+    clients: int
+    cohort: int
+    samples: int  # a client
+    batch: int
+    lr: float
+    processes: int
+    x: Tensor  # [clients * samples, ...]
+    y: Tensor  # [clients * samples]
+    model: nn.Module
+
+    def shuffled(self, client: int) -> tuple[Tensor, Tensor]:
+        """The client's samples in a new order, to be cut into batches."""
+        rows = client * self.samples + torch.randperm(self.samples)
+        return self.x[rows], self.y[rows]
+
+
+@cache
+def given() -> Work:
+    """What the benchmark has laid into this simulator's folder; each process reads it once.
+
+    The samples are mapped into memory, so that processes share it.
+    """
+    folder = Path(os.environ["PEERS_FOLDER"])
+    x, y = (torch.from_numpy(np.load(folder / f"{name}.npy", mmap_mode="c")) for name in "xy")
+    model = torch.load(folder / "model.pt", weights_only=False)  # the benchmark's own file
+    return Work(x=x, y=y, model=model, **json.loads((folder / "work.json").read_text()))
+
+
+class Turns:
+    """A simulator plays its rounds in turns with the others, as the benchmark says."""
+
+    def __init__(self) -> None:
+        self.rounds = int(os.environ["PEERS_ROUNDS"])
+        self._line = Connection(int(os.environ["PEERS_LINE"]))
+
+    def after(self, played: int, parameters: Callable[[], Iterable[np.ndarray]]) -> None:
+        """Tell that so many rounds have been played, and return when the next may begin; after the last one, tell
+        what it left of the model."""
+        if played < self.rounds:
+            self._line.send(None)
+            self._line.recv()
+        else:
+            self._line.send(list(parameters()))
