@@ -45,8 +45,8 @@ class Machines:
     numbers = itertools.count(os.getpid() % 200)
 
     def __init__(self, count: int, cpus: int = 1, jobs: bool = False, rates: Mapping[int, str] | None = None):
-        """`cpus` are those that Ray believes a machine has; with `jobs`, the head takes jobs. `rates` limit what machines
-        send, such as {3: "1gbit"}."""
+        """`cpus` are those that Ray believes a machine has; with `jobs`, the head takes jobs. `rates` limit machines' links,
+        each way, such as {3: "1gbit"}."""
         self.count, self.cpus, self.jobs, self.rates = count, cpus, jobs, dict(rates or {})
         number = next(self.numbers) % 250
         self.bridge, self.names = f"rsb{number}", [f"rs{number}-{i}" for i in range(count)]
@@ -102,8 +102,9 @@ class Machines:
             _ip("-n", name, "link", "set", "lo", "up")
             _ip("-n", name, "link", "set", "eth0", "up")
             if rate := self.rates.get(i):
-                shape = ["tc", "-n", name, "qdisc", "add", "dev", "eth0", "root", "tbf", "rate", rate]
-                subprocess.run([*shape, "burst", "512kb", "latency", "50ms"], check=True)
+                for end in (["-n", name, "qdisc", "add", "dev", "eth0"], ["qdisc", "add", "dev", outside]):
+                    shape = ["root", "tbf", "rate", rate, "burst", "512kb", "latency", "50ms"]
+                    subprocess.run(["tc", *end, *shape], check=True)
 
     def _boot(self, i: int) -> None:
         """Start the process whose end is that of machine i."""

@@ -1,0 +1,175 @@
+"""What a round costs: work, counted as raysim does it, times a price for each kind of work.
+
+The counting knows who holds which nodes of the tree of sums, who merges whose, and what crosses the network. It takes FedAvg's
+round: a plan that is known before training, sums made while clients train. Prices are fitted to measured rounds.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache, cached_property
+from math import inf
+from typing import NamedTuple
+
+import numpy as np
+
+from raysim.core import tree
+from raysim.engine.merging import schedule
+
+FLOAT = 4  # bytes
+SWEEPS = 10_000
+
+PRICES = {
+    "round": "of a round, whatever it is",
+    "message": "a call of a host",
+    "client": "a client, in the driver",
+    "plan": "a client of the plan, for each host that is told it",
+    "visit": "a client, on its host",
+    "sample": "a client's sample, trained on",
+    "update": "a byte of a client's update, on its host",
+    "merge": "a byte of a sum, handed on and added",
+    "model": "a byte of the model, in the driver",
+    "wire": "a second of a link at its full rate",
+}
+"""What there is to pay for, each in seconds."""
+
+PHASES = ("train", "reduce", "rest")  # of the round's clock; `rest` is all that is not in the first two
+
+Prices = Mapping[str, float]
+Work = dict[str, dict[str, float]]  # phase -> price -> how often it is paid
+
+
+@dataclass(frozen=True)
+class Setting:
+    """A round: `cohort` clients of equal size train a model of `floats` on so many hosts."""
+
+    hosts: int
+    cohort: int
+    floats: int
+    waits: float = 0.0  # seconds that each client waits, as for a device of its own
+    samples: int = 0  # that each client trains on
+    fan_in: int = 4
+    nodes: int = 1
+    cores: float = inf  # that all hosts share
+    link: float = inf  # bytes a second that a machine sends, and receives
+    hop: bool = False  # whether the whole sum is made on another machine than the driver's
+
+    @cached_property
+    def runs(self) -> list[tuple[int, int]]:
+        """[(first, last + 1)] positions of the cohort on each host."""
+        most = -(-self.cohort // self.hosts)
+        return [(lo, min(lo + most, self.cohort)) for lo in range(0, self.cohort, most)]
+
+    @property
+    def turns(self) -> float:
+        """Clients that are trained one after another, where hosts have a core each or share them."""
+        return max(self.runs[0][1], self.cohort / self.cores)
+
+
+class Merging(NamedTuple):
+    calls: int  # of hosts
+    levels: int
+    sums: float  # of the model's size, that are handed on and added one after another
+    crossing: float  # of those: through the busiest link of each level
+
+
+@cache
+def merging(setting: Setting) -> Merging:
+    """The merges of a round's sums, as `raysim.engine.sums.merge_up` asks for them."""
+    runs, clients = [*setting.runs], setting.cohort
+    node = [i * setting.nodes // len(runs) for i in range(len(runs))]
+    levels = schedule(range(len(runs)), [str(n) for n in node], setting.fan_in)
+    calls, sums, crossing = 0, 0.0, 0.0
+    for groups in levels:
+        incoming, sent, received = [], defaultdict[int, int](int), defaultdict[int, int](int)
+        for root, *others in groups:
+            parts = {i: pieces(runs[i], clients) for i in others}
+            incoming.append(sum(parts.values()))
+            for i in others:
+                if node[i] != node[root]:
+                    sent[node[i]] += parts[i]
+                    received[node[root]] += parts[i]
+            runs[root] = runs[root][0], runs[others[-1]][1]
+        calls += len(groups)
+        sums += max(max(incoming), sum(incoming) / setting.cores)
+        crossing += max([*sent.values(), *received.values()], default=0)
+    return Merging(calls, len(levels), sums, crossing)
+
+
+def pieces(run: tuple[int, int], clients: int) -> int:
+    """Sums that a host makes of a run of neighbours: the nodes of the tree that cover it."""
+
+    def visit(node: tree.Node) -> int:
+        if run[0] <= node[0] and node[1] <= run[1]:
+            return 1
+        if node[1] <= run[0] or run[1] <= node[0]:
+            return 0
+        return sum(map(visit, tree.children(node)))
+
+    return visit((0, clients))
+
+
+def work(setting: Setting) -> Work:
+    """What is paid in each phase of the clock."""
+    hosts, turns, size = len(setting.runs), setting.turns, FLOAT * setting.floats
+    merges = merging(setting)
+    return {
+        "train": {
+            "message": hosts + merges.calls, "client": setting.cohort, "plan": setting.cohort * hosts, "visit": turns,
+            "sample": setting.samples * turns, "update": size * turns, "wire": (setting.nodes - 1) * size / setting.link,
+        },
+        "reduce": {
+            "message": merges.levels + 1, "merge": size * merges.sums, "model": size,
+            "wire": (merges.crossing + setting.hop) * size / setting.link,
+        },
+        "rest": {"round": 1, "message": hosts, "client": setting.cohort, "model": size},
+    }  # fmt: skip
+
+
+def waiting(setting: Setting) -> float:
+    """Seconds that a host's clients wait, which nothing has to be fitted for."""
+    return setting.waits * setting.runs[0][1]
+
+
+def parts(setting: Setting, prices: Prices) -> dict[str, float]:
+    """Predicted seconds of a round by what they are paid for; `waiting` is a part of its own."""
+    found = dict.fromkeys(PRICES, 0.0) | {"waiting": waiting(setting)}
+    for paid in work(setting).values():
+        for name, amount in paid.items():
+            found[name] += amount * prices[name]
+    return found
+
+
+def seconds(setting: Setting, prices: Prices) -> float:
+    """Predicted, of a round."""
+    return sum(parts(setting, prices).values())
+
+
+def efficiency(setting: Setting, prices: Prices) -> float:
+    """The share of the hosts' time in which clients wait for their own devices."""
+    return setting.waits * setting.cohort / len(setting.runs) / seconds(setting, prices)
+
+
+def fit(settings: Sequence[Setting], measured: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """The prices, none of them negative, that explain the measured seconds of each phase best, as shares of the round."""
+    rows, target = [], []
+    for setting, spent in zip(settings, measured, strict=True):
+        whole = sum(spent.values())
+        for phase, paid in work(setting).items():
+            rows.append([paid.get(name, 0.0) / whole for name in PRICES])
+            target.append((spent[phase] - waiting(setting) * (phase == "train")) / whole)
+    return dict(zip(PRICES, nonnegative(np.array(rows), np.array(target)).tolist(), strict=True))
+
+
+def nonnegative(rows: np.ndarray, target: np.ndarray) -> np.ndarray:
+    """x ≥ 0 with the least |rows x - target|, one coordinate after the other; 0 for a column without entries."""
+    scale = np.linalg.norm(rows, axis=0)
+    scale[scale == 0] = inf
+    unit = rows / scale
+    products, gradient, x = unit.T @ unit, unit.T @ target, np.zeros(rows.shape[1])
+    for _ in range(SWEEPS):
+        for i in np.flatnonzero(np.isfinite(scale)):
+            x[i] = max(0.0, x[i] + gradient[i] - products[i] @ x)
+    return x / scale

@@ -1,0 +1,395 @@
+"""Seconds a round against hosts, clients, participation, model size, fan-in and machines, and what a cost model makes of them.
+
+    python benchmarks/scaling.py [--rounds 9] [--without-machines] [--from benchmarks/results/scaling-....json]
+
+Where clients wait for a fixed time instead of training, as for a device of their own, many hosts scale on few cores, and what
+is measured is all the rest of a round. Clients that train are measured on as many hosts as there are cores; with more, a
+point shows overhead only. Machines are network namespaces (`machines.py`, needs root) with links of a fixed rate, slow
+enough for two cores. The prices of the cost model (`costmodel.py`) are fitted to some of the points and have to predict the others.
+
+A result and a figure are written to benchmarks/results/; --from draws those of an earlier run again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+import torch
+from costmodel import FLOAT, PRICES, Prices, Setting, efficiency, fit, parts, seconds
+from machines import Machines, missing
+
+os.environ.setdefault("RAY_worker_niceness", "0")  # Ray would make actors yield to everybody else
+
+from raysim.config import Config, from_dict
+from raysim.core.client import ClientMethod, LocalRun
+from raysim.engine.ray.engine import ray_engine
+from raysim.engine.ray.placement import Resources
+from raysim.engine.ray.pool import Pool
+from raysim.federation import Federation
+from raysim.methods import CLIENTS
+from raysim.report.canvas import INK, PAGE, SHADED, Canvas, colour, dash, decades, styled
+from raysim.store import tables
+from raysim.store.manifest import manifest
+
+CORES = len(os.sched_getaffinity(0))
+WARM_UP = 3  # rounds
+LINK = 400e6 / 8  # bytes a second between machines
+MACHINES, SLOTS = 4, 16
+GOAL = 0.15  # greatest relative error of a held-out round
+
+
+@dataclass(frozen=True)
+class Waiting(ClientMethod):
+    """A client that returns what it got, after a while."""
+
+    seconds: float
+
+    def train(self, run: LocalRun) -> None:
+        time.sleep(self.seconds)
+
+
+CLIENTS["waiting"] = Waiting
+
+
+@dataclass(frozen=True)
+class Point:
+    """What is measured."""
+
+    hosts: int
+    cohort: int
+    clients: int = 0  # in the federation; 0: the cohort
+    width: int = 64  # of the perceptron's one hidden layer; each unit has 21 floats
+    waits: float = 0.02  # seconds; 0: the client trains
+    fan_in: int = 4
+    nodes: int = 1
+    held_out: bool = False  # from the fit
+
+    @property
+    def samples(self) -> int:
+        """That each client trains on."""
+        return 0 if self.waits else 100
+
+    def configuration(self) -> Config:
+        clients = self.clients or self.cohort
+        images = {"samples": clients * max(1, self.samples), "test_samples": 4, "shape": [1, 4, 4], "classes": 4}
+        return from_dict(
+            {
+                "name": "scaling",
+                "data": {"name": {"synthetic": images}, "partition": {"iid_equal": {"clients": clients}}},
+                "model": {"name": "mlp", "options": {"hidden": [self.width]}},
+                "rounds": {
+                    "total": 10_000, "participation": self.cohort / clients, "evaluate_every": 10_000,
+                    "checkpoint_every": 10_000,
+                },
+                "local": {"batch_size": 10, "lr": 0.01},
+                "client": [{"waiting": {"seconds": self.waits}}] if self.waits else [],
+                "evaluate": {"global": False},
+                "engine": {
+                    "ray": {
+                        "clients_per_actor": -(-self.cohort // self.hosts), "fan_in": self.fan_in, "gpu_per_client": 0
+                    }
+                },
+            }
+        )  # fmt: skip
+
+
+S, M, L = 64, 20_000, 200_000  # widths: 1,348, 420 thousand and 4.2 million floats
+STRONG = [Point(hosts, 64, held_out=hosts in (4, 16)) for hosts in (1, 2, 4, 8, 16)]
+WEAK = [Point(hosts, 8 * hosts, width=M, held_out=hosts in (2, 8)) for hosts in (1, 2, 4, 8, 16)]
+POINTS = [
+    *STRONG,
+    *WEAK,
+    # Clients in a round, of as many or more.
+    *(Point(2, cohort, waits=0.002, held_out=cohort == 512) for cohort in (256, 512, 1024)),
+    *(Point(16, cohort, waits=0.005, held_out=cohort == 1024) for cohort in (256, 1024, 2048)),
+    Point(16, 256, 1_000, waits=0.005),
+    Point(16, 256, 100_000, waits=0.005, held_out=True),
+    # The model's size, and the fan-in of the tree.
+    *(Point(8, 16, width=width, held_out=width == L // 4) for width in (S, L // 10, L // 4, L // 2, L)),
+    *(Point(16, 16, width=L // 2, fan_in=fan_in, held_out=fan_in == 4) for fan_in in (2, 4, 16)),
+    Point(2, 32, width=L // 2),
+    # Clients that train.
+    *(Point(hosts, 16, width=4_000, waits=0) for hosts in (1, 2)),
+    *(Point(hosts, 24, width=4_000, waits=0, held_out=True) for hosts in (1, 2)),
+]
+SPREAD = [  # over machines
+    *(Point(nodes, 8, width=L // 2, nodes=nodes, held_out=nodes == 3) for nodes in (1, 2, 3, 4)),
+    Point(4, 8, width=L // 4, nodes=4, held_out=True),
+    Point(4, 8, width=L // 4, nodes=4, fan_in=2),
+    Point(8, 16, width=L // 4, nodes=4, held_out=True),
+]
+
+
+def play(points: Sequence[Point], rounds: int) -> list[dict[str, Any]]:
+    """Measure points on the cluster that this process is connected to."""
+    import ray
+
+    from raysim.engine.ray.cluster import free_resources
+
+    torch.set_num_threads(1)
+    here, pool, results = ray.get_runtime_context().get_node_id(), Pool(), []
+    for point in points:
+        free = sorted(pool.free(free_resources()).nodes, key=lambda node: node.id != here)
+        engine = partial(ray_engine, resources=Resources(tuple(free[: point.nodes])), pool=pool)
+        with tempfile.TemporaryDirectory() as folder:
+            federation = Federation(point.configuration(), Path(folder), make_engine=engine)
+            for _ in range(WARM_UP):
+                federation.step()
+            sent = -_sent()
+            for _ in range(rounds):
+                federation.step()
+            sent += _sent()
+            floats, nodes = federation.server.layers.S, federation.engine.nodes
+            federation.close()
+            clock = tables.read(Path(folder), "rounds").slice(WARM_UP).to_pydict()
+        setting = Setting(
+            len(nodes), point.cohort, floats, point.waits, point.samples, point.fan_in, point.nodes, CORES, LINK,
+            hop=nodes[0] != here,
+        )  # fmt: skip
+        spent = {phase: float(np.median(clock[f"seconds_{phase}"])) for phase in ("train", "reduce")}
+        whole = np.percentile(clock["seconds"], [25, 50, 75]).tolist()
+        results.append(
+            {
+                "point": asdict(point), "setting": asdict(setting), "quartiles": whole,
+                "seconds": spent | {"rest": whole[1] - sum(spent.values())},
+                "models_sent_by_the_driver": sent / rounds / (FLOAT * floats) if point.nodes > 1 else 0,
+            }
+        )  # fmt: skip
+        print(
+            f"{point} {1e3 * whole[1]:.1f} ms {[f'{1e3 * s:.1f}' for s in spent.values()]}", file=sys.stderr, flush=True
+        )
+    pool.clear()
+    return results
+
+
+def _sent() -> int:
+    """Bytes that this machine has sent to others."""
+    return sum(card.bytes_sent for name, card in psutil.net_io_counters(pernic=True).items() if name != "lo")
+
+
+def on_this_machine(rounds: int) -> list[dict[str, Any]]:
+    import ray
+
+    ray.init(
+        address="local", num_cpus=SLOTS, include_dashboard=False, log_to_driver=False, logging_level="ERROR",
+        object_store_memory=2 << 30,
+    )  # fmt: skip
+    results = play(POINTS, rounds)
+    ray.shutdown()
+    return results
+
+
+def play_at(address: str, rounds: int, out: Path) -> None:
+    import ray
+
+    ray.init(address=address, log_to_driver=False, logging_level="ERROR")
+    out.write_text(json.dumps(play(SPREAD, rounds)))
+    ray.shutdown()
+
+
+def on_machines(rounds: int) -> list[dict[str, Any]]:
+    """The points over machines, played on the first one."""
+    rates = dict.fromkeys(range(MACHINES), f"{8 * LINK:.0f}bit")
+    with Machines(MACHINES, cpus=2, rates=rates) as machines, tempfile.TemporaryDirectory() as folder:
+        out = Path(folder) / "results.json"
+        command = ["python", __file__, "--address", machines.address, "--rounds", str(rounds), "--out", out]
+        machines.run(0, *command)
+        return json.loads(out.read_text())
+
+
+# ---- what follows from the measurements ------------------------------------------------------------------------------
+
+RESNET = 11_173_962  # floats of a ResNet-18 for ten classes
+ACTORS, GPUS = 8, 8  # on a machine: actors on its CPUs; GPUs, with four actors each
+TRAINING = 1.0  # seconds that a client trains on its actor
+COHORTS = {"10⁴ of 10⁶ clients": 10**4, "all of 10⁶ clients": 10**6}
+COUNTS = np.unique(np.geomspace(1, 1000, 37).round().astype(int)).tolist()  # of machines
+
+
+def ahead(machines: int, cohort: int, actors: int = ACTORS) -> Setting:
+    """A cluster as nobody has measured it here: machines with `actors` each, a core or GPU share for each of them, links of
+    10 Gbit/s."""
+    return Setting(
+        actors * machines, cohort, RESNET, TRAINING, nodes=machines, link=10e9 / 8, hop=machines > 1
+    )  # fmt: skip
+
+
+def setting_of(result: Mapping[str, Any]) -> Setting:
+    return Setting(**result["setting"])
+
+
+def measured(result: Mapping[str, Any]) -> float:
+    """Seconds a round."""
+    return sum(result["seconds"].values())
+
+
+def explain(results: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Fit the prices, hold them against the other points, and look ahead."""
+    fitted = [r for r in results if not r["point"]["held_out"]]
+    prices = fit([setting_of(r) for r in fitted], [r["seconds"] for r in fitted])
+    for r in results:
+        r["predicted"] = parts(setting_of(r), prices)
+        told = sum(r["predicted"].values())
+        r["error"] = told / measured(r) - 1
+    errors = [abs(r["error"]) for r in results if r["point"]["held_out"]]
+    told = {"prices": prices, "held_out": {"worst": max(errors), "median": float(np.median(errors)), "goal": GOAL}}
+    return told | {"ahead": {name: limits(cohort, prices) for name, cohort in COHORTS.items()}}
+
+
+def limits(cohort: int, prices: Prices) -> dict[str, Any]:
+    """Up to how many machines actors train for half of their time, and where rounds are fastest; and the first of these
+    if something cost nothing."""
+
+    def half(prices: Prices) -> int:
+        return max((n for n in COUNTS if efficiency(ahead(n, cohort), prices) >= 0.5), default=0)
+
+    at = [seconds(ahead(n, cohort), prices) for n in COUNTS]
+    free = {name: half({**prices, name: 0.0}) for name in PRICES}
+    last = parts(ahead(COUNTS[-1], cohort), prices)
+    return {
+        "half": half(prices), "fastest": COUNTS[int(np.argmin(at))], "seconds": min(at), "half_without": free,
+        "at_most_machines": last,
+    }  # fmt: skip
+
+
+def show(results: Sequence[dict[str, Any]], told: Mapping[str, Any]) -> None:
+    print(f"{'hosts':>5}{'nodes':>6}{'cohort':>8}{'clients':>8}{'floats':>11}{'fan-in':>7}"
+          f"{'ms':>9}{'told':>9}{'of these waiting':>18}{'error':>8}")  # fmt: skip
+    for r in results:
+        s, point, told_ms = r["setting"], r["point"], {name: 1e3 * spent for name, spent in r["predicted"].items()}
+        print(f"{s['hosts']:5}{s['nodes']:6}{s['cohort']:8}{point['clients'] or s['cohort']:8}{s['floats']:11,}{s['fan_in']:7}"
+              f"{1e3 * measured(r):9.1f}{sum(told_ms.values()):9.1f}{told_ms['waiting']:18.1f}{r['error']:8.0%}"
+              f"{'   held out' if point['held_out'] else ''}")  # fmt: skip
+    print("\nseconds")
+    for name, about in PRICES.items():
+        print(f"{told['prices'][name]:12.3g}  {about}")
+    held = told["held_out"]
+    print(f"\nheld-out rounds: worst error {held['worst']:.0%}, median {held['median']:.0%} (goal: {GOAL:.0%})")
+    for name, points in (("strong", STRONG), ("weak", WEAK)):
+        spent = [measured(r) for p in points for r in results if r["point"] == asdict(p)]
+        if len(spent) == len(points):
+            work = [1 if name == "weak" else p.hosts for p in points]
+            shares = (f"{p.hosts}: {spent[0] / (n * s):.0%}" for p, n, s in zip(points, work, spent, strict=True))
+            print(f"{name} scaling, hosts and efficiency: {', '.join(shares)}")
+    sent = {r["point"]["nodes"]: r["models_sent_by_the_driver"] for r in results if r["point"]["nodes"] > 1}
+    print("models that the driver's machine sends a round, by machines:", {n: round(x, 2) for n, x in sent.items()})
+    for name, limit in told["ahead"].items():
+        moved = {k: n for k, n in limit["half_without"].items() if n > limit["half"]}
+        print(f"PREDICTION, {name}, {ACTORS} actors a machine: trains half of the time up to {limit['half']} machines, fastest "
+              f"with {limit['fastest']} ({limit['seconds']:.1f} s). The first would be, if this cost nothing: {moved}")  # fmt: skip
+
+
+def draw(results: Sequence[dict[str, Any]], prices: Prices, path: Path) -> None:
+    with styled():
+        figure = Canvas(PAGE, 5.2)
+        (fits, scales), (cluster, gpus) = figure.subplots(2, 2)
+        _fits(fits, results)
+        _scales(scales, results, prices)
+        _cluster(cluster, prices)
+        _gpus(gpus, prices)
+    figure.save(path)
+
+
+def _fits(axes: Any, results: Sequence[dict[str, Any]]) -> None:
+    for held, label in ((False, "fitted"), (True, "held out")):
+        chosen = [r for r in results if r["point"]["held_out"] == held]
+        x, y = [measured(r) for r in chosen], [sum(r["predicted"].values()) for r in chosen]
+        axes.plot(x, y, "o", color=colour(held), markerfacecolor=colour(held) if held else "none", label=label)
+    ends = np.array([0.8 * min(map(measured, results)), 1.25 * max(map(measured, results))])
+    axes.fill_between(ends, ends * (1 - GOAL), ends * (1 + GOAL), color=SHADED, label=f"±{GOAL:.0%}", zorder=0)
+    axes.set(xscale="log", yscale="log", xlabel="measured (s a round)", ylabel="cost model (s a round)")
+    decades(axes.xaxis)
+    decades(axes.yaxis)
+    axes.legend()
+    axes.set_title("Measured on one machine", loc="left")
+
+
+def _scales(axes: Any, results: Sequence[dict[str, Any]], prices: Prices) -> None:
+    by_point = {json.dumps(r["point"]): r for r in results}
+    for i, (name, points) in enumerate((("64 clients", STRONG), ("8 clients a host", WEAK))):
+        found = [by_point.get(json.dumps(asdict(p))) for p in points]
+        rows = [r for r in found if r]
+        hosts = [r["setting"]["hosts"] for r in rows]
+        ideal = [r["setting"]["waits"] * r["setting"]["cohort"] / n for r, n in zip(rows, hosts, strict=True)]
+        axes.plot(hosts, [100 * t / measured(r) for t, r in zip(ideal, rows, strict=True)], "o", color=colour(i))
+        told = [100 * efficiency(setting_of(r), prices) for r in rows]
+        axes.plot(hosts, told, color=colour(i), linestyle=dash(i), label=name)
+    axes.set(xscale="log", xlabel="actors", ylabel="actors' time in clients (%)", ylim=(0, 105))
+    decades(axes.xaxis)
+    axes.legend()
+    axes.set_title("Measured (dots) and cost model (lines)", loc="left")
+
+
+def _cluster(axes: Any, prices: Prices) -> None:
+    name, cohort = next(iter(COHORTS.items()))
+    rows = [parts(ahead(n, cohort), prices) for n in COUNTS]
+    axes.plot(COUNTS, [sum(row.values()) for row in rows], color=INK, linewidth=2, label="round")
+    axes.plot(COUNTS, [row["waiting"] for row in rows], color=colour(0), linestyle=dash(1), label="training")
+    others = sorted(PRICES, key=lambda price: -rows[-1][price])[:4]
+    for i, price in enumerate(others, 1):
+        axes.plot(COUNTS, [row[price] for row in rows], color=colour(i), linestyle=dash(i), label=price)
+    axes.set(xscale="log", yscale="log", xlabel=f"machines of {ACTORS} actors", ylabel="seconds", ylim=(1e-2, None))
+    decades(axes.xaxis)
+    decades(axes.yaxis)
+    axes.legend(ncols=2)
+    axes.set_title(f"PREDICTION: ResNet-18, {name}", loc="left")
+
+
+def _gpus(axes: Any, prices: Prices) -> None:
+    counts = [1, 2, 4, 8, 16, 32, 64]
+    for i, cohort in enumerate((256, 1_000, 10_000, 1_000_000)):
+        shares = []
+        for gpus in counts:
+            machines = -(-gpus // GPUS)
+            setting = replace(ahead(machines, cohort, 4 * min(gpus, GPUS)), hosts=4 * gpus)
+            shares.append(100 * efficiency(setting, prices))
+        axes.plot(counts, shares, color=colour(i), linestyle=dash(i), label=f"{cohort:,} clients a round")
+    axes.set(xscale="log", xlabel="GPUs of 4 actors", ylabel="actors' time in clients (%)", ylim=(0, 105))
+    decades(axes.xaxis)
+    axes.legend()
+    axes.set_title("PREDICTION: ResNet-18, 1 s a client", loc="left")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--without-machines", action="store_true")
+    parser.add_argument("--from", dest="earlier", type=Path, help="a result to fit and draw again")
+    parser.add_argument("--address", help=argparse.SUPPRESS)  # play the points over machines of this cluster
+    parser.add_argument("--out", type=Path, help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    if args.address:
+        play_at(args.address, args.rounds, args.out)
+        return
+    if args.earlier:
+        stem, found = args.earlier.with_suffix(""), json.loads(args.earlier.read_text())
+    else:
+        results = on_this_machine(args.rounds)
+        why = "--without-machines" if args.without_machines else missing()
+        if why:
+            print(f"no points over machines: {why}")
+        else:
+            results += on_machines(args.rounds)
+        stem = Path(__file__).parent / "results" / f"scaling-{time.strftime('%Y-%m-%dT%H%M')}"
+        found = {**manifest("", 0, {}), "command": " ".join(sys.argv), "results": results}
+    told = explain(found["results"])
+    show(found["results"], told)
+    stem.with_suffix(".json").write_text(json.dumps(found | told, indent=1) + "\n")
+    draw(found["results"], told["prices"], stem.with_suffix(".png"))
+    print(f"written to {stem}.json and .png")
+
+
+if __name__ == "__main__":
+    main()
