@@ -19,9 +19,11 @@ from raysim.core import tree
 from raysim.engine.merging import schedule
 
 FLOAT = 4  # bytes
-SWEEPS = 10_000
+SWEEPS = 5_000  # of a fit over its coordinates
+TRIES = 4  # at a fit, as it takes prices to say what hosts wait for
 
 PRICES = {
+    "waiting": "a second that clients wait, as for a device of their own",
     "round": "of a round, whatever it is",
     "message": "a call of a host",
     "client": "a client, in the driver",
@@ -33,7 +35,7 @@ PRICES = {
     "model": "a byte of the model, in the driver",
     "wire": "a second of a link at its full rate",
 }
-"""What there is to pay for, each in seconds."""
+"""What there is to pay for, in seconds; the first price is 1."""
 
 PHASES = ("train", "reduce", "rest")  # of the round's clock; `rest` is all that is not in the first two
 
@@ -61,11 +63,6 @@ class Setting:
         """[(first, last + 1)] positions of the cohort on each host."""
         most = -(-self.cohort // self.hosts)
         return [(lo, min(lo + most, self.cohort)) for lo in range(0, self.cohort, most)]
-
-    @property
-    def turns(self) -> float:
-        """Clients that are trained one after another, where hosts have a core each or share them."""
-        return max(self.runs[0][1], self.cohort / self.cores)
 
 
 class Merging(NamedTuple):
@@ -111,14 +108,32 @@ def pieces(run: tuple[int, int], clients: int) -> int:
     return visit((0, clients))
 
 
-def work(setting: Setting) -> Work:
-    """What is paid in each phase of the clock."""
-    hosts, turns, size = len(setting.runs), setting.turns, FLOAT * setting.floats
-    merges = merging(setting)
+def turns(setting: Setting, prices: Prices) -> tuple[float, float]:
+    """Clients that keep a core busy one after another, and the seconds that are waited between them.
+
+    While a client waits, its host leaves the core to others: either hosts wait for their clients, or for a core.
+    """
+    most = setting.runs[0][1]
+    busy = sum(prices[name] * amount for name, amount in visit(setting).items())
+    if most * (setting.waits + busy) >= setting.cohort / setting.cores * busy:
+        return most, most * setting.waits
+    return setting.cohort / setting.cores, 0.0
+
+
+def visit(setting: Setting) -> dict[str, float]:
+    """What is paid for a client on its host."""
+    return {"visit": 1, "sample": setting.samples, "update": FLOAT * setting.floats}
+
+
+def work(setting: Setting, prices: Prices) -> Work:
+    """What is paid in each phase of the clock. The prices tell what hosts wait for."""
+    hosts, size, merges = len(setting.runs), FLOAT * setting.floats, merging(setting)
+    clients, waiting = turns(setting, prices)
     return {
         "train": {
-            "message": hosts + merges.calls, "client": setting.cohort, "plan": setting.cohort * hosts, "visit": turns,
-            "sample": setting.samples * turns, "update": size * turns, "wire": (setting.nodes - 1) * size / setting.link,
+            "waiting": waiting, "message": hosts + merges.calls, "client": setting.cohort, "plan": setting.cohort * hosts,
+            "wire": (setting.nodes - 1) * size / setting.link,
+            **{name: clients * amount for name, amount in visit(setting).items()},
         },
         "reduce": {
             "message": merges.levels + 1, "merge": size * merges.sums, "model": size,
@@ -128,15 +143,10 @@ def work(setting: Setting) -> Work:
     }  # fmt: skip
 
 
-def waiting(setting: Setting) -> float:
-    """Seconds that a host's clients wait, which nothing has to be fitted for."""
-    return setting.waits * setting.runs[0][1]
-
-
 def parts(setting: Setting, prices: Prices) -> dict[str, float]:
-    """Predicted seconds of a round by what they are paid for; `waiting` is a part of its own."""
-    found = dict.fromkeys(PRICES, 0.0) | {"waiting": waiting(setting)}
-    for paid in work(setting).values():
+    """Predicted seconds of a round by what they are paid for."""
+    found = dict.fromkeys(prices, 0.0)
+    for paid in work(setting, prices).values():
         for name, amount in paid.items():
             found[name] += amount * prices[name]
     return found
@@ -148,19 +158,23 @@ def seconds(setting: Setting, prices: Prices) -> float:
 
 
 def efficiency(setting: Setting, prices: Prices) -> float:
-    """The share of the hosts' time in which clients wait for their own devices."""
+    """The share of the hosts' time in which clients have what they wait for."""
     return setting.waits * setting.cohort / len(setting.runs) / seconds(setting, prices)
 
 
 def fit(settings: Sequence[Setting], measured: Sequence[Mapping[str, float]]) -> dict[str, float]:
     """The prices, none of them negative, that explain the measured seconds of each phase best, as shares of the round."""
-    rows, target = [], []
-    for setting, spent in zip(settings, measured, strict=True):
-        whole = sum(spent.values())
-        for phase, paid in work(setting).items():
-            rows.append([paid.get(name, 0.0) / whole for name in PRICES])
-            target.append((spent[phase] - waiting(setting) * (phase == "train")) / whole)
-    return dict(zip(PRICES, nonnegative(np.array(rows), np.array(target)).tolist(), strict=True))
+    names = [name for name in PRICES if name != "waiting"]
+    prices = dict.fromkeys(PRICES, 0.0) | {"waiting": 1.0}
+    for _ in range(TRIES):
+        rows, target = [], []
+        for setting, spent in zip(settings, measured, strict=True):
+            whole = sum(spent.values())
+            for phase, paid in work(setting, prices).items():
+                rows.append([paid.get(name, 0.0) / whole for name in names])
+                target.append((spent[phase] - paid.get("waiting", 0.0)) / whole)
+        prices |= zip(names, nonnegative(np.array(rows), np.array(target)).tolist(), strict=True)
+    return prices
 
 
 def nonnegative(rows: np.ndarray, target: np.ndarray) -> np.ndarray:

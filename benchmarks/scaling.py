@@ -204,7 +204,16 @@ def on_machines(rounds: int) -> list[dict[str, Any]]:
     rates = dict.fromkeys(range(MACHINES), f"{8 * LINK:.0f}bit")
     with Machines(MACHINES, cpus=2, rates=rates) as machines, tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "results.json"
-        command = ["python", __file__, "--address", machines.address, "--rounds", str(rounds), "--out", out]
+        command: list[str | Path] = [
+            "python",
+            __file__,
+            "--address",
+            machines.address,
+            "--rounds",
+            str(rounds),
+            "--out",
+            out,
+        ]
         machines.run(0, *command)
         return json.loads(out.read_text())
 
@@ -256,7 +265,7 @@ def limits(cohort: int, prices: Prices) -> dict[str, Any]:
         return max((n for n in COUNTS if efficiency(ahead(n, cohort), prices) >= 0.5), default=0)
 
     at = [seconds(ahead(n, cohort), prices) for n in COUNTS]
-    free = {name: half({**prices, name: 0.0}) for name in PRICES}
+    free = {name: half({**prices, name: 0.0}) for name in PRICES if name != "waiting"}
     last = parts(ahead(COUNTS[-1], cohort), prices)
     return {
         "half": half(prices), "fastest": COUNTS[int(np.argmin(at))], "seconds": min(at), "half_without": free,
@@ -273,7 +282,7 @@ def show(results: Sequence[dict[str, Any]], told: Mapping[str, Any]) -> None:
               f"{1e3 * measured(r):9.1f}{sum(told_ms.values()):9.1f}{told_ms['waiting']:18.1f}{r['error']:8.0%}"
               f"{'   held out' if point['held_out'] else ''}")  # fmt: skip
     print("\nseconds")
-    for name, about in PRICES.items():
+    for name, about in [*PRICES.items()][1:]:
         print(f"{told['prices'][name]:12.3g}  {about}")
     held = told["held_out"]
     print(f"\nheld-out rounds: worst error {held['worst']:.0%}, median {held['median']:.0%} (goal: {GOAL:.0%})")
@@ -337,7 +346,7 @@ def _cluster(axes: Any, prices: Prices) -> None:
     rows = [parts(ahead(n, cohort), prices) for n in COUNTS]
     axes.plot(COUNTS, [sum(row.values()) for row in rows], color=INK, linewidth=2, label="round")
     axes.plot(COUNTS, [row["waiting"] for row in rows], color=colour(0), linestyle=dash(1), label="training")
-    others = sorted(PRICES, key=lambda price: -rows[-1][price])[:4]
+    others = sorted({*PRICES} - {"waiting"}, key=lambda price: -rows[-1][price])[:4]
     for i, price in enumerate(others, 1):
         axes.plot(COUNTS, [row[price] for row in rows], color=colour(i), linestyle=dash(i), label=price)
     axes.set(xscale="log", yscale="log", xlabel=f"machines of {ACTORS} actors", ylabel="seconds", ylim=(1e-2, None))
