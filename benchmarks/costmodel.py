@@ -35,9 +35,10 @@ PRICES = {
     "model": "a byte of the model, in the driver",
     "wire": "a second of a link at its full rate",
 }
-"""What there is to pay for, in seconds; the first price is 1."""
+"""What there is to pay for, in seconds."""
 
-PHASES = ("train", "reduce", "rest")  # of the round's clock; `rest` is all that is not in the first two
+PHASES = ("hosts", "train", "reduce", "rest")
+"""Of a round: the longest visit to a host, what is left of the clock's phases `train` and `reduce`, and all the rest."""
 
 Prices = Mapping[str, float]
 Work = dict[str, dict[str, float]]  # phase -> price -> how often it is paid
@@ -130,10 +131,10 @@ def work(setting: Setting, prices: Prices) -> Work:
     hosts, size, merges = len(setting.runs), FLOAT * setting.floats, merging(setting)
     clients, waiting = turns(setting, prices)
     return {
+        "hosts": {"waiting": waiting} | {name: clients * amount for name, amount in visit(setting).items()},
         "train": {
-            "waiting": waiting, "message": hosts + merges.calls, "client": setting.cohort, "plan": setting.cohort * hosts,
+            "message": hosts + merges.calls, "client": setting.cohort, "plan": setting.cohort * hosts,
             "wire": (setting.nodes - 1) * size / setting.link,
-            **{name: clients * amount for name, amount in visit(setting).items()},
         },
         "reduce": {
             "message": merges.levels + 1, "merge": size * merges.sums, "model": size,
@@ -162,17 +163,18 @@ def efficiency(setting: Setting, prices: Prices) -> float:
     return setting.waits * setting.cohort / len(setting.runs) / seconds(setting, prices)
 
 
-def fit(settings: Sequence[Setting], measured: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    """The prices, none of them negative, that explain the measured seconds of each phase best, as shares of the round."""
-    names = [name for name in PRICES if name != "waiting"]
-    prices = dict.fromkeys(PRICES, 0.0) | {"waiting": 1.0}
+def fit(settings: Sequence[Setting], measured: Sequence[Mapping[str, float]], known: Prices) -> dict[str, float]:
+    """The prices, none of them negative, that explain the measured seconds of each of PHASES best, as shares of the round,
+    besides those that are `known`."""
+    names = [name for name in PRICES if name not in known]
+    prices = dict.fromkeys(PRICES, 0.0) | {**known}
     for _ in range(TRIES):
         rows, target = [], []
         for setting, spent in zip(settings, measured, strict=True):
             whole = sum(spent.values())
             for phase, paid in work(setting, prices).items():
                 rows.append([paid.get(name, 0.0) / whole for name in names])
-                target.append((spent[phase] - paid.get("waiting", 0.0)) / whole)
+                target.append((spent[phase] - sum(known[name] * paid.get(name, 0.0) for name in known)) / whole)
         prices |= zip(names, nonnegative(np.array(rows), np.array(target)).tolist(), strict=True)
     return prices
 

@@ -19,27 +19,31 @@ import sys
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import outlook
 import psutil
 import torch
-from costmodel import FLOAT, PRICES, Prices, Setting, efficiency, fit, parts, seconds
+from costmodel import FLOAT, PRICES, Prices, Setting, efficiency, fit, parts
 from machines import Machines, missing
+from ray import cloudpickle
 
 os.environ.setdefault("RAY_worker_niceness", "0")  # Ray would make actors yield to everybody else
 
 from raysim.config import Config, from_dict
 from raysim.core.client import ClientMethod, LocalRun
+from raysim.core.local_run import RoundInfo
 from raysim.engine.ray.engine import ray_engine
 from raysim.engine.ray.placement import Resources
 from raysim.engine.ray.pool import Pool
 from raysim.federation import Federation
+from raysim.host.messages import SumRequest, TrainRequest
 from raysim.methods import CLIENTS
-from raysim.report.canvas import INK, PAGE, SHADED, Canvas, colour, dash, decades, styled
+from raysim.report.canvas import PAGE, SHADED, Canvas, colour, dash, decades, styled
 from raysim.store import tables
 from raysim.store.manifest import manifest
 
@@ -153,25 +157,50 @@ def play(points: Sequence[Point], rounds: int) -> list[dict[str, Any]]:
             sent += _sent()
             floats, nodes = federation.server.layers.S, federation.engine.nodes
             federation.close()
-            clock = tables.read(Path(folder), "rounds").slice(WARM_UP).to_pydict()
+            spent = clock(Path(folder))
         setting = Setting(
             len(nodes), point.cohort, floats, point.waits, point.samples, point.fan_in, point.nodes, CORES, LINK,
             hop=nodes[0] != here,
         )  # fmt: skip
-        spent = {phase: float(np.median(clock[f"seconds_{phase}"])) for phase in ("train", "reduce")}
-        whole = np.percentile(clock["seconds"], [25, 50, 75]).tolist()
+        whole = np.percentile(spent["whole"], [25, 50, 75]).tolist()
+        phases = {phase: float(np.median(spent[phase])) for phase in ("hosts", "train", "reduce")}
         results.append(
             {
                 "point": asdict(point), "setting": asdict(setting), "quartiles": whole,
-                "seconds": spent | {"rest": whole[1] - sum(spent.values())},
+                "seconds": phases | {"rest": whole[1] - sum(phases.values())},
                 "models_sent_by_the_driver": sent / rounds / (FLOAT * floats) if point.nodes > 1 else 0,
             }
         )  # fmt: skip
-        print(
-            f"{point} {1e3 * whole[1]:.1f} ms {[f'{1e3 * s:.1f}' for s in spent.values()]}", file=sys.stderr, flush=True
-        )
+        shown = ", ".join(f"{phase} {1e3 * spent:.1f}" for phase, spent in results[-1]["seconds"].items())
+        print(f"{point}: {shown} ms", file=sys.stderr, flush=True)
     pool.clear()
     return results
+
+
+def clock(folder: Path) -> dict[str, np.ndarray]:
+    """Seconds of every round of a run after the first ones, by phase of the cost model."""
+    rounds, spans = tables.read(folder, "rounds"), tables.read(folder, "timeline").to_pylist()
+    longest = np.zeros(len(rounds))
+    for span in spans:
+        if span["phase"] == "train":
+            longest[span["round"]] = max(longest[span["round"]], span["stop"] - span["start"])
+    train = rounds["seconds_train"].to_numpy() - longest
+    found = {"hosts": longest, "train": train, "reduce": rounds["seconds_reduce"].to_numpy()}
+    return {name: values[WARM_UP:] for name, values in (found | {"whole": rounds["seconds"].to_numpy()}).items()}
+
+
+def serialised_plan() -> float:
+    """Seconds to serialise a request that tells a host of the whole plan, for each of its clients. Rounds as small as those that
+    can be measured here hardly show it."""
+    clients = 100_000
+    plan = SumRequest({3 * i: i for i in range(clients)}, [(0, 1, np.ones(clients))], [1.0], [1.0], planned_early=True)
+    request = TrainRequest(RoundInfo(0, 0, 1, clients, 0.1, clients), (0,), early_plan=plan)
+    spent = []
+    for _ in range(9):
+        began = time.perf_counter()
+        cloudpickle.dumps(request)
+        spent.append(time.perf_counter() - began)
+    return min(spent) / clients
 
 
 def _sent() -> int:
@@ -220,20 +249,6 @@ def on_machines(rounds: int) -> list[dict[str, Any]]:
 
 # ---- what follows from the measurements ------------------------------------------------------------------------------
 
-RESNET = 11_173_962  # floats of a ResNet-18 for ten classes
-ACTORS, GPUS = 8, 8  # on a machine: actors on its CPUs; GPUs, with four actors each
-TRAINING = 1.0  # seconds that a client trains on its actor
-COHORTS = {"10⁴ of 10⁶ clients": 10**4, "all of 10⁶ clients": 10**6}
-COUNTS = np.unique(np.geomspace(1, 1000, 37).round().astype(int)).tolist()  # of machines
-
-
-def ahead(machines: int, cohort: int, actors: int = ACTORS) -> Setting:
-    """A cluster as nobody has measured it here: machines with `actors` each, a core or GPU share for each of them, links of
-    10 Gbit/s."""
-    return Setting(
-        actors * machines, cohort, RESNET, TRAINING, nodes=machines, link=10e9 / 8, hop=machines > 1
-    )  # fmt: skip
-
 
 def setting_of(result: Mapping[str, Any]) -> Setting:
     return Setting(**result["setting"])
@@ -244,33 +259,17 @@ def measured(result: Mapping[str, Any]) -> float:
     return sum(result["seconds"].values())
 
 
-def explain(results: Sequence[dict[str, Any]]) -> dict[str, Any]:
+def explain(results: Sequence[dict[str, Any]], known: Prices) -> dict[str, Any]:
     """Fit the prices, hold them against the other points, and look ahead."""
     fitted = [r for r in results if not r["point"]["held_out"]]
-    prices = fit([setting_of(r) for r in fitted], [r["seconds"] for r in fitted])
+    prices = fit([setting_of(r) for r in fitted], [r["seconds"] for r in fitted], known)
     for r in results:
         r["predicted"] = parts(setting_of(r), prices)
         told = sum(r["predicted"].values())
         r["error"] = told / measured(r) - 1
     errors = [abs(r["error"]) for r in results if r["point"]["held_out"]]
     told = {"prices": prices, "held_out": {"worst": max(errors), "median": float(np.median(errors)), "goal": GOAL}}
-    return told | {"ahead": {name: limits(cohort, prices) for name, cohort in COHORTS.items()}}
-
-
-def limits(cohort: int, prices: Prices) -> dict[str, Any]:
-    """Up to how many machines actors train for half of their time, and where rounds are fastest; and the first of these
-    if something cost nothing."""
-
-    def half(prices: Prices) -> int:
-        return max((n for n in COUNTS if efficiency(ahead(n, cohort), prices) >= 0.5), default=0)
-
-    at = [seconds(ahead(n, cohort), prices) for n in COUNTS]
-    free = {name: half({**prices, name: 0.0}) for name in PRICES if name != "waiting"}
-    last = parts(ahead(COUNTS[-1], cohort), prices)
-    return {
-        "half": half(prices), "fastest": COUNTS[int(np.argmin(at))], "seconds": min(at), "half_without": free,
-        "at_most_machines": last,
-    }  # fmt: skip
+    return told | {"outlook": outlook.limits(prices)}
 
 
 def show(results: Sequence[dict[str, Any]], told: Mapping[str, Any]) -> None:
@@ -294,10 +293,7 @@ def show(results: Sequence[dict[str, Any]], told: Mapping[str, Any]) -> None:
             print(f"{name} scaling, hosts and efficiency: {', '.join(shares)}")
     sent = {r["point"]["nodes"]: r["models_sent_by_the_driver"] for r in results if r["point"]["nodes"] > 1}
     print("models that the driver's machine sends a round, by machines:", {n: round(x, 2) for n, x in sent.items()})
-    for name, limit in told["ahead"].items():
-        moved = {k: n for k, n in limit["half_without"].items() if n > limit["half"]}
-        print(f"PREDICTION, {name}, {ACTORS} actors a machine: trains half of the time up to {limit['half']} machines, fastest "
-              f"with {limit['fastest']} ({limit['seconds']:.1f} s). The first would be, if this cost nothing: {moved}")  # fmt: skip
+    outlook.show(told["outlook"])
 
 
 def draw(results: Sequence[dict[str, Any]], prices: Prices, path: Path) -> None:
@@ -306,8 +302,8 @@ def draw(results: Sequence[dict[str, Any]], prices: Prices, path: Path) -> None:
         (fits, scales), (cluster, gpus) = figure.subplots(2, 2)
         _fits(fits, results)
         _scales(scales, results, prices)
-        _cluster(cluster, prices)
-        _gpus(gpus, prices)
+        outlook.draw_machines(cluster, prices)
+        outlook.draw_gpus(gpus, prices)
     figure.save(path)
 
 
@@ -341,36 +337,6 @@ def _scales(axes: Any, results: Sequence[dict[str, Any]], prices: Prices) -> Non
     axes.set_title("Measured (dots) and cost model (lines)", loc="left")
 
 
-def _cluster(axes: Any, prices: Prices) -> None:
-    name, cohort = next(iter(COHORTS.items()))
-    rows = [parts(ahead(n, cohort), prices) for n in COUNTS]
-    axes.plot(COUNTS, [sum(row.values()) for row in rows], color=INK, linewidth=2, label="round")
-    axes.plot(COUNTS, [row["waiting"] for row in rows], color=colour(0), linestyle=dash(1), label="training")
-    others = sorted({*PRICES} - {"waiting"}, key=lambda price: -rows[-1][price])[:4]
-    for i, price in enumerate(others, 1):
-        axes.plot(COUNTS, [row[price] for row in rows], color=colour(i), linestyle=dash(i), label=price)
-    axes.set(xscale="log", yscale="log", xlabel=f"machines of {ACTORS} actors", ylabel="seconds", ylim=(1e-2, None))
-    decades(axes.xaxis)
-    decades(axes.yaxis)
-    axes.legend(ncols=2)
-    axes.set_title(f"PREDICTION: ResNet-18, {name}", loc="left")
-
-
-def _gpus(axes: Any, prices: Prices) -> None:
-    counts = [1, 2, 4, 8, 16, 32, 64]
-    for i, cohort in enumerate((256, 1_000, 10_000, 1_000_000)):
-        shares = []
-        for gpus in counts:
-            machines = -(-gpus // GPUS)
-            setting = replace(ahead(machines, cohort, 4 * min(gpus, GPUS)), hosts=4 * gpus)
-            shares.append(100 * efficiency(setting, prices))
-        axes.plot(counts, shares, color=colour(i), linestyle=dash(i), label=f"{cohort:,} clients a round")
-    axes.set(xscale="log", xlabel="GPUs of 4 actors", ylabel="actors' time in clients (%)", ylim=(0, 105))
-    decades(axes.xaxis)
-    axes.legend()
-    axes.set_title("PREDICTION: ResNet-18, 1 s a client", loc="left")
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=9)
@@ -392,8 +358,9 @@ def main() -> None:
         else:
             results += on_machines(args.rounds)
         stem = Path(__file__).parent / "results" / f"scaling-{time.strftime('%Y-%m-%dT%H%M')}"
-        found = {**manifest("", 0, {}), "command": " ".join(sys.argv), "results": results}
-    told = explain(found["results"])
+        known = {"waiting": 1.0, "plan": serialised_plan()}
+        found = {**manifest("", 0, {}), "command": " ".join(sys.argv), "known": known, "results": results}
+    told = explain(found["results"], found["known"])
     show(found["results"], told)
     stem.with_suffix(".json").write_text(json.dumps(found | told, indent=1) + "\n")
     draw(found["results"], told["prices"], stem.with_suffix(".png"))

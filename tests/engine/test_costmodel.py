@@ -48,7 +48,7 @@ def test_sums_of_many_clients(hosts, cohort):
 
 
 def test_prices_are_found_again():
-    prices = {name: 0.01 * (1 + i) for i, name in enumerate(PRICES)} | {"plan": 0.0, "waiting": 1.0}
+    prices = {name: 0.01 * (1 + i) for i, name in enumerate(PRICES)} | {"waiting": 1.0, "wire": 0.0}
     settings = [
         Setting(hosts, hosts * clients, floats, waits=waits, samples=clients, fan_in=fan_in, nodes=nodes, cores=2, link=9.0)
         for hosts in (2, 4, 9) for clients in (1, 3) for floats in (1, 5) for fan_in in (2, 4) for nodes in (1, 2)
@@ -58,6 +58,6 @@ def test_prices_are_found_again():
         {phase: sum(n * prices[name] for name, n in paid.items()) for phase, paid in costmodel.work(s, prices).items()}
         for s in settings
     ]
-    found = costmodel.fit(settings, spent)
+    found = costmodel.fit(settings, spent, {"waiting": 1.0, "plan": prices["plan"]})
     assert found == pytest.approx(prices, rel=1e-3, abs=1e-5)
     assert costmodel.seconds(settings[0], found) == pytest.approx(sum(spent[0].values()), rel=1e-4)
