@@ -110,15 +110,17 @@ def pieces(run: tuple[int, int], clients: int) -> int:
 
 
 def turns(setting: Setting, prices: Prices) -> tuple[float, float]:
-    """Clients that keep a core busy one after another, and the seconds that are waited between them.
+    """Clients that keep a core busy one after another, and the seconds that are waited between them, on the host that takes
+    longest.
 
-    While a client waits, its host leaves the core to others: either hosts wait for their clients, or for a core.
+    While a client waits, its host leaves the core to others. Either hosts wait for their clients, but for a core when all
+    of them are back at once for the first time; or they wait once for a client, and then for a core.
     """
-    most = setting.runs[0][1]
+    most, shared = setting.runs[0][1], len(setting.runs) / setting.cores
     busy = sum(prices[name] * amount for name, amount in visit(setting).items())
-    if most * (setting.waits + busy) >= setting.cohort / setting.cores * busy:
-        return most, most * setting.waits
-    return setting.cohort / setting.cores, 0.0
+    patient = most + max(0.0, shared - 1), most * setting.waits
+    crowded = setting.cohort / setting.cores, setting.waits
+    return max(patient, crowded, key=lambda way: way[0] * busy + way[1])
 
 
 def visit(setting: Setting) -> dict[str, float]:

@@ -52,8 +52,9 @@ def limits(prices: Prices) -> dict[str, dict[str, Any]]:
 def show(found: Mapping[str, Mapping[str, Any]]) -> None:
     for name, limit in found.items():
         moved = ", ".join(f"{k}: {n}" for k, n in limit["half_without"].items() if n > limit["half"])
-        print(f"PREDICTION, {name}: actors train half of the time up to {limit['half']} machines of {ACTORS}; rounds are fastest with "
-              f"{limit['fastest']} ({limit['seconds']:.1f} s).\n  Half of the time, if this cost nothing: {moved}")  # fmt: skip
+        print(f"PREDICTION, {name}: actors train half of the time up to {limit['half']} machines of {ACTORS}; "
+              f"rounds are fastest with {limit['fastest']} ({limit['seconds']:.1f} s).\n"
+              f"  Half of the time, if this cost nothing: {moved}")  # fmt: skip
 
 
 def draw_machines(axes: Any, prices: Prices) -> None:

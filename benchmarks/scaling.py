@@ -109,7 +109,7 @@ class Point:
         )  # fmt: skip
 
 
-S, M, L = 64, 20_000, 200_000  # widths: 1,348, 420 thousand and 4.2 million floats
+S, M, L = 64, 4_000, 200_000  # widths: 1,348, 84 thousand and 4.2 million floats
 STRONG = [Point(hosts, 64, held_out=hosts in (4, 16)) for hosts in (1, 2, 4, 8, 16)]
 WEAK = [Point(hosts, 8 * hosts, width=M, held_out=hosts in (2, 8)) for hosts in (1, 2, 4, 8, 16)]
 POINTS = [
@@ -117,16 +117,16 @@ POINTS = [
     *WEAK,
     # Clients in a round, of as many or more.
     *(Point(2, cohort, waits=0.002, held_out=cohort == 512) for cohort in (256, 512, 1024)),
-    *(Point(16, cohort, waits=0.005, held_out=cohort == 1024) for cohort in (256, 1024, 2048)),
-    Point(16, 256, 1_000, waits=0.005),
-    Point(16, 256, 100_000, waits=0.005, held_out=True),
+    *(Point(16, cohort, held_out=cohort == 512) for cohort in (256, 512, 1024)),
+    Point(16, 256, 1_000),
+    Point(16, 256, 100_000, held_out=True),
     # The model's size, and the fan-in of the tree.
-    *(Point(8, 16, width=width, held_out=width == L // 4) for width in (S, L // 10, L // 4, L // 2, L)),
-    *(Point(16, 16, width=L // 2, fan_in=fan_in, held_out=fan_in == 4) for fan_in in (2, 4, 16)),
+    *(Point(4, 8, width=width, waits=0.1, held_out=width == L // 4) for width in (S, L // 10, L // 4, L // 2, L)),
+    *(Point(16, 16, width=L // 4, waits=0.1, fan_in=fan_in, held_out=fan_in == 4) for fan_in in (2, 4, 16)),
     Point(2, 32, width=L // 2),
-    # Clients that train.
-    *(Point(hosts, 16, width=4_000, waits=0) for hosts in (1, 2)),
-    *(Point(hosts, 24, width=4_000, waits=0, held_out=True) for hosts in (1, 2)),
+    # Clients that train; on more hosts than cores they only show what that costs.
+    *(Point(hosts, 16, width=M, waits=0) for hosts in (1, 2)),
+    *(Point(hosts, 24, width=M, waits=0, held_out=True) for hosts in (1, 2, 4)),
 ]
 SPREAD = [  # over machines
     *(Point(nodes, 8, width=L // 2, nodes=nodes, held_out=nodes == 3) for nodes in (1, 2, 3, 4)),
