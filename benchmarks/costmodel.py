@@ -24,14 +24,15 @@ TRIES = 4  # at a fit, as it takes prices to say what hosts wait for
 
 PRICES = {
     "waiting": "a second that clients wait, as for a device of their own",
-    "round": "of a round, whatever it is",
+    "round": "half of what every round takes",
     "message": "a call of a host",
     "client": "a client, in the driver",
     "plan": "a client of the plan, for each host that is told it",
     "visit": "a client, on its host",
     "sample": "a client's sample, trained on",
     "update": "a byte of a client's update, on its host",
-    "merge": "a byte of a sum, handed on and added",
+    "hand": "a byte of a host's sum, put where others find it",
+    "merge": "a byte of a sum, taken from others, added and handed on",
     "model": "a byte of the model, in the driver",
     "wire": "a second of a link at its full rate",
 }
@@ -69,7 +70,8 @@ class Setting:
 class Merging(NamedTuple):
     calls: int  # of hosts
     levels: int
-    sums: float  # of the model's size, that are handed on and added one after another
+    first: float  # sums of the model's size that hosts hand on one after another, when they have trained
+    sums: float  # that are added one after another
     crossing: float  # of those: through the busiest link of each level
 
 
@@ -80,6 +82,9 @@ def merging(setting: Setting) -> Merging:
     node = [i * setting.nodes // len(runs) for i in range(len(runs))]
     levels = schedule(range(len(runs)), [str(n) for n in node], setting.fan_in)
     calls, sums, crossing = 0, 0.0, 0.0
+    leaders = {root for groups in levels for root, *_ in groups}  # their own sums stay with them
+    leaving = [pieces(run, clients) for i, run in enumerate(runs) if i not in leaders] or [1]
+    first = max(max(leaving), sum(leaving) / setting.cores)
     for groups in levels:
         incoming, sent, received = [], defaultdict[int, int](int), defaultdict[int, int](int)
         for root, *others in groups:
@@ -93,7 +98,7 @@ def merging(setting: Setting) -> Merging:
         calls += len(groups)
         sums += max(max(incoming), sum(incoming) / setting.cores)
         crossing += max([*sent.values(), *received.values()], default=0)
-    return Merging(calls, len(levels), sums, crossing)
+    return Merging(calls, len(levels), first, sums, crossing)
 
 
 def pieces(run: tuple[int, int], clients: int) -> int:
@@ -135,14 +140,14 @@ def work(setting: Setting, prices: Prices) -> Work:
     return {
         "hosts": {"waiting": waiting} | {name: clients * amount for name, amount in visit(setting).items()},
         "train": {
-            "message": hosts + merges.calls, "client": setting.cohort, "plan": setting.cohort * hosts,
-            "wire": (setting.nodes - 1) * size / setting.link,
+            "round": 1, "message": hosts + merges.calls, "client": setting.cohort, "plan": setting.cohort * hosts,
+            "hand": size * merges.first, "wire": (setting.nodes - 1) * size / setting.link,
         },
         "reduce": {
             "message": merges.levels + 1, "merge": size * merges.sums, "model": size,
             "wire": (merges.crossing + setting.hop) * size / setting.link,
         },
-        "rest": {"round": 1, "message": hosts, "client": setting.cohort, "model": size},
+        "rest": {"round": 1, "model": size},
     }  # fmt: skip
 
 

@@ -28,7 +28,7 @@ import numpy as np
 import outlook
 import psutil
 import torch
-from costmodel import FLOAT, PRICES, Prices, Setting, efficiency, fit, parts
+from costmodel import FLOAT, PHASES, PRICES, Prices, Setting, efficiency, fit, parts
 from machines import Machines, missing
 from ray import cloudpickle
 
@@ -162,16 +162,15 @@ def play(points: Sequence[Point], rounds: int) -> list[dict[str, Any]]:
             len(nodes), point.cohort, floats, point.waits, point.samples, point.fan_in, point.nodes, CORES, LINK,
             hop=nodes[0] != here,
         )  # fmt: skip
-        whole = np.percentile(spent["whole"], [25, 50, 75]).tolist()
-        phases = {phase: float(np.median(spent[phase])) for phase in ("hosts", "train", "reduce")}
+        phases = {phase: float(np.median(spent[phase])) for phase in PHASES}
+        quartiles = np.percentile(spent["whole"], [25, 50, 75]).tolist()
         results.append(
             {
-                "point": asdict(point), "setting": asdict(setting), "quartiles": whole,
-                "seconds": phases | {"rest": whole[1] - sum(phases.values())},
+                "point": asdict(point), "setting": asdict(setting), "quartiles": quartiles, "seconds": phases,
                 "models_sent_by_the_driver": sent / rounds / (FLOAT * floats) if point.nodes > 1 else 0,
             }
         )  # fmt: skip
-        shown = ", ".join(f"{phase} {1e3 * spent:.1f}" for phase, spent in results[-1]["seconds"].items())
+        shown = ", ".join(f"{phase} {1e3 * spent:.1f}" for phase, spent in phases.items())
         print(f"{point}: {shown} ms", file=sys.stderr, flush=True)
     pool.clear()
     return results
@@ -184,9 +183,11 @@ def clock(folder: Path) -> dict[str, np.ndarray]:
     for span in spans:
         if span["phase"] == "train":
             longest[span["round"]] = max(longest[span["round"]], span["stop"] - span["start"])
-    train = rounds["seconds_train"].to_numpy() - longest
-    found = {"hosts": longest, "train": train, "reduce": rounds["seconds_reduce"].to_numpy()}
-    return {name: values[WARM_UP:] for name, values in (found | {"whole": rounds["seconds"].to_numpy()}).items()}
+    whole, train, reduce = (rounds[name].to_numpy() for name in ("seconds", "seconds_train", "seconds_reduce"))
+    found = {
+        "whole": whole, "hosts": longest, "train": train - longest, "reduce": reduce, "rest": whole - train - reduce
+    }  # fmt: skip
+    return {name: values[WARM_UP:] for name, values in found.items()}
 
 
 def serialised_plan() -> float:
@@ -256,7 +257,7 @@ def setting_of(result: Mapping[str, Any]) -> Setting:
 
 def measured(result: Mapping[str, Any]) -> float:
     """Seconds a round."""
-    return sum(result["seconds"].values())
+    return float(result["quartiles"][1])
 
 
 def explain(results: Sequence[dict[str, Any]], known: Prices) -> dict[str, Any]:
