@@ -42,7 +42,7 @@ PHASES = ("hosts", "train", "reduce", "rest")
 """Of a round: the longest visit to a host, what is left of the clock's phases `train` and `reduce`, and all the rest."""
 
 Prices = Mapping[str, float]
-Work = dict[str, dict[str, float]]  # phase -> price -> how often it is paid
+Work = dict[str, dict[str, float]]  # phase -> what is paid for -> how often, or how much in all
 
 
 @dataclass(frozen=True)
@@ -151,12 +151,20 @@ def work(setting: Setting, prices: Prices) -> Work:
     }  # fmt: skip
 
 
+def paid_for(setting: Setting, prices: Prices) -> Work:
+    """Predicted seconds in each phase, by what they are paid for."""
+    return {
+        phase: {name: amount * prices[name] for name, amount in paid.items()}
+        for phase, paid in work(setting, prices).items()
+    }
+
+
 def parts(setting: Setting, prices: Prices) -> dict[str, float]:
     """Predicted seconds of a round by what they are paid for."""
     found = dict.fromkeys(prices, 0.0)
-    for paid in work(setting, prices).values():
-        for name, amount in paid.items():
-            found[name] += amount * prices[name]
+    for paid in paid_for(setting, prices).values():
+        for name, spent in paid.items():
+            found[name] += spent
     return found
 
 

@@ -28,7 +28,7 @@ import numpy as np
 import outlook
 import psutil
 import torch
-from costmodel import FLOAT, PHASES, PRICES, Prices, Setting, efficiency, fit, parts
+from costmodel import FLOAT, PHASES, PRICES, Prices, Setting, efficiency, fit, paid_for, parts
 from machines import Machines, missing
 from ray import cloudpickle
 
@@ -234,17 +234,8 @@ def on_machines(rounds: int) -> list[dict[str, Any]]:
     rates = dict.fromkeys(range(MACHINES), f"{8 * LINK:.0f}bit")
     with Machines(MACHINES, cpus=2, rates=rates) as machines, tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "results.json"
-        command: list[str | Path] = [
-            "python",
-            __file__,
-            "--address",
-            machines.address,
-            "--rounds",
-            str(rounds),
-            "--out",
-            out,
-        ]
-        machines.run(0, *command)
+        played = ["--address", machines.address, "--rounds", str(rounds), "--out", str(out)]
+        machines.run(0, "python", __file__, *played)
         return json.loads(out.read_text())
 
 
@@ -266,8 +257,8 @@ def explain(results: Sequence[dict[str, Any]], known: Prices) -> dict[str, Any]:
     prices = fit([setting_of(r) for r in fitted], [r["seconds"] for r in fitted], known)
     for r in results:
         r["predicted"] = parts(setting_of(r), prices)
-        told = sum(r["predicted"].values())
-        r["error"] = told / measured(r) - 1
+        r["predicted_phases"] = {phase: sum(paid.values()) for phase, paid in paid_for(setting_of(r), prices).items()}
+        r["error"] = sum(r["predicted"].values()) / measured(r) - 1
     errors = [abs(r["error"]) for r in results if r["point"]["held_out"]]
     told = {"prices": prices, "held_out": {"worst": max(errors), "median": float(np.median(errors)), "goal": GOAL}}
     return told | {"outlook": outlook.limits(prices)}
@@ -352,15 +343,18 @@ def main() -> None:
     if args.earlier:
         stem, found = args.earlier.with_suffix(""), json.loads(args.earlier.read_text())
     else:
-        results = on_this_machine(args.rounds)
-        why = "--without-machines" if args.without_machines else missing()
-        if why:
+        stem = Path(__file__).parent / "results" / f"scaling-{time.strftime('%Y-%m-%dT%H%M')}"
+        found = {
+            **manifest("", 0, {}),
+            "command": " ".join(sys.argv),
+            "known": {"waiting": 1.0, "plan": serialised_plan()},
+        }
+        found["results"] = on_this_machine(args.rounds)
+        stem.with_suffix(".json").write_text(json.dumps(found))  # should machines fail
+        if why := "--without-machines" if args.without_machines else missing():
             print(f"no points over machines: {why}")
         else:
-            results += on_machines(args.rounds)
-        stem = Path(__file__).parent / "results" / f"scaling-{time.strftime('%Y-%m-%dT%H%M')}"
-        known = {"waiting": 1.0, "plan": serialised_plan()}
-        found = {**manifest("", 0, {}), "command": " ".join(sys.argv), "known": known, "results": results}
+            found["results"] += on_machines(args.rounds)
     told = explain(found["results"], found["known"])
     show(found["results"], told)
     stem.with_suffix(".json").write_text(json.dumps(found | told, indent=1) + "\n")

@@ -54,10 +54,7 @@ def test_prices_are_found_again():
         for hosts in (2, 4, 9) for clients in (1, 3) for floats in (1, 5) for fan_in in (2, 4) for nodes in (1, 2)
         for waits in (0.0, 10.0)
     ]  # fmt: skip
-    spent = [
-        {phase: sum(n * prices[name] for name, n in paid.items()) for phase, paid in costmodel.work(s, prices).items()}
-        for s in settings
-    ]
+    spent = [{phase: sum(paid.values()) for phase, paid in costmodel.paid_for(s, prices).items()} for s in settings]
     found = costmodel.fit(settings, spent, {"waiting": 1.0, "plan": prices["plan"]})
     assert found == pytest.approx(prices, rel=1e-3, abs=1e-5)
     assert costmodel.seconds(settings[0], found) == pytest.approx(sum(spent[0].values()), rel=1e-4)
