@@ -84,7 +84,8 @@ class Machines:
         for init in self._inits:
             init.kill()  # and with it everything that runs there, as a power cut does
             init.wait()
-        for name in self.names:
+        for i, name in enumerate(self.names):
+            _ip("link", "del", f"{self.bridge}v{i}", check=False)  # sockets keep a namespace for a while, and its cable
             _ip("netns", "del", name, check=False)
         _ip("link", "del", self.bridge, check=False)
         shutil.rmtree(self.folder)

@@ -61,10 +61,10 @@ def draw_machines(axes: Any, prices: Prices) -> None:
     name, cohort = next(iter(COHORTS.items()))
     rows = [parts(ahead(n, cohort), prices) for n in COUNTS]
     axes.plot(COUNTS, [sum(row.values()) for row in rows], color=INK, linewidth=2, label="round")
-    axes.plot(COUNTS, [row["waiting"] for row in rows], color=colour(0), linestyle=dash(1), label="training")
+    axes.plot(COUNTS, [row["waiting"] for row in rows], color=colour(0), linestyle=(0, dash(1)), label="training")
     others = sorted(FREE, key=lambda price: -rows[-1][price])[:4]
     for i, price in enumerate(others, 1):
-        axes.plot(COUNTS, [row[price] for row in rows], color=colour(i), linestyle=dash(i), label=price)
+        axes.plot(COUNTS, [row[price] for row in rows], color=colour(i), linestyle=(0, dash(i)), label=price)
     axes.set(xscale="log", yscale="log", xlabel=f"machines of {ACTORS} actors", ylabel="seconds", ylim=(1e-2, None))
     decades(axes.xaxis)
     decades(axes.yaxis)
@@ -80,7 +80,7 @@ def draw_gpus(axes: Any, prices: Prices) -> None:
             machines = -(-gpus // GPUS)
             setting = replace(ahead(machines, cohort, 4 * min(gpus, GPUS)), hosts=4 * gpus)
             shares.append(100 * efficiency(setting, prices))
-        axes.plot(counts, shares, color=colour(i), linestyle=dash(i), label=f"{cohort:,} clients a round")
+        axes.plot(counts, shares, color=colour(i), linestyle=(0, dash(i)), label=f"{cohort:,} clients a round")
     axes.set(xscale="log", xlabel="GPUs of 4 actors", ylabel="actors' time in clients (%)", ylim=(0, 105))
     decades(axes.xaxis)
     axes.legend()

@@ -322,7 +322,7 @@ def _scales(axes: Any, results: Sequence[dict[str, Any]], prices: Prices) -> Non
         ideal = [r["setting"]["waits"] * r["setting"]["cohort"] / n for r, n in zip(rows, hosts, strict=True)]
         axes.plot(hosts, [100 * t / measured(r) for t, r in zip(ideal, rows, strict=True)], "o", color=colour(i))
         told = [100 * efficiency(setting_of(r), prices) for r in rows]
-        axes.plot(hosts, told, color=colour(i), linestyle=dash(i), label=name)
+        axes.plot(hosts, told, color=colour(i), linestyle=(0, dash(i)), label=name)
     axes.set(xscale="log", xlabel="actors", ylabel="actors' time in clients (%)", ylim=(0, 105))
     decades(axes.xaxis)
     axes.legend()
