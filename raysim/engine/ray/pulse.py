@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
+from ray.exceptions import RayError
 from ray.experimental.internal_kv import _internal_kv_del, _internal_kv_get, _internal_kv_put
 
 EVERY = 15.0  # seconds from one sign to the next, at most: a thousand actors then send 70 a second
@@ -60,9 +62,10 @@ class Pulse:
             self._calls -= 1
 
     def _send(self) -> None:
-        for sign in range(1 << 62):
+        for sign in itertools.count():
             at_work = int(self._calls > 0)
-            _internal_kv_put(self._key, f"{at_work} {self._progress} {sign}", True, namespace=_SPACE)
+            with suppress(RayError):  # the store does not answer now; it may the next time
+                _internal_kv_put(self._key, f"{at_work} {self._progress} {sign}", True, namespace=_SPACE)
             self._sooner.wait(self._every)
             self._sooner.clear()
 
