@@ -5,6 +5,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from conftest import play, tiny
 from data.test_datasets import png, write_cifar, write_idx, write_parquet
@@ -124,6 +126,21 @@ def parquet(root: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     return {"path": "set"}
 
 
+def huggingface(root: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    parquet(root / "as_parquet", monkeypatch)
+    for split in ("train", "test"):
+        table, folder = pq.read_table(root / f"as_parquet/set/{split}.parquet"), root / "set" / split
+        folder.mkdir(parents=True)
+        with pa.ipc.new_stream(str(folder / "data-00000-of-00001.arrow"), table.schema) as stream:
+            stream.write_table(table)
+    return {"path": "set"}
+
+
+def from_torchvision(root: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    mnist_like("MNIST")(root, monkeypatch)
+    return {"name": "MNIST"}
+
+
 def folders(root: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     found = images(3, 8)
     for split in ("train", "test"):
@@ -150,6 +167,8 @@ STANDINS: dict[str, Callable[..., dict[str, Any]]] = {
     "cifar10": cifar("CIFAR10"),
     "cifar100": cifar("CIFAR100"),
     "parquet": parquet,
+    "huggingface": huggingface,
+    "torchvision": from_torchvision,
     "images": folders,
     "npz": npz,
     "digits": lambda root, monkeypatch: {},
