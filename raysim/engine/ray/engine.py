@@ -125,7 +125,7 @@ class RayEngine(Engine):
         """The host, if it hangs; where it waits for others, those that hang."""
         limit, hanging = self._timeout(), set()
         for i in dict.fromkeys((host, *range(len(self._actors)))):
-            at_work, hangs = self._stethoscope.hangs(_id(self._actors[i]), limit)
+            at_work, hangs = self._stethoscope.listen(_id(self._actors[i]), limit)
             if hangs:
                 hanging.add(i)
             if i == host and (at_work or hangs):

@@ -76,7 +76,7 @@ class Stethoscope:
     def __init__(self) -> None:
         self._heard: dict[str, tuple[tuple[bool, bytes], float]] = {}  # by actor: the last that was new, and when
 
-    def hangs(self, actor_id: str, limit: float) -> tuple[bool, bool]:
+    def listen(self, actor_id: str, limit: float) -> tuple[bool, bool]:
         """Whether the actor is at work, and whether it has hung for `limit` seconds.
 
         At work, it must get on. Waiting, for another host's result, it must give any sign.
