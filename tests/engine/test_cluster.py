@@ -61,7 +61,7 @@ def nodes(cluster: Cluster) -> Iterator[dict[str, RayNode]]:
     yield {node.node_id: node for node in added}
     for node in cluster.list_all_nodes():
         if node in added:
-            cluster.remove_node(node, allow_graceful=False)
+            cluster.remove_node(node)
 
 
 @pytest.fixture(scope="module")
@@ -133,6 +133,18 @@ def test_a_cluster_that_grows(tmp_path, cluster):
     assert len(federation.engine.hosts) == 2
     assert federation.sha256() == expected
     assert {row["host"] for row in tables.read(federation.folder, "clients").to_pylist() if row["round"] > 0} == {0, 1}
+
+
+def test_a_node_that_is_gone_before_the_first_actor_starts(tmp_path, warm_ray):
+    """... and that the cluster still counts: its actors start elsewhere."""
+    here, gone = ray.get_runtime_context().get_node_id(), "a" * 56
+    resources = Resources((Node(here, 1.0), Node(gone, 1.0)))
+    federation = play(tiny(engine=FOUR), tmp_path, make_engine=partial(warm_ray, resources=resources))
+    assert federation.engine.nodes == [here, here]
+    assert federation.sha256() == play(tiny(), tmp_path / "undisturbed").sha256()
+    (event,) = tables.read(tmp_path, "events").to_pylist()
+    assert (event["of"], event["node"]) == ("actor", gone)
+    assert "could not start: its node is gone; another was started" in event["message"]
 
 
 # ---- a cluster that raysim starts

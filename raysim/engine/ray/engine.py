@@ -56,12 +56,7 @@ class RayEngine(Engine):
         self._stethoscope = Stethoscope()
         self._coming: dict[Any, tuple[Any, str]] = {}  # by the reference that tells when it is ready: actor and node
         self._actors, ready = map(list, zip(*map(self._new_host, self.nodes), strict=True))
-        started, late = ray.wait(ready, num_returns=len(ready), timeout=START_SECONDS)
-        try:
-            ray.get(started)
-        except DEATHS as error:
-            self.close()
-            raise MachineFailure(f"a client actor could not start: {Death.of(error).why}. Ray says: {error}") from None
+        _, late = ray.wait(ready, num_returns=len(ready), timeout=START_SECONDS)
         if late:
             nodes = sorted({self.nodes[ready.index(reference)][:12] for reference in late})
             self.close()
@@ -70,11 +65,32 @@ class RayEngine(Engine):
                 f"{self.placement.gpus:g} GPUs did not start within {START_SECONDS} s, on node {', '.join(nodes)}. Free "
                 f"now: {free_resources()}. Is the cluster busy with other work?"
             )
+        self._replace_unstarted(ready)
         if self.most > len(self._actors):
             share = {"CPU": self.placement.cpus} | ({"GPU": self.placement.gpus} if self.placement.gpus else {})
             request_resources(bundles=[share] * self.most)
         if self.placement.note:
             self.events.append(Event("run", self.placement.note))
+
+    def _replace_unstarted(self, ready: list[Any]) -> None:
+        """Replace hosts that died as they started: a node may be gone, and the cluster not know it yet."""
+        errors: dict[int, Exception] = {}
+        for i, reference in enumerate(ready):
+            try:
+                ray.get(reference)
+            except DEATHS as error:
+                errors[i] = error
+        if not errors:
+            return
+        deaths, first = [Death.of(error) for error in errors.values()], next(iter(errors.values()))
+        gone, why = [self.nodes[i] for i in errors], deaths[0].why
+        try:
+            then = self.replace(HostLost({*errors}, out_of_memory=any(death.out_of_memory for death in deaths)))
+        except MachineFailure:
+            self.close()
+            raise MachineFailure(f"a client actor could not start: {why}. Ray says: {first}") from None
+        message = "a client actor on node {} could not start: {}; {}"
+        self.events += [Event("actor", message.format(node, why, then), node=node) for node in gone]
 
     def _new_host(self, node: str) -> tuple[Any, Any]:
         """An actor on the node, and a reference that is there once it is ready."""
