@@ -127,7 +127,7 @@ def alike(value: Any) -> Any:
 
 def chosen(item: Item) -> list[tuple[Cell, Sequence[Any]]]:
     """Cells in which every choice and every special setting comes at least once."""
-    columns, rows = item.table.axes
+    columns, rows = item.table.axes()
     first = {next(iter(axis)) for axis in (*columns, *rows)}
     special = [set(cells.of) for cells in item.table.cells]
     found = []

@@ -56,7 +56,11 @@ table:
       behind LWS (points): {gap: FedAvg + LWS}
     seeds: [8, 9]
     minutes: 0.5
-  medium: {only: [digits, fast, FedAvg], set: {rounds.total: 3}, seeds: [8]}
+  medium:
+    only: [digits, fast]
+    rows: {FedAvg: {server: []}, FedProx of its own: {client: [{fedprox: {mu: 0.5}}]}}
+    set: {rounds.total: 3}
+    seeds: [8]
 """
 
 
@@ -206,12 +210,21 @@ def test_absent_data_are_named_before_anything_starts(item: Item) -> None:
     listed = reproduce("--list")
     assert "full: 9 runs × 3 seeds; digits, nowhere.npz (absent)" in listed.output
     assert "small: 3 runs × 2 seeds; digits; took 0.5 minutes of one core" in listed.output
-    assert "medium: 1 run × 1 seed; digits" in listed.output
+    assert "medium: 2 runs × 1 seed; digits" in listed.output
+
+
+def test_a_scale_may_have_rows_of_its_own(item: Item) -> None:
+    ours, theirs = item.runs("medium", (), (), Path("out")).items()
+    assert [cell.row for cell, _ in (ours, theirs)] == [("FedAvg",), ("FedProx of its own",)]
+    assert [(point.config.rounds.total, point.config.seed) for _, point in (ours, theirs)] == [(3, 8)] * 2
+    assert [[method.mu for method in point.config.client] for _, point in (ours, theirs)] == [[], [0.5]]
+    assert item.table.theirs(*((cell := ours[0]).row, cell.column)) == [("final", 90.25), ("MB", None)]
+    item.path.write_text(TABLE.replace("    rows: {FedAvg:", "    rows: {digits: {}, FedAvg:"))
+    with pytest.raises(ConfigError, match=r"table\.'digits' names two choices"):
+        find("toy/table1").runs("medium", (), (), Path("out"))
 
 
 def test_a_scale_that_a_table_does_not_have_is_refused(item: Item) -> None:
-    [(_, point)] = item.runs("medium", (), (), Path("out")).items()
-    assert (point.config.rounds.total, point.config.seed) == (3, 8)
     item.path.write_text(TABLE.partition("  medium:")[0])
     done = reproduce("toy/table1", "--scale", "medium", "--out", "out")
     assert done.exit_code == 2

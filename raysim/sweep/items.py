@@ -56,7 +56,8 @@ class Item:
         """Columns' and rows', as far as they are played."""
         only = self.table.scales[scale].only
         columns, rows = (
-            [{name: axis[name] for name in axis if name in only} or axis for axis in axes] for axes in self.table.axes
+            [{name: axis[name] for name in axis if name in only} or axis for axis in axes]
+            for axes in self.table.axes(scale)
         )
         return columns, rows
 

@@ -14,17 +14,21 @@
       medium: {only: [alpha 0.1], set: {rounds.total: 120}, minutes: 90}
 
 `rows` and `columns` are a mapping of names to settings, or a list of such mappings, of which every combination is a row
-or a column. Settings are those of the column, then of the row, of `cells` and of the scale; later ones win. The scale
-`small` makes of it what takes minutes, and `medium`, which not every table has, what takes a night: only some choices (an
-axis of which none is named stays whole), with these settings and seeds, and with `cells` and a `score` of its own where it
-has them; `minutes` is what it took on one core. Of `paper`, a row has a number for each score of each column, or one for
-each column, which then stands beside every accuracy of it.
+or a column. Settings are those of the column, then of the row, of `cells` and of the scale; later ones win.
+
+The scale `small` makes of it what takes minutes, and `medium`, which not every table has, what takes a night: only some
+choices (an axis of which none is named stays whole), with these settings and seeds. A scale may have `rows`, `columns` and
+a `score` of its own in the place of the table's, and `cells` that come after them; `minutes` is what it took on one core.
+
+Of `paper`, a row has a number for each score of each column, or one for each column, which then stands beside every
+accuracy of it.
 """
 
 from __future__ import annotations
 
 import itertools
 import json
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -58,6 +62,8 @@ class Scale:
 
     only: tuple[str, ...] = ()
     set: Settings = field(default_factory=dict)
+    columns: Axis | tuple[Axis, ...] = ()
+    rows: Axis | tuple[Axis, ...] = ()
     cells: tuple[Cells, ...] = ()
     seeds: tuple[int, ...] = (8, 9, 10)
     score: Score | None = None  # None: the table's
@@ -80,15 +86,15 @@ class Table:
     medium: Scale | None = None
     __pydantic_config__ = _STRICT
 
-    @property
-    def axes(self) -> tuple[list[Axis], list[Axis]]:
+    def axes(self, scale: str = "full") -> tuple[list[Axis], list[Axis]]:
         """Those of the columns and those of the rows."""
-        columns, rows = ([side] if isinstance(side, dict) else list(side) for side in (self.columns, self.rows))
+        its = self.scales[scale]
+        sides = its.columns or self.columns, its.rows or self.rows
+        columns, rows = ([side] if isinstance(side, dict) else list(side) for side in sides)
         return columns, rows
 
-    @property
-    def choices(self) -> list[str]:
-        return [name for axis in itertools.chain(*self.axes) for name in axis]
+    def choices(self, scale: str = "full") -> list[str]:
+        return [name for axis in itertools.chain(*self.axes(scale)) for name in axis]
 
     @property
     def scales(self) -> dict[str, Scale]:
@@ -103,43 +109,43 @@ class Table:
 
     def faults(self) -> Iterator[str]:
         """What cannot be told from the types."""
-        for name in dict.fromkeys(self.choices):
-            if self.choices.count(name) > 1:
-                yield f"{name!r} names two choices."
-        scales = self.scales.values()
-        special = [*self.cells, *(cells for scale in scales for cells in scale.cells)]
-        named = [(f"{name}.only", scale.only) for name, scale in self.scales.items()]
-        for where, names in (*named, *(("cells", cells.of) for cells in special)):
-            for name in names:
-                if name not in self.choices:
-                    yield f"{where}: there is no choice {name!r}. There are {', '.join(self.choices)}."
+        scales = self.scales
+        for name in scales:
+            choices = self.choices(name)
+            yield from (f"{choice!r} names two choices." for choice, times in Counter(choices).items() if times > 1)
+            special = [*scales[name].cells, *(self.cells if name == "full" else ())]
+            named = [(f"{name}.only", scales[name].only), *(("cells", cells.of) for cells in special)]
+            for where, names in named:
+                for unknown in (one for one in names if one not in choices):
+                    yield f"{where}: there is no choice {unknown!r}. There are {', '.join(choices)}."
         wrong = [
             fault
-            for score in (self.score, *(scale.score for scale in scales))
+            for score in (self.score, *(scale.score for scale in scales.values()))
             if score
             for fault in wrong_scores(score)
         ]
         if wrong:
             yield from wrong
             return
-        columns, rows = (labels(axes) for axes in self.axes)
-        there = "; ".join(map(shown, rows))
-        for measure in (measure for name in self.scales for measure in self.headings(name).values()):
-            name, argument, _ = key_of(measure)
-            if name in BETWEEN and argument[0] not in map(shown, rows):
-                yield f"score: {name}: there is no row {argument[0]!r}. There are {there}."
+        for scale in scales:
+            there = [shown(row) for row in labels(self.axes(scale)[1])]
+            for measure in self.headings(scale).values():
+                name, argument, _ = key_of(measure)
+                if name in BETWEEN and argument[0] not in there:
+                    yield f"score: {name}: there is no row {argument[0]!r}. There are {'; '.join(there)}."
+        columns, rows = (labels(axes) for axes in self.axes())
         width = len(columns) * len(self.headings())
         for row, numbers in self.paper.items():
             if row not in map(shown, rows):
-                yield f"paper: there is no row {row!r}. There are {there}."
+                yield f"paper: there is no row {row!r}. There are {'; '.join(map(shown, rows))}."
             if len(numbers) not in (width, len(columns)):
                 yield f"paper.{row}: has {len(numbers)} numbers for {width} columns."
 
     def theirs(self, row: Label, column: Label) -> list[tuple[Measure, float | None]]:
-        """The paper's numbers in a cell, one a score; none where it has none for the whole row."""
-        if (numbers := self.paper.get(shown(row))) is None:
+        """The paper's numbers in a cell, one a score; none where it has none for the whole row, or no such column."""
+        measures, columns = list(self.headings().values()), labels(self.axes()[0])
+        if (numbers := self.paper.get(shown(row))) is None or column not in columns:
             return []
-        measures, columns = list(self.headings().values()), labels(self.axes[0])
         at = columns.index(column)
         if len(numbers) == len(columns) * len(measures):
             return list(zip(measures, numbers[at * len(measures) :], strict=False))
