@@ -28,7 +28,7 @@ def scatter(axes: Axes, clouds: Iterable[Cloud]) -> list[PathCollection]:
     for i, _, points in clouds:
         x, y = points[:: -(-len(points) // DOTS)].T
         style: dict[str, Any] = {"color": colour(i), "marker": mark(i), "alpha": 0.6, "linewidths": 0}
-        found.append(axes.scatter(x, y, s=9, rasterized=len(x) > 2000, **style))
+        found.append(axes.scatter(x, y, s=14, rasterized=len(x) > 2000, **style))
     return found
 
 
