@@ -43,19 +43,22 @@ EVERY = 2.0  # seconds between looks
 
 
 def watched(command: list[str]) -> list[dict[str, float]]:
-    """Run a command; a row every few seconds with the memory in MiB and the open files of all its processes."""
+    """Run a command; a row every few seconds with the memory in MiB and the open files of all its processes, the seconds of
+    CPU that they have used, and those that the machine's host has given to others."""
     environment = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"}
     process = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL)
     rows, began, root = [], time.time(), psutil.Process(process.pid)
     while process.poll() is None:
-        memory = files = 0.0
+        memory = files = used = 0.0
         for one in [root, *root.children(recursive=True)]:
             try:
                 memory += one.memory_full_info().pss / 2**20
                 files += one.num_fds()
+                used += sum(one.cpu_times()[:2])
             except psutil.Error:  # it has ended meanwhile
                 continue
-        rows.append({"seconds": time.time() - began, "memory": memory, "files": files})
+        stolen = psutil.cpu_times().steal
+        rows.append({"seconds": time.time() - began, "memory": memory, "files": files, "used": used, "stolen": stolen})
         time.sleep(EVERY)
     if process.returncode:
         raise SystemExit(process.returncode)
@@ -76,12 +79,19 @@ def main() -> None:
             file.write_text(yaml.safe_dump({**CONFIG, "rounds": rounds, "engine": engine}))
             rows = watched([sys.executable, "-m", "raysim", "run", str(file), "--out", str(run)])
             walls = np.array(tables.read(run, "rounds")["wall"].to_pylist())
-        # A row of samples belongs to the round that was played then: the run's clock starts a little after the process's.
         tenths = np.array_split(np.diff(walls, prepend=0.0), 10)
+        # The run's clock starts after the process's, and stops a little before it.
+        edges = np.array([0.0, *(walls[part[-1]] for part in np.array_split(np.arange(len(walls)), 10))])
+        edges += rows[-1]["seconds"] - walls[-1]
+        at = [row["seconds"] for row in rows]
+        used = np.maximum.accumulate([row["used"] for row in rows])  # processes that have ended are not seen any more
+        cpu, stolen = (np.diff(np.interp(edges, at, column)) for column in (used, [row["stolen"] for row in rows]))
         middle = [row for row in rows if row["seconds"] > rows[-1]["seconds"] * 0.1]
         results[engine] = {
             "rows": rows,
             "seconds_a_round_by_tenth": [float(np.median(part)) for part in tenths],
+            "cpu_seconds_a_round_by_tenth": (10 * cpu / len(walls)).tolist(),
+            "stolen_share_by_tenth": (stolen / np.diff(edges) / psutil.cpu_count()).tolist(),
             "memory_after_a_tenth": middle[0]["memory"], "memory_at_the_end": rows[-3]["memory"],
             "files_after_a_tenth": middle[0]["files"], "files_at_the_end": rows[-3]["files"],
         }  # fmt: skip
