@@ -90,7 +90,7 @@ def test_a_configuration_may_list_methods(base: Path) -> None:
     fedavg, both, lws, *_ = points
     assert [point.config.seed for point in points] == [8] * 3 + [9] * 3
     assert fedavg.name == "fedavg-seed8"
-    assert both.name.startswith("prox-lws-")
+    assert both.name == "prox-lws-seed8"
     assert fedavg.config.server == ()
     assert (both.config.client[0].mu, both.config.local.lr, len(both.config.server)) == (0.5, 0.2, 1)
     assert (lws.config.client, lws.config.local.lr, len(lws.config.server)) == ((), 0.1, 1)
@@ -120,7 +120,7 @@ def test_all_faults_of_a_grid_are_told_once(base: Path) -> None:
     with pytest.raises(ConfigError) as caught:
         grid(base, ["rounds.total=x,3", "local.lr=0.1,-1"], [8, 9], Path("out"))
     assert len(caught.value.faults) == 2
-    with pytest.raises(ConfigError, match=r"base\.yaml: lr0\.1 is asked for twice"):
+    with pytest.raises(ConfigError, match=r"base\.yaml: two runs would be called lr0\.1"):
         grid(base, ["local.lr=0.1,0.2,0.1"], [], Path("out"))
     assert sweep(base, "--out", "out", "--seeds", "8,x").stderr.startswith("--seeds 8,x: must be whole numbers")
     assert not Path("out").exists()

@@ -89,7 +89,7 @@ def runs(base: Path, cells: Iterable[Sequence[Choice]], out: Path) -> list[Point
         faults += _other(point)
         points.append(point)
     names = [point.name for point in points]
-    faults += [f"{base}: {name} is asked for twice." for name in dict.fromkeys(names) if names.count(name) > 1]
+    faults += [f"{base}: two runs would be called {name}." for name, times in Counter(names).items() if times > 1]
     if faults:
         raise ConfigError(list(dict.fromkeys(faults)))
     return points
@@ -174,9 +174,9 @@ def _split(text: str) -> list[str]:
 
 
 def _slug(value: str) -> str:
-    """A part of a folder's name. What has to be rewritten ends with a hash, so that no two values share it."""
-    plain = re.sub(r"[^\w.-]+", "-", value).strip("-")[:40]
-    return plain if plain == value else f"{plain}-{_hash(value)}"
+    """A part of a folder's name: words with dashes between them. What has to be cut ends with a hash."""
+    plain = re.sub(r"[^\w.-]+", "-", value).strip("-")
+    return plain if 0 < len(plain) <= 40 else f"{plain[:40]}-{_hash(value)}".strip("-")
 
 
 def _hash(value: str) -> str:
