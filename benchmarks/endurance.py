@@ -3,7 +3,8 @@
     python benchmarks/endurance.py [--rounds 1500] [--engines local ray]
 
 Memory is the private and a share of the shared memory (PSS) of all processes that the run has started, Ray's own among them.
-Writes the samples and a figure to benchmarks/results/.
+CPU is of the same processes: it tells a run that slows down from a machine that does. Writes the samples and a figure to
+benchmarks/results/.
 """
 
 from __future__ import annotations
@@ -111,10 +112,10 @@ def draw(results: dict[str, Any], path: Path) -> None:
             seconds = np.array([row["seconds"] for row in result["rows"]])
             for axes, what in ((memory, "memory"), (files, "files")):
                 plot(axes, i, seconds, np.array([row[what] for row in result["rows"]]))
-            lines.append(plot(pace, i, np.arange(5, 100, 10), np.array(result["seconds_a_round_by_tenth"])))
+            lines.append(plot(pace, i, np.arange(5, 100, 10), np.array(result["cpu_seconds_a_round_by_tenth"])))
         memory.set(xlabel="time (s)", ylabel="memory (MiB)", ylim=(0, None))
         files.set(xlabel="time (s)", ylabel="open files", ylim=(0, None))
-        pace.set(xlabel="of the run (%)", ylabel="seconds a round", ylim=(0, None))
+        pace.set(xlabel="of the run (%)", ylabel="CPU seconds a round", ylim=(0, None))
         legend(figure, lines, list(results))
     figure.save(path)
 
