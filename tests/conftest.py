@@ -1,13 +1,14 @@
 """A federation small enough for hundreds of runs, and one Ray session for all tests that need it."""
 
 import atexit
+import importlib.metadata
 import os
 import shutil
 import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -27,9 +28,11 @@ os.environ["RAY_TMPDIR"] = tempfile.mkdtemp(
     prefix="rt", dir="/tmp"
 )  # where nobody's `raysim up` is found; short: sockets
 atexit.register(shutil.rmtree, os.environ["RAY_TMPDIR"], ignore_errors=True)
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # else each of the suite's many processes compiles raysim anew
 os.environ.setdefault("RAY_worker_niceness", "0")  # else a test's actors wait for the CPUs of all other tests
 torch.set_num_threads(1)  # as in actors; hypothesis is neither random nor impatient, because machines may be busy
 os.fsync = lambda descriptor: None  # no test cuts the power, and waiting for the disk is half of a small run
+importlib.metadata.version = cache(importlib.metadata.version)  # no test installs a package, and a run asks for seven
 settings.register_profile("raysim", derandomize=True, deadline=None)
 settings.load_profile("raysim")
 

@@ -15,13 +15,13 @@ from raysim.engine.ray.engine import ray_engine
 from raysim.methods import CLIENTS
 from raysim.store.manifest import read_manifest
 
-LOCAL, RAY = {"local": {"device": "cuda"}}, {"ray": {"clients_per_actor": 1, "gpu_per_client": 0.3}}
+LOCAL, RAY = {"local": {"device": "cuda"}}, {"ray": {"clients_per_actor": 2, "gpu_per_client": 0.3}}
 
 
 @pytest.fixture(scope="module", autouse=True)
 def cluster() -> Iterator[None]:
     """One node that says it has a GPU."""
-    head = {"num_cpus": 3, "num_gpus": 1, "include_dashboard": False, "object_store_memory": 128 << 20}
+    head = {"num_cpus": 2, "num_gpus": 1, "include_dashboard": False, "object_store_memory": 128 << 20}
     cluster = Cluster(initialize_head=True, head_node_args=head)
     ray.init(address=cluster.address, log_to_driver=False, logging_level="ERROR")
     yield

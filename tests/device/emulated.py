@@ -3,6 +3,7 @@ of its own: it stays."""
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import os
 import shutil
@@ -62,6 +63,7 @@ def built() -> Path:
     return library
 
 
+@functools.cache
 def install() -> None:
     """Make `torch.device("cuda")` the emulated device, in this process and for good."""
     torch.ops.load_library(built())

@@ -13,10 +13,10 @@ from raysim.store import tables
 
 CASES = cases()
 
-# A method for each kind of state. Nine clients a round, so that the tree of additions is lopsided.
-NINE = {
-    "data": {"partition": {"dirichlet_counts": {"alpha": 0.8, "clients": 12, "min_size": 4}}},
-    "rounds": {"participation": 0.75},
+# A method for each kind of state. Five clients a round, so that the tree of additions is lopsided.
+FIVE = {
+    "data": {"partition": {"dirichlet_counts": {"alpha": 0.8, "clients": 8, "min_size": 4}}},
+    "rounds": {"participation": 0.6},
 }
 MATRIX = {
     "fedavg": {},
@@ -26,14 +26,14 @@ MATRIX = {
     "fedala": {"client": [{"fedala": {"layers": 2}}]},
     "fedamp": {
         "client": [{"fedamp": {"alpha": 1.0, "sigma": 2.0}}], "rounds": {"participation": 1.0},
-        "data": {"partition": {"dirichlet_counts": {"alpha": 0.8, "clients": 9, "min_size": 4}}},
+        "data": {"partition": {"dirichlet_counts": {"alpha": 0.8, "clients": 5, "min_size": 4}}},
     },
 }  # fmt: skip
 PACKINGS = {  # actors: clients_per_actor and fan_in
-    "1 actor": (9, 4),
-    "2 actors": (5, 2),
-    "5 actors, fan-in 2": (2, 2),
-    "5 actors, fan-in 8": (2, 8),
+    "1 actor": (5, 4),
+    "2 actors": (3, 2),
+    "3 actors, fan-in 2": (2, 2),
+    "3 actors, fan-in 8": (2, 8),
     "one actor a client, fan-in 2": (1, 2),
     "one actor a client, fan-in 8": (1, 8),
 }
@@ -60,7 +60,7 @@ def test_ray_is_in_process(name, tmp_path, warm_ray):
 
 def test_reduction_in_pieces(tmp_path, warm_ray, monkeypatch):
     """A model that travels in many messages is the same model."""
-    changes = {**NINE, **MATRIX["fedldf"], "engine": {"ray": {"clients_per_actor": 2, "fan_in": 2}}}
+    changes = {**FIVE, **MATRIX["fedldf"], "engine": {"ray": {"clients_per_actor": 2, "fan_in": 2}}}
     whole = outcome({**changes, "engine": "local"}, tmp_path / "whole")
     monkeypatch.setattr(raysim.engine.sums, "CHUNK", 100)
     assert outcome(changes, tmp_path / "pieces", warm_ray) == whole
@@ -68,7 +68,7 @@ def test_reduction_in_pieces(tmp_path, warm_ray, monkeypatch):
 
 @pytest.mark.parametrize("name", MATRIX)
 def test_packing_and_fan_in(name, tmp_path, warm_ray):
-    changes = {**NINE, **MATRIX[name]}
+    changes = {**FIVE, **MATRIX[name]}
     local = outcome(changes, tmp_path / "local")
     assert local["sha256"] != outcome({**changes, "seed": 4}, tmp_path / "seed")["sha256"]
     for packing, (clients_per_actor, fan_in) in PACKINGS.items():

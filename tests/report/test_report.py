@@ -8,7 +8,8 @@ import json
 import re
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from html.parser import HTMLParser
 from pathlib import Path
 from types import SimpleNamespace
@@ -23,6 +24,7 @@ from case import cases
 from conftest import play, tiny
 from matplotlib.axis import Axis, XAxis
 from matplotlib.collections import FillBetweenPolyCollection, PathCollection
+from matplotlib.figure import Figure
 from matplotlib.text import Text
 from scipy.stats import ttest_rel
 from typer.testing import CliRunner
@@ -34,7 +36,7 @@ from raysim.data import Dataset, Partition
 from raysim.federation import Federation
 from raysim.report import MissingExtra, NoData, ReportError, blocks, canvas, clients, costs, curves, quantities
 from raysim.report.canvas import COLUMN, PAGE
-from raysim.report.figures import FIGURES, available, draw
+from raysim.report.figures import FIGURES, Comparison, available, draw, names
 from raysim.report.folder import Shares
 from raysim.report.groups import compare
 from raysim.report.page import write
@@ -514,12 +516,23 @@ def tick_labels(axis: Axis) -> list[Text]:
     return [t for t in axis.get_majorticklabels() if t.get_text() and low <= t.get_position()[place] <= high]
 
 
-@pytest.mark.parametrize("names", [["avg-3"], ["lws"], ["ldf"], ["fomo"], ["measured"], [*STORED, "measured"]])
-def test_every_figure_has_labels_that_fit(stored: dict[str, Run], measured: Path, names: list[str]) -> None:
-    every = stored | {"measured": raysim.load(measured)}
-    runs = [every[name] for name in names]
-    for name in available(runs):
-        figure = draw(name, runs)
+def drawn(runs: list[Run]) -> Iterator[tuple[str, Figure]]:
+    """Every figure, of the first run that has it and of all runs together."""
+    seen = set()
+    for some in (*([run] for run in runs), runs):
+        for name in names(some[0]):
+            alone = len(some) == 1
+            if (name, alone) in seen or not (alone or isinstance(FIGURES[name.partition(":")[0]], Comparison)):
+                continue
+            with suppress(NoData):
+                yield name, draw(name, some)
+                seen.add((name, alone))
+
+
+def test_every_figure_has_labels_that_fit(stored: dict[str, Run], measured: Path, tmp_path: Path) -> None:
+    shown = set()
+    for name, figure in drawn([raysim.load(measured), *stored.values(), with_metric(tmp_path / "a", [0.5])]):
+        shown.add(name.partition(":")[0])
         figure.draw_without_rendering()
         assert figure.get_figwidth() in (COLUMN, PAGE), name
         texts = [*figure.texts, *(text for legend in figure.legends for text in legend.get_texts())]
@@ -538,13 +551,6 @@ def test_every_figure_has_labels_that_fit(stored: dict[str, Run], measured: Path
             box, frame = text.get_window_extent(), figure.bbox.padded(1)
             fits = frame.contains(box.x0, box.y0) and frame.contains(box.x1, box.y1)
             assert fits or not text.get_text(), f"{name}: {text.get_text()!r} does not fit"
-
-
-def test_every_figure_is_drawn_by_some_test(stored: dict[str, Run], measured: Path, tmp_path: Path) -> None:
-    runs = [*stored.values(), raysim.load(measured), with_metric(tmp_path / "a", [0.5])]
-    shown = {
-        name.partition(":")[0] for some in ([runs[0], runs[2]], *([run] for run in runs)) for name in available(some)
-    }
     assert shown == set(FIGURES)
 
 
