@@ -14,7 +14,7 @@ from ray import cloudpickle
 
 from raysim.federation import Federation, MakeEngine, local_engine
 
-WARM_UP, ROUNDS, EVERY = 40, 120, 10
+WARM_UP, ROUNDS, EVERY = 30, 80, 10
 MODEL = {"name": "mlp", "options": {"hidden": [1000]}}  # 69,004 parameters: Ray puts them into the object store
 METHODS = {
     "models are summed as they come": {"local": {"batch_size": 32}},  # few steps, because rounds matter

@@ -1,4 +1,4 @@
-"""Four nodes on this machine: four raylets with an object store each. The same bits, also when one of them is lost.
+"""Three nodes on this machine: three raylets with an object store each. The same bits, also when one of them is lost.
 And a cluster that raysim starts, which nobody else can use."""
 
 import http.client
@@ -45,7 +45,7 @@ SETTING = {
     "local": {"momentum": 0.0, "weight_decay": 0.0},
     "rounds": {"total": 4, "participation": 1.0},
 }
-FOUR = {"ray": {"clients_per_actor": 2, "fan_in": 2}}  # eight clients: a host on each node
+THREE = {"ray": {"clients_per_actor": 3, "fan_in": 2}}  # eight clients: a host on each node
 
 
 @pytest.fixture(scope="module")
@@ -56,7 +56,7 @@ def expected(tmp_path_factory) -> str:
 @pytest.fixture(scope="module")
 def nodes(cluster: Cluster) -> Iterator[dict[str, RayNode]]:
     """All but the head, by id."""
-    added = [cluster.add_node(num_cpus=1, object_store_memory=80 << 20, wait=False) for _ in range(3)]
+    added = [cluster.add_node(num_cpus=1, object_store_memory=80 << 20, wait=False) for _ in range(2)]
     cluster.wait_for_nodes()
     yield {node.node_id: node for node in added}
     for node in cluster.list_all_nodes():
@@ -71,9 +71,9 @@ def make_engine(cluster: Cluster) -> Iterator[MakeEngine]:
     pool.clear()
 
 
-def test_four_nodes(tmp_path, nodes, make_engine, expected):
-    federation = play(tiny(**SETTING, engine=FOUR), tmp_path, make_engine=make_engine)
-    assert len(set(federation.engine.nodes)) == 4
+def test_three_nodes(tmp_path, nodes, make_engine, expected):
+    federation = play(tiny(**SETTING, engine=THREE), tmp_path, make_engine=make_engine)
+    assert len(set(federation.engine.nodes)) == 3
     assert federation.sha256() == expected
 
 
@@ -81,7 +81,7 @@ def test_node_lost_during_a_round(tmp_path, cluster, nodes, make_engine, expecte
     """Round 3. The states that the node held are lost: rounds are played again from the last checkpoint on."""
     cloudpickle.register_pickle_by_value(sabotage)
     # Always the same client on the same host: else a copy of its state might be elsewhere, and nothing be lost.
-    monkeypatch.setattr(scheduler, "shares", lambda engine, clients: [tuple(clients[i : i + 2]) for i in (0, 2, 4, 6)])
+    monkeypatch.setattr(scheduler, "shares", lambda engine, clients: [tuple(clients[i : i + 3]) for i in (0, 3, 6)])
     monkeypatch.setitem(CLIENTS, "stalls", Stalls)
     restored, restore = [], RunCheckpoints.restore
     monkeypatch.setattr(RunCheckpoints, "restore", lambda run: restored.append(restore(run)) or restored[-1])
@@ -89,21 +89,22 @@ def test_node_lost_during_a_round(tmp_path, cluster, nodes, make_engine, expecte
     rounds = {**SETTING["rounds"], "checkpoint_every": 2}
     changes = {**SETTING, "client": ["scaffold", {"stalls": stalls}], "rounds": rounds}
     with ending(tmp_path, lambda pid, node: cluster.remove_node(nodes[node], allow_graceful=False)):
-        federation = play(tiny(**changes, engine=FOUR), tmp_path / "lost", make_engine=make_engine)
+        federation = play(tiny(**changes, engine=THREE), tmp_path / "lost", make_engine=make_engine)
     assert federation.sha256() == expected
     assert [t for t, _ in restored] == [2]
     assert tables.read(federation.folder, "rounds")["round"].to_pylist() == [0, 1, 2, 3]
     assert set(tables.read(federation.folder, "clients")["status"].to_pylist()) == {"ok"}
 
 
-def test_mixed_cluster(tmp_path, cluster):
+def test_mixed_cluster(tmp_path, cluster, warm_ray):
     """A head without a GPU and a node with one: all actors are on that node, or, without a share of it, nobody uses it."""
     node = cluster.add_node(num_cpus=2, num_gpus=1)
     try:
         for share in (0.5, 0):
             engine = {"ray": {"gpu_per_client": share, "clients_per_actor": 1}}
-            config = tiny(engine=engine, rounds={"total": 1})
-            federation = Federation(config, tmp_path / str(share), make_engine=ray_engine)
+            config = tiny(engine=engine, rounds={"total": 1, "participation": 0.1})  # one client
+            make_engine = ray_engine if share else warm_ray
+            federation = Federation(config, tmp_path / str(share), make_engine=make_engine)
             found = set(federation.engine.nodes), federation.engine.spec.device
             federation.close()
             assert found[1] == ("auto" if share else "cpu")
@@ -112,13 +113,13 @@ def test_mixed_cluster(tmp_path, cluster):
         cluster.remove_node(node)
 
 
-def test_a_cluster_that_grows(tmp_path, cluster):
+def test_a_cluster_that_grows(tmp_path, warm_ray):
     """What becomes free while the run plays gets actors, to the same bits."""
     changes = {**SETTING, "rounds": {"total": 4, "participation": 0.25}}  # two clients
     expected = play(tiny(**changes), tmp_path / "undisturbed").sha256()
     one = Resources((Node(ray.get_runtime_context().get_node_id(), 1.0),))
     config = tiny(**changes, engine={"ray": {"elastic": True}})
-    federation = Federation(config, tmp_path / "grown", make_engine=partial(ray_engine, resources=one))
+    federation = Federation(config, tmp_path / "grown", make_engine=partial(warm_ray, resources=one))
     federation.step()
     assert len(federation.engine.hosts) == 1
     deadline = time.monotonic() + 120
@@ -139,7 +140,8 @@ def test_a_node_that_is_gone_before_the_first_actor_starts(tmp_path, warm_ray):
     """... and that the cluster still counts: its actors start elsewhere."""
     here, gone = ray.get_runtime_context().get_node_id(), "a" * 56
     resources = Resources((Node(here, 1.0), Node(gone, 1.0)))
-    federation = play(tiny(engine=FOUR), tmp_path, make_engine=partial(warm_ray, resources=resources))
+    config = tiny(engine={"ray": {"clients_per_actor": 2}})
+    federation = play(config, tmp_path, make_engine=partial(warm_ray, resources=resources))
     assert federation.engine.nodes == [here, here]
     assert federation.sha256() == play(tiny(), tmp_path / "undisturbed").sha256()
     (event,) = tables.read(tmp_path, "events").to_pylist()
