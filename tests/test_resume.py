@@ -201,7 +201,7 @@ LONG = {
     "data": {"name": {"synthetic": {"samples": 600, "shape": [1, 8, 8], "classes": 4}}},
     "client": ["scaffold"],
     "local": {"momentum": 0.0, "weight_decay": 0.0, "epochs": 4},
-    "rounds": {"total": 16, "evaluate_every": 10, "checkpoint_every": 4},
+    "rounds": {"total": 8, "evaluate_every": 5, "checkpoint_every": 2},
     "engine": {"ray": {"clients_per_actor": 3}},
 }
 
@@ -262,17 +262,17 @@ def long(tmp_path_factory) -> dict[str, Any]:
 def played_on(folder: Path, long: dict[str, Any], first: int = 1) -> None:
     """What is left can be played by another engine as well."""
     federation = Federation(tiny(**{**LONG, "engine": "local"}), folder, resume=True)
-    assert first <= federation.step()["round"] < 15
+    assert first <= federation.step()["round"] < 7
     while federation.step():
         pass
     assert federation.finish()["sha256"] == long["sha256"]
     federation.close()
-    assert tables.read(folder, "rounds")["round"].to_pylist() == list(range(16))
+    assert tables.read(folder, "rounds")["round"].to_pylist() == list(range(8))
 
 
 def test_a_command_whose_folder_is_removed(tmp_path, long):
     run = Command("run", long["file"], "--out", tmp_path / "run", "--set", "engine=local")
-    run.wait_for("round  2/16")
+    run.wait_for("round 2/8")
     (tmp_path / "run").rename(tmp_path / "moved")  # at once, so that it is gone whatever the run is writing
     assert run.end() == 1, run.output
     assert re.search(rf"raysim: {tmp_path / 'run'}\S* is gone: it was removed or moved", run.output), run.output
@@ -283,7 +283,7 @@ def test_a_command_whose_folder_is_removed(tmp_path, long):
 def test_ctrl_c(tmp_path, long):
     """As the terminal sends it, to every process of the group."""
     run = Command("run", long["file"], "--out", tmp_path / "run")
-    run.wait_for("round  2/16")
+    run.wait_for("round 2/8")
     os.killpg(run.process.pid, signal.SIGINT)
     assert run.end() == 128 + signal.SIGINT, run.output
     assert "Stopped." in run.output
@@ -298,10 +298,10 @@ def test_ctrl_c(tmp_path, long):
 
 def test_sigkill(tmp_path, long):
     run = Command("run", long["file"], "--out", tmp_path / "run")
-    run.wait_for("round  6/16")
+    run.wait_for("round 4/8")
     run.process.kill()
     assert run.end() == -signal.SIGKILL
     # Ray's two small agents may look for their dead cluster for a minute before they give up.
     assert not run.left_behind(tolerated=("ray::DashboardAgent", "ray::RuntimeEnvAgent"))
 
-    played_on(tmp_path / "run", long, first=4)
+    played_on(tmp_path / "run", long, first=2)
