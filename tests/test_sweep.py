@@ -166,7 +166,7 @@ KINDS = f"""
 methods:
   short: {{}}
   cannot: {{data.partition: {CANNOT}}}
-  long: {{rounds.total: 150, rounds.checkpoint_every: 150}}
+  long: {{rounds.total: 99, rounds.checkpoint_every: 99}}
 """
 
 
@@ -186,7 +186,7 @@ def test_several_at_a_time_stop_together_and_give_the_same_bits(
 
     def interrupt() -> None:
         try:
-            wait_for("round   3/150", Path("out/long/log.txt"))  # it began when one of the others had ended
+            wait_for("round  3/99", Path("out/long/log.txt"))  # it began when one of the others had ended
         finally:
             os.kill(os.getpid(), signal.SIGINT)
 
@@ -243,7 +243,7 @@ def test_a_run_on_ray_gives_back_what_it_took(cluster: object, base: Path) -> No
     from raysim.engine.ray.cluster import free_resources
     from raysim.federation.remote import session
 
-    config = grid(base, ["engine=ray"], [], Path("out"))[0].config
+    config = grid(base, ["engine={ray: {clients_per_actor: 2}}"], [], Path("out"))[0].config
     free = free_resources().cpus
     with session(config) as launch:
         federation = launch(config, Path("run"), False)
@@ -253,14 +253,14 @@ def test_a_run_on_ray_gives_back_what_it_took(cluster: object, base: Path) -> No
 
 
 def test_a_sweep_killed_half_way_continues(base: Path) -> None:
-    args = [str(base), "--out", "out", "--set", "rounds.total=120", "--seeds", "8,9"]
+    args = [str(base), "--out", "out", "--set", "rounds.total=60", "--seeds", "8,9"]
     command = [sys.executable, "-m", "raysim", "sweep", *args]
     env = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1"}
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=env) as process:
         assert process.stdout is not None
         lines = iter(process.stdout)
         assert any(line.startswith("run 2 of 2") for line in lines)
-        assert any(line.startswith("round   8/120") for line in lines)
+        assert any(line.startswith("round  8/60") for line in lines)
         process.send_signal(signal.SIGKILL)
     first, second = Path("out/seed8"), Path("out/seed9")
     assert (first / "result.json").exists()
@@ -274,9 +274,9 @@ def test_a_sweep_killed_half_way_continues(base: Path) -> None:
     start = int(rounds[0].split("/")[0].split()[1])
     assert start >= 6, "it began anew"  # there was a checkpoint after the fifth round
     assert start % 5 == 1
-    assert len(rounds) == 121 - start
+    assert len(rounds) == 61 - start
     straight = CliRunner().invoke(app, ["run", str(second / "config.yaml"), "--out", "straight"])
     assert straight.exit_code == 0, straight.output
     assert Run(second).result["sha256"] == Run("straight").result["sha256"]  # type: ignore[index]
-    assert Run(second)["rounds"].num_rows == 120
+    assert Run(second)["rounds"].num_rows == 60
     assert load(second / "config.yaml").seed == 9

@@ -154,7 +154,9 @@ def test_a_node_that_is_gone_before_the_first_actor_starts(tmp_path, warm_ray):
 
 OWN = """
 import json, os, sys, ray
+from raysim import machine
 from raysim.engine.ray.cluster import cluster
+machine.cpus = lambda: 1  # and so one worker, which takes seconds to start
 with cluster(None, 100 << 20) as address:
     facts = {
         "address": address,

@@ -21,6 +21,7 @@ data: {name: {synthetic: {samples: 60, test_samples: 20}}, partition: {iid_equal
 model: {name: mlp, options: {hidden: [8]}}
 rounds: {total: 2, participation: 0.5}
 local: {batch_size: 5, lr: 0.1}
+engine: {ray: {clients_per_actor: 2}}
 """
 
 

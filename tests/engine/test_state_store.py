@@ -133,9 +133,11 @@ from pathlib import Path
 import ray
 from ray._private.internal_api import memory_summary
 from conftest import play, tiny
+from raysim import machine
 from raysim.engine.ray.cluster import cluster
 from raysim.engine.ray.engine import ray_engine
 
+machine.cpus = lambda: 1  # for one actor
 changes, folder, store = json.loads(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3])
 with cluster(None, store) as address:
     size = int(ray.cluster_resources()["object_store_memory"])
