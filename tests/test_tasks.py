@@ -44,11 +44,11 @@ def small(task: str, **changes):
     [
         ("regression", {"r2": 0.4}),  # ordinary least squares has 0.45 on these test rows
         ("multilabel", {"f1": 0.9, "label_accuracy": 0.9}),  # guessing every label: 0.46 and 0.3
-        ("characters", {"token_accuracy": 0.33}),  # the most frequent character, a space: 0.17
+        ("characters", {"token_accuracy": 0.27}),  # the most frequent character, a space: 0.17
     ],
 )
 def test_the_shipped_federations_learn(name, least, tmp_path):
-    changes = ["rounds.total=16"] if name == "characters" else []
+    changes = ["rounds.total=8"] if name == "characters" else []
     config = load(find(name), changes)
     federation = Federation(config, tmp_path)
     while (shown := federation.step()) is not None:
