@@ -102,7 +102,7 @@ def test_mixed_cluster(tmp_path, cluster, warm_ray):
     try:
         for share in (0.5, 0):
             engine = {"ray": {"gpu_per_client": share, "clients_per_actor": 1}}
-            config = tiny(engine=engine, rounds={"total": 1, "participation": 0.1})  # one client
+            config = tiny(engine=engine, rounds={"total": 1, "participation": 0.25})  # two clients
             make_engine = ray_engine if share else warm_ray
             federation = Federation(config, tmp_path / str(share), make_engine=make_engine)
             found = set(federation.engine.nodes), federation.engine.spec.device
@@ -113,13 +113,13 @@ def test_mixed_cluster(tmp_path, cluster, warm_ray):
         cluster.remove_node(node)
 
 
-def test_a_cluster_that_grows(tmp_path, warm_ray):
+def test_a_cluster_that_grows(tmp_path, cluster):
     """What becomes free while the run plays gets actors, to the same bits."""
     changes = {**SETTING, "rounds": {"total": 4, "participation": 0.25}}  # two clients
     expected = play(tiny(**changes), tmp_path / "undisturbed").sha256()
     one = Resources((Node(ray.get_runtime_context().get_node_id(), 1.0),))
     config = tiny(**changes, engine={"ray": {"elastic": True}})
-    federation = Federation(config, tmp_path / "grown", make_engine=partial(warm_ray, resources=one))
+    federation = Federation(config, tmp_path / "grown", make_engine=partial(ray_engine, resources=one))
     federation.step()
     assert len(federation.engine.hosts) == 1
     deadline = time.monotonic() + 120

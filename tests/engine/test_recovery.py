@@ -17,7 +17,6 @@ from ray import cloudpickle
 from sabotage import Fails, Stalls, Tells, ending, kill
 from typer.testing import CliRunner
 
-import raysim.engine.ray.driver
 import raysim.engine.ray.engine
 from raysim.cli.app import app
 from raysim.config import to_yaml
@@ -249,11 +248,10 @@ class Dying:
         return Federation(*args)
 
 
-def test_driver_that_always_dies_ends_the_run(tmp_path, cluster, monkeypatch):
-    monkeypatch.setattr(raysim.engine.ray.driver, "ATTEMPTS", 2)
+def test_driver_that_always_dies_ends_the_run(tmp_path, cluster):
     cloudpickle.register_pickle_by_value(sys.modules[__name__])
     config = tiny(engine={"ray": {"clients_per_actor": 3}})
-    with pytest.raises(MachineFailure, match="driver died 2 times before a round was played: its process ended"):
+    with pytest.raises(MachineFailure, match="driver died 3 times before a round was played: its process ended"):
         RemoteFederation(Dying(9, tmp_path), config, tmp_path / "run", False, prepare(config))
 
 
