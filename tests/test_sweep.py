@@ -97,6 +97,8 @@ def test_a_configuration_may_list_methods(base: Path) -> None:
     alone = CliRunner().invoke(app, ["run", str(base)])
     assert alone.exit_code == 2
     assert "`raysim sweep base.yaml --out DIR` plays and compares them" in alone.stderr
+    base.write_text(BASE + "methods: {fedavg: {}, fedavg*: {local.lr: 0.2}}")
+    assert len({point.folder for point in grid(base, [], [8], Path("out"))}) == 2
     base.write_text(BASE + "methods: [fedavg]")
     with pytest.raises(ConfigError, match="methods: must be a mapping"):
         grid(base, [], [], Path("out"))

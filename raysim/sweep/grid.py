@@ -75,10 +75,10 @@ def runs(base: Path, cells: Iterable[Sequence[Choice]], out: Path) -> list[Point
     faults: list[str] = []
     for chosen in cells:
         name = "-".join(part for part, _ in chosen if part) or base.stem
-        overrides = [text for _, texts in chosen for text in texts]
+        changes = [text for _, texts in chosen for text in texts]
         try:
             folder = below(out, name)
-            config = load(base, [*overrides, f"name={json.dumps(name)}"], beside=("methods", "table"))
+            config = load(base, [*changes, f"name={json.dumps(name)}"], beside=("methods", "table"))
         except UnsafeName as error:
             faults.append(f"{base}: the name of a run becomes that of its folder: {error}.")
             continue
@@ -95,9 +95,15 @@ def runs(base: Path, cells: Iterable[Sequence[Choice]], out: Path) -> list[Point
     return points
 
 
-def choice(name: str, settings: Mapping[str, Any] | None) -> Choice:
-    """What `name: {path: value}` says."""
-    return _slug(name), [f"{path}={json.dumps(value)}" for path, value in (settings or {}).items()]
+def choices(axis: Mapping[str, Mapping[str, Any] | None]) -> dict[str, Choice]:
+    """The choices of an axis, which says `name: {path: value}` for each. No two are called the same."""
+    called = _called_apart({name: name for name in axis})
+    return {name: (called[name], overrides(settings)) for name, settings in axis.items()}
+
+
+def overrides(settings: Mapping[str, Any] | None) -> list[str]:
+    """`{path: value}` as `path=value`."""
+    return [f"{path}={json.dumps(value)}" for path, value in (settings or {}).items()]
 
 
 def seeded(seed: int) -> Choice:
@@ -115,7 +121,7 @@ def _methods(base: Path) -> list[Choice]:
         return []
     if not isinstance(methods, dict) or not all(isinstance(m, Mapping | None) for m in methods.values()):
         raise ConfigError(f"{base}: methods: must be a mapping of names to settings, each {{path: value}}.")
-    return [choice(str(name), settings) for name, settings in methods.items()]
+    return list(choices({str(name): settings for name, settings in methods.items()}).values())
 
 
 def _values(change: str) -> list[Choice]:
@@ -124,9 +130,15 @@ def _values(change: str) -> list[Choice]:
     values = _split(text)
     if not equals or len(values) == 1:
         return [("", [change])]
-    named = {value: _slug(_called(path, value)) for value in values}
-    shared = {name for name, times in Counter(named.values()).items() if times > 1}
-    return [(f"{named[v]}-{_hash(v)}" if named[v] in shared else named[v], [f"{path}={v}"]) for v in values]
+    called = _called_apart({value: _called(path, value) for value in values})
+    return [(called[value], [f"{path}={value}"]) for value in values]
+
+
+def _called_apart(said: Mapping[str, str]) -> dict[str, str]:
+    """The part of a folder's name for each; a hash tells apart those of which the same is said."""
+    plain = {value: _slug(words) for value, words in said.items()}
+    times = Counter(plain.values())
+    return {value: f"{name}-{_hash(value)}" if times[name] > 1 else name for value, name in plain.items()}
 
 
 def _called(path: str, value: str) -> str:

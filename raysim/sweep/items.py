@@ -13,7 +13,7 @@ from typing import Any
 from raysim.config import ConfigError, load, shipped
 from raysim.paths import natural
 from raysim.store.documents import parse_yaml, read_yaml
-from raysim.sweep.grid import Choice, Point, choice, runs, seeded
+from raysim.sweep.grid import Choice, Point, choices, overrides, runs, seeded
 from raysim.sweep.table import Axis, Label, Table, labels, read_table
 
 PAPERS = {
@@ -70,16 +70,16 @@ class Item:
         if scale not in table.scales:
             raise ConfigError(f"{self.name} has no scale {scale}. There are {', '.join(table.scales)}.")
         scaled, (columns, rows) = table.scales[scale], self.axes(scale)
-        settings, changed = choice("", scaled.set), ("", list(changes))
+        settings, changed = ("", overrides(scaled.set)), ("", list(changes))
+        axes = [choices(axis) for axis in (*columns, *rows)]
         planned = {}
         for seed, row, column in itertools.product(seeds or scaled.seeds, labels(rows), labels(columns)):
             theirs = table.theirs(row, column)
             if theirs and all(number is None for _, number in theirs):
                 continue
-            taken = zip((*columns, *rows), (*column, *row), strict=True)
-            chosen = [choice(name, axis[name]) for axis, name in taken]
+            chosen = [axis[name] for axis, name in zip(axes, (*column, *row), strict=True)]
             always, here = (
-                [choice("", cells.set) for cells in special if {*cells.of} <= {*row, *column}]
+                [("", overrides(cells.set)) for cells in special if {*cells.of} <= {*row, *column}]
                 for special in (table.cells, scaled.cells)
             )
             planned[Cell(row, column, seed)] = [*chosen, *always, settings, *here, changed, seeded(seed)]

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from raysim.report.runs import Run
 from raysim.report.sheet import Column, Entry, Sheet
 from raysim.report.summary import OverSeeds
-from raysim.sweep.grid import Point, choice
+from raysim.sweep.grid import Point, overrides
 from raysim.sweep.items import Cell, Item
 from raysim.sweep.scores import BETTER, BETWEEN, PERCENT, SCORES, Measure, key_of
 from raysim.sweep.table import Label, shown
@@ -17,9 +17,9 @@ def table_text(item: Item, points: Mapping[Cell, Point], scale: str, changes: Se
     """The paper's table in Markdown: what the finished runs came to, beside the paper's numbers. `changes` are the
     overrides, `path=value`, with which they were played."""
     scaled = item.table.scales[scale]
-    settings = [*choice("", scaled.set)[1]]
+    settings = overrides(scaled.set)
     for cells in scaled.cells:
-        settings += [f"{text} ({', '.join(cells.of)})" for text in choice("", cells.set)[1]]
+        settings += [f"{text} ({', '.join(cells.of)})" for text in overrides(cells.set)]
     settings += changes
     seeds = sorted({cell.seed for cell in points})
     lines = [item.title, ""]
