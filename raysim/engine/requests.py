@@ -46,8 +46,8 @@ class Requests:
         needed: set[int] = set()  # clients whose last models go along
         if down.mix is not None:
             rows = {c: down.mix[self._position[c]].tolist() for c in clients}
-            mix = {c: tuple(zip(down.models, row, strict=True)) for c, row in rows.items()}
-            needed |= {*down.models}
+            mix = {c: tuple((m, w) for m, w in zip(down.models, row, strict=True) if w) for c, row in rows.items()}
+            needed |= {*clients, *(model for row in mix.values() for model, _ in row)}
         peers = {c: down.peers[self._position[c]] for c in clients} if down.peers else {}
         needed |= {peer for row in peers.values() for peer in row}
         if engine.spec.stack.peer_models:

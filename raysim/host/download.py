@@ -81,6 +81,6 @@ def mixed(models: PeerModels, client: int, weights: Sequence[tuple[int, float]],
     own = models.model(client)
     result = own.clone()
     for peer, weight in weights:
-        if weight and peer != client:
+        if peer != client:
             result[:P].add_(models.model(peer)[:P] - own[:P], alpha=weight)
     return result
