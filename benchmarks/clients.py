@@ -18,6 +18,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+from quiet import MOST, undisturbed
+
 COHORT, SAMPLES = 100, 2  # clients a round, samples a client
 
 
@@ -30,7 +32,7 @@ def configuration(clients: int, rounds: int) -> dict[str, Any]:
         },
         "model": {"name": "mlp", "options": {"hidden": [4]}},
         "rounds": {
-            "total": rounds, "participation": COHORT / clients, "evaluate_every": 10_000, "checkpoint_every": 10_000
+            "total": MOST * rounds, "participation": COHORT / clients, "evaluate_every": 10_000, "checkpoint_every": 10_000
         },
         "local": {"batch_size": SAMPLES, "lr": 0.1},
     }  # fmt: skip
@@ -51,16 +53,20 @@ def measure(clients: int, rounds: int) -> dict[str, float]:
     prepared, memory = time.perf_counter(), megabytes()
     with tempfile.TemporaryDirectory() as folder:
         federation = Federation(config, Path(folder), partitioned=(data, partition))
-        built, seconds = time.perf_counter(), []
-        for _ in range(rounds):
+        built, seconds = time.perf_counter(), list[float]()
+
+        def turn() -> None:
             began = time.perf_counter()
             federation.step()
             seconds.append(time.perf_counter() - began)
+
+        kept, stolen = undisturbed(turn, rounds)
         federation.finish()
         federation.close()
     return {
         "clients": clients, "partition_seconds": prepared - started, "partition_megabytes": memory - before,
-        "build_seconds": built - prepared, "round_seconds": statistics.median(seconds),
+        "build_seconds": built - prepared, "round_seconds": statistics.median(seconds[t] for t in kept),
+        "stolen": statistics.mean(stolen), "stolen_in_those_kept": statistics.mean(stolen[t] for t in kept),
         "megabytes_in_all": megabytes() - before,
     }  # fmt: skip
 

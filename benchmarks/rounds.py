@@ -8,7 +8,7 @@ Every contestant trains the same clients from the same arrays with as many proce
     raysim  `raysim run`'s federation on a local Ray cluster, records and all, evaluation off
     kernels raysim without channels-last and with the default allocator, so that kernels are not mistaken for orchestration
     bf16    raysim with `local.precision: bf16`, where the CPU has it
-A result is written to benchmarks/results/.
+Rounds in which a virtual machine's host took the cores away are left out. A result is written to benchmarks/results/.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ import numpy as np
 import torch
 import torch.multiprocessing as mp
 import torch.nn.functional as F
+from quiet import undisturbed
 from torch import nn
 
 os.environ.setdefault("RAY_worker_niceness", "0")  # actors are to compete as the loops do; Ray would make them yield
@@ -40,6 +41,7 @@ from raysim.models import Inputs, build
 from raysim.store.manifest import manifest
 
 SEED, LR = 0, 0.01
+WARM_UP = 2  # turns
 
 
 @dataclass(frozen=True)
@@ -261,13 +263,19 @@ def contest(name: str, work: Workload, rounds: int, processes: int, gpu: float) 
         if computes_bf16():
             low = configuration(work, engine, precision="bf16")
             runners["bf16"] = Federation(low, Path(folder) / "c", make_engine=ray_engine)
-        seconds: dict[str, list[float]] = {runner: [] for runner in runners}
-        for t in range(rounds + 2):
-            for runner, federation in runners.items():  # in turns: what disturbs one disturbs all
+        spent: dict[str, list[float]] = {runner: [] for runner in runners}
+
+        def turn() -> None:
+            for runner, federation in runners.items():  # what disturbs one disturbs all
                 begun = time.perf_counter()
                 federation.step()
-                if t >= 2:
-                    seconds[runner].append(time.perf_counter() - begun)
+                spent[runner].append(time.perf_counter() - begun)
+
+        for _ in range(WARM_UP):
+            turn()
+        kept, stolen = undisturbed(turn, rounds)
+        seconds = {runner: [values[WARM_UP + t] for t in kept] for runner, values in spent.items()}
+        result |= {"stolen": statistics.mean(stolen), "stolen_in_those_kept": statistics.mean(stolen[t] for t in kept)}
         for runner in runners.values():
             runner.close()
     ray.shutdown()

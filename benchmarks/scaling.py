@@ -5,7 +5,8 @@
 Where clients wait for a fixed time instead of training, as for a device of their own, many hosts scale on few cores, and what
 is measured is all the rest of a round. Clients that train are measured on as many hosts as there are cores; with more, a
 point shows overhead only. Machines are network namespaces (`machines.py`, needs root) with links of a fixed rate, slow
-enough for two cores. The prices of the cost model (`costmodel.py`) are fitted to some of the points and have to predict the others.
+enough for two cores. Rounds in which a virtual machine's host took the cores away are left out. The prices of the cost model
+(`costmodel.py`) are fitted to some of the points and have to predict the others.
 
 A result and a figure are written to benchmarks/results/; --from draws those of an earlier run again.
 """
@@ -30,6 +31,7 @@ import psutil
 import torch
 from costmodel import FLOAT, PHASES, PRICES, Prices, Setting, efficiency, fit, paid_for, parts
 from machines import Machines, missing
+from quiet import undisturbed
 from ray import cloudpickle
 
 os.environ.setdefault("RAY_worker_niceness", "0")  # Ray would make actors yield to everybody else
@@ -152,12 +154,11 @@ def play(points: Sequence[Point], rounds: int) -> list[dict[str, Any]]:
             for _ in range(WARM_UP):
                 federation.step()
             sent = -_sent()
-            for _ in range(rounds):
-                federation.step()
+            kept, stolen = undisturbed(federation.step, rounds)
             sent += _sent()
             floats, nodes = federation.server.layers.S, federation.engine.nodes
             federation.close()
-            spent = clock(Path(folder))
+            spent = {phase: seconds[kept] for phase, seconds in clock(Path(folder)).items()}
         setting = Setting(
             len(nodes), point.cohort, floats, point.waits, point.samples, point.fan_in, point.nodes, CORES, LINK,
             hop=nodes[0] != here,
@@ -167,7 +168,8 @@ def play(points: Sequence[Point], rounds: int) -> list[dict[str, Any]]:
         results.append(
             {
                 "point": asdict(point), "setting": asdict(setting), "quartiles": quartiles, "seconds": phases,
-                "models_sent_by_the_driver": sent / rounds / (FLOAT * floats) if point.nodes > 1 else 0,
+                "models_sent_by_the_driver": sent / len(stolen) / (FLOAT * floats) if point.nodes > 1 else 0,
+                "stolen": float(np.mean(stolen)), "stolen_in_those_kept": float(np.mean([stolen[t] for t in kept])),
             }
         )  # fmt: skip
         shown = ", ".join(f"{phase} {1e3 * spent:.1f}" for phase, spent in phases.items())

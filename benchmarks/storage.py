@@ -30,9 +30,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from quiet import undisturbed
 
 from raysim.store.manifest import manifest
 
+WARM_UP = 2  # rounds
 SAMPLES, SHAPE = 500, (3, 32, 32)
 SIZE = SAMPLES * math.prod(SHAPE)  # bytes of a client, decoded
 
@@ -159,13 +161,19 @@ def measure(limit: int, rounds: int, cohort: int, fitting: int, ways: Sequence[s
             again = Player(*everything, settings["cache"], limit)
             result["cached_start_seconds"] = again.rows[0]["start_seconds"]
             again.close()
-        for _ in range(rounds + 2):  # in turns: what disturbs one disturbs all
-            for player in players.values():
+
+        def turn() -> None:
+            for player in players.values():  # what disturbs one disturbs all
                 player.step()
+
+        for _ in range(WARM_UP):
+            turn()
+        kept, stolen = undisturbed(turn, rounds)
+        result |= {"stolen": statistics.mean(stolen), "stolen_in_those_kept": statistics.mean(stolen[t] for t in kept)}
         for what, player in players.items():
             player.close()
-            start, timed = player.rows[0], player.rows[3:]
-            pairs = [*zip(players["memory"].rows[3:], timed, strict=True)]
+            start, timed = player.rows[0], [player.rows[1 + WARM_UP + t] for t in kept]
+            pairs = [(players["memory"].rows[1 + WARM_UP + t], player.rows[1 + WARM_UP + t]) for t in kept]
             result[what] = {
                 "start_seconds": start["start_seconds"],
                 "seconds": statistics.median(row["seconds"] for row in timed),
@@ -198,7 +206,7 @@ def main() -> None:
         first, last = row["resident_bytes"][3] / 2**20, row["resident_bytes"][-1] / 2**20
         print(f"{what:7} start {row['start_seconds']:6.1f} s, round {row['seconds']:.2f} s, speed {row['speed']:.2f} "
               f"({row['speed_without_idle_cores']:.2f} by seconds of CPU), "
-              f"resident {first:.0f} MiB after 3 rounds, {last:.0f} MiB after {args.rounds + 2}")  # fmt: skip
+              f"resident {first:.0f} MiB after 3 rounds, {last:.0f} MiB after {len(row['resident_bytes']) - 1}")  # fmt: skip
     folder = Path(__file__).parent / "results"
     folder.mkdir(exist_ok=True)
     out = folder / f"storage-{time.strftime('%Y-%m-%dT%H%M')}.json"

@@ -7,6 +7,8 @@ from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 
+import ray
+
 from raysim.config import Config, ConfigError, RayEngineConfig
 from raysim.engine.ray.cluster import cluster, cluster_address
 from raysim.engine.ray.driver import RemoteFederation
@@ -32,4 +34,6 @@ def session(
     with cluster(
         address, None if resources else settings.state_bytes, settings.dashboard
     ):  # who shares a cluster has asked for its size
-        yield partial(RemoteFederation, Federation, partitioned=partitioned, resources=resources)
+        references = [ray.put(part) for part in partitioned]
+        del partitioned  # the object store has them now
+        yield partial(RemoteFederation, Federation, partitioned=references, resources=resources)

@@ -13,7 +13,8 @@ from raysim.data import Dataset, Partition
 from raysim.data.dataset import Stored
 from raysim.late import Tensor, torch
 
-CACHE_BYTES = 256 << 20  # model inputs that stay in a CPU's memory from round to round
+CACHE_BYTES = 64 << 20  # model inputs that stay in a CPU's memory; to make others again takes about 2 % of a round
+DECODED_BYTES = 256 << 20  # ... where they would have to be read and decoded again
 FREE_SHARE = 0.25  # of a GPU's memory is left to training
 
 
@@ -45,9 +46,10 @@ class SampleSource:
     def __init__(self, data: Dataset, partition: Partition, device: torch.device, channels_last: bool):
         self.data, self.partition, self.device, self.channels_last = data, partition, device, channels_last
         self._x = data.x if isinstance(data.x, np.ndarray) else ReadAhead(data.x)
+        self._most = DECODED_BYTES if isinstance(self._x, ReadAhead) else CACHE_BYTES
         self._following: dict[int, int] = {}  # clients, and who is asked for after each
         self._cache: dict[tuple[int, str], Samples] = {}  # on a CPU, by client and part
-        self._room = CACHE_BYTES
+        self._room = self._most
         self._stored: dict[tuple[str, bytes], Tensor] = {}  # on a GPU: x or y of these rows
 
     def expect(self, clients: Sequence[int]) -> None:
@@ -86,7 +88,7 @@ class SampleSource:
 
     def forget(self) -> None:
         """Free the memory of what was kept."""
-        self._cache, self._room, self._stored = {}, CACHE_BYTES, {}
+        self._cache, self._room, self._stored = {}, self._most, {}
 
     def _brought(
         self, name: str, rows: np.ndarray, array: np.ndarray | ReadAhead, labels: np.ndarray | None = None

@@ -16,7 +16,6 @@ from ray.exceptions import RayTaskError
 
 from raysim.config import Config
 from raysim.core.event import Event
-from raysim.data import Dataset, Partition
 from raysim.engine.base import ATTEMPTS, MachineFailure
 from raysim.engine.ray.cluster import free_resources
 from raysim.engine.ray.deaths import DEATHS, Death
@@ -84,13 +83,13 @@ class RemoteFederation:
     without progress end the run with a `MachineFailure`."""
 
     def __init__(
-        self, build: Build, config: Config, out: Path, resume: bool, partitioned: tuple[Dataset, Partition],
+        self, build: Build, config: Config, out: Path, resume: bool, partitioned: Sequence[Any],
         resources: Resources | None = None,
     ):  # fmt: skip
-        """`build` makes the federation of `partitioned` data; `resources` are the run's part of the cluster (default: all
-        that is free)."""
+        """`build` makes the federation of data and partition, to which `partitioned` are references; `resources` are the
+        run's part of the cluster (default: all that is free)."""
         self._build, self._config, self._out = build, config, Path(out).absolute()
-        self._partitioned = [ray.put(part) for part in partitioned]
+        self._partitioned = list(partitioned)
         # Counted once: when another driver takes over, the hosts of the one that died may still be on their way out.
         self._resources = resources or free_resources()
         self._resume = resume
