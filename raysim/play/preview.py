@@ -18,6 +18,7 @@ from raysim.engine.scheduler import TrainedCohort
 from raysim.engine.traffic import FLOAT, ledger
 from raysim.federation.builder import RunParts, build, prepare
 from raysim.federation.round import learning_rate, round_info, sample
+from raysim.host.footprint import training_bytes
 from raysim.host.host import ClientHost
 from raysim.host.messages import ClientResult
 from raysim.late import torch
@@ -31,12 +32,13 @@ def preview(config: Config, address: str | None = None) -> str:
     data, partition = prepare(config)
     run = build(config, _no_engine, data, partition)
     sizes, layers = partition.sizes, run.server.layers
-    hosts, where = _hosts(run, address)
+    training = training_bytes(run.spec, run.spec.network()[0], int(sizes.max()))
+    hosts, where = _hosts(run, training, address)
     # Processes of their own are the command line, the federation and the hosts; in-process, there is one.
     processes = hosts + 2 if isinstance(config.engine, RayEngineConfig) else 1
     streamed = processes * config.data.stream_bytes if config.data.storage == "stream" else 0
     held = data.x.nbytes if isinstance(data.x, np.ndarray) else streamed
-    memory = processes * HOST_BYTES + held + run.cohort_size * FLOAT * layers.S
+    memory = processes * HOST_BYTES + hosts * training + held + run.cohort_size * FLOAT * layers.S
     rows = [
         ("clients", f"{partition.clients}, of which {run.cohort_size} a round"),
         ("samples", f"{sizes.sum():,} to train on, {sizes.min():,} to {sizes.max():,} a client; "
@@ -105,8 +107,8 @@ def _traffic(run: RunParts) -> str:
     return f"up {bytes_(up)}   down {bytes_(down)} in a round{doubt}"
 
 
-def _hosts(run: RunParts, address: str | None) -> tuple[int, str]:
-    """How many actors would be started, 0 where the cluster decides, and in words."""
+def _hosts(run: RunParts, training: int, address: str | None) -> tuple[int, str]:
+    """How many actors would be started that need so many bytes for `training`, 0 where the cluster decides, and in words."""
     engine = run.config.engine
     if not isinstance(engine, RayEngineConfig):
         return 1, "this process"
@@ -120,7 +122,7 @@ def _hosts(run: RunParts, address: str | None) -> tuple[int, str]:
     )
     placed = place(
         Resources((here,)), run.cohort_size, engine.clients_per_actor, engine.gpu_per_client, engine.threads,
-        FLOAT * run.server.layers.S, engine.batch_clients,
+        FLOAT * run.server.layers.S, training, engine.batch_clients,
     )  # fmt: skip
     device = (
         f"{placed.gpus:g} of a GPU each"

@@ -8,9 +8,11 @@ from pathlib import Path
 import pytest
 import ray
 from conftest import play, table, tiny
+from device import emulated
 from device.breaks import Breaks
 from ray.cluster_utils import Cluster
 
+import raysim.engine.ray.engine
 from raysim.engine.ray.engine import ray_engine
 from raysim.methods import CLIENTS
 from raysim.store.manifest import read_manifest
@@ -44,3 +46,15 @@ def test_actors_give_the_bits_of_one_process_even_if_a_device_breaks(
     assert set(table(tmp_path / "ray", "clients")["status"]) == {"ok"}
     [message] = [text for text in table(tmp_path / "ray", "events")["message"] if "actor" in text]
     assert "its process ended" in message
+
+
+def test_actors_are_no_more_than_their_gpu_has_memory_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(CLIENTS, "breaks", Breaks)  # it does not, but brings the device along
+    changes = {"client": [{"breaks": {"folder": str(tmp_path)}}]}
+    expected = play(tiny(**changes, engine=LOCAL), tmp_path / "local").sha256()
+    monkeypatch.setattr(raysim.engine.ray.engine, "training_bytes", lambda *_: emulated.MEMORY // 2)
+    federation = play(tiny(**changes, engine=RAY), tmp_path / "ray", make_engine=ray_engine)
+    assert federation.sha256() == expected
+    assert federation.engine.hosts[0] is federation.engine.hosts[1]
+    [message] = table(tmp_path / "ray", "events")["message"]
+    assert "has memory for 1 of its 2 actors: a client takes about 8.0 GiB. They do" in message

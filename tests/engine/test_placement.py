@@ -13,10 +13,11 @@ GIB = 2**30
 
 def placed(
     cohort: int = 10, clients_per_actor="auto", gpu_per_client="auto", threads: int = 1, cpus: float = 8,
-    gpus: float = 0, memory: float = 64 * GIB, model_bytes: int = 4_000_000, nodes: tuple[Node, ...] = (),
+    gpus: float = 0, memory: float = 64 * GIB, model_bytes: int = 4_000_000, training_bytes: int = 0,
+    nodes: tuple[Node, ...] = (),
 ) -> Placement:  # fmt: skip
     resources = Resources(nodes or (Node("a", cpus, gpus, memory),))
-    return place(resources, cohort, clients_per_actor, gpu_per_client, threads, model_bytes)
+    return place(resources, cohort, clients_per_actor, gpu_per_client, threads, model_bytes, training_bytes)
 
 
 @pytest.mark.parametrize(
@@ -57,6 +58,10 @@ def placed(
         # memory: as many processes as fit beside the updates of the cohort
         ({"memory": 4 * HOST_BYTES}, (3, 1, 0)),
         ({"clients_per_actor": 1, "memory": 4 * HOST_BYTES}, (3, 1, 0)),
+        # ... and what training takes, except on GPUs, which have memory of their own; one actor is tried
+        ({"memory": 5 * HOST_BYTES, "training_bytes": HOST_BYTES}, (2, 1, 0)),
+        ({"memory": 5 * HOST_BYTES, "training_bytes": 9 * HOST_BYTES}, (1, 1, 0)),
+        ({"memory": 5 * HOST_BYTES, "training_bytes": HOST_BYTES, "gpus": 1}, (3, 1, 1 / 3)),
     ],
 )
 def test_one_node(asked, expected):
@@ -115,11 +120,14 @@ NODES = st.builds(
     cohort=st.integers(1, 300), clients_per_actor=st.one_of(st.just("auto"), st.integers(1, 400)),
     gpu_per_client=st.one_of(st.just("auto"), st.sampled_from([0, 0.1, 0.25, 0.3, 0.5, 0.7, 1])),
     threads=st.integers(1, 8), nodes=st.lists(NODES, min_size=1, max_size=4), model_bytes=st.integers(4, 400_000_000),
+    training=st.sampled_from([0, GIB, 40 * GIB]),
 )  # fmt: skip
-def test_what_is_placed_fits(cohort, clients_per_actor, gpu_per_client, threads, nodes, model_bytes):
+def test_what_is_placed_fits(cohort, clients_per_actor, gpu_per_client, threads, nodes, model_bytes, training):
     """Either it says why not, or every node has what its actors reserve."""
     try:
-        found = place(Resources(tuple(nodes)), cohort, clients_per_actor, gpu_per_client, threads, model_bytes)
+        found = place(
+            Resources(tuple(nodes)), cohort, clients_per_actor, gpu_per_client, threads, model_bytes, training
+        )
     except PlacementError:
         return
     wanted = cohort if clients_per_actor == "auto" else -(-cohort // clients_per_actor)
@@ -132,6 +140,7 @@ def test_what_is_placed_fits(cohort, clients_per_actor, gpu_per_client, threads,
         hosts = found.nodes.count(node.id)
         assert hosts * found.cpus <= node.cpus * (1 + 1e-9)
         assert hosts * HOST_BYTES <= node.memory
+        assert found.gpus or hosts <= 1 or hosts * (HOST_BYTES + training) <= node.memory
         if found.gpus:
             whole, rest = divmod(node.gpus, 1)
             assert hosts <= whole * int(1 / found.gpus + 1e-9) + int(rest / found.gpus + 1e-9)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Callable
 from contextlib import suppress
@@ -18,6 +19,7 @@ from raysim.data import Dataset, Partition
 from raysim.engine.ray.pulse import Pulse
 from raysim.host.host import ClientHost
 from raysim.host.messages import HostSpec, TrainRequest
+from raysim.late import torch
 
 
 class HostActor(ClientHost):
@@ -41,6 +43,12 @@ class HostActor(ClientHost):
         self.trainer.before_client = self._pulse.beat
         self.flat.model.register_forward_pre_hook(self._pulse.batch)
         return ray.get_runtime_context().get_node_id()
+
+    def gpu(self) -> tuple[str, float]:
+        """Which GPU of its node it has a share of, and how many bytes that one has free; no limit where it computes on its
+        CPU nevertheless, because its PyTorch knows no GPUs."""
+        [gpu] = ray.get_runtime_context().get_accelerator_ids()["GPU"]
+        return gpu, torch.cuda.mem_get_info(self.device)[0] if self.device.type == "cuda" else math.inf
 
     def train_detached(self, request: TrainRequest, *args: Any) -> list[Any]:
         """`train`, with the reply as objects that travel one by one: states, models and traces stay in Ray's store."""

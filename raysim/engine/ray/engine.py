@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import statistics
 import time
+from collections import defaultdict
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -21,9 +22,10 @@ from raysim.engine.base import Call, Engine, Handle, HostLost, MachineFailure, S
 from raysim.engine.ray.actors import new_actor
 from raysim.engine.ray.cluster import free_resources
 from raysim.engine.ray.deaths import DEATHS, Death
-from raysim.engine.ray.placement import Placement, PlacementError, Resources, actors, place, room
+from raysim.engine.ray.placement import MEMORY_SHARE, Placement, PlacementError, Resources, actors, place, room
 from raysim.engine.ray.pool import START_SECONDS, Pool
 from raysim.engine.ray.pulse import Stethoscope
+from raysim.host.footprint import training_bytes
 from raysim.host.messages import HostSpec, TrainRequest
 
 ROOM_SECONDS = 10  # to wait until a dead process's share is free again
@@ -42,6 +44,7 @@ class RayEngine(Engine):
     references: tuple[Any, Any] | None = None  # to data and partition, where they are in the object store already
     client_timeout: float | None = None  # seconds; None: a multiple of the median client
     most: int = 0  # hosts; where it is more than there are, the engine grows
+    gpu_bytes: tuple[int, int] = (1, 0)  # that an actor needs to train a client, and all actors for a cohort's updates
 
     def __post_init__(self) -> None:
         if not self.placement.gpus:
@@ -66,6 +69,8 @@ class RayEngine(Engine):
                 f"now: {free_resources()}. Is the cluster busy with other work?"
             )
         self._replace_unstarted(ready)
+        if self.placement.gpus:
+            self._spare_gpus()
         if self.most > len(self._actors):
             share = {"CPU": self.placement.cpus} | ({"GPU": self.placement.gpus} if self.placement.gpus else {})
             request_resources(bundles=[share] * self.most)
@@ -91,6 +96,26 @@ class RayEngine(Engine):
             raise MachineFailure(f"a client actor could not start: {why}. Ray says: {first}") from None
         message = "a client actor on node {} could not start: {}; {}"
         self.events += [Event("actor", message.format(node, why, then), node=node) for node in gone]
+
+    def _spare_gpus(self) -> None:
+        """Where a GPU has too little memory for all of its actors to train at a time, let some do the others' work."""
+        training, updates = self.gpu_bytes
+        found = self.retry_after_loss(lambda: self.ask([Call(i, "gpu", ()) for i in range(len(self._actors))]))
+        sharing = defaultdict[tuple[str, str], list[int]](list)
+        for i, (gpu, _) in enumerate(found):
+            sharing[self.nodes[i], gpu].append(i)
+        for (node, gpu), hosts in sharing.items():
+            free = min(found[i][1] for i in hosts) * MEMORY_SHARE - updates * len(hosts) / len(found)
+            most = max(1, int(min(free / training, len(hosts))))
+            for n, i in enumerate(hosts[most:]):
+                ray.kill(self._actors[i])
+                self._actors[i] = self._actors[hosts[n % most]]
+            if hosts[most:]:
+                message = (
+                    f"GPU {gpu} of node {node} has memory for {most} of its {len(hosts)} actors: a client takes about "
+                    f"{training / 2**30:.1f} GiB. They do the others' work"
+                )
+                self.events.append(Event("actor", message, node=node))
 
     def _new_host(self, node: str) -> tuple[Any, Any]:
         """An actor on the node, and a reference that is there once it is ready."""
@@ -280,9 +305,10 @@ def ray_engine(
     assert isinstance(settings, RayEngineConfig)
     if resources is None:
         resources = pool.free(free_resources()) if pool else free_resources()
-    layers = spec.network()[1]
+    model, layers = spec.network()
+    training = training_bytes(spec, model, int(partition.sizes.max()))
     placement = place(
-        resources, cohort, settings.clients_per_actor, settings.gpu_per_client, settings.threads, 4 * layers.S,
+        resources, cohort, settings.clients_per_actor, settings.gpu_per_client, settings.threads, 4 * layers.S, training,
         settings.batch_clients,
     )  # fmt: skip
     wanted = actors(cohort, settings.clients_per_actor, settings.batch_clients)
@@ -290,6 +316,7 @@ def ray_engine(
     return RayEngine(
         spec, data, partition, settings.fan_in, settings.gather_bytes, placement=placement, pool=pool,
         references=references, client_timeout=timeout, most=wanted if settings.elastic else 0,
+        gpu_bytes=(training, cohort * 4 * layers.S),
         # The other half of the object stores is for what travels. Between checkpoints Ray spills what is too much.
         state_bytes=int(ray.cluster_resources()["object_store_memory"]) // 2,
     )  # fmt: skip

@@ -6,6 +6,7 @@ from collections import Counter
 from dataclasses import dataclass
 
 HOST_BYTES = 600 << 20  # private memory of an actor with torch loaded, before any model
+MEMORY_SHARE = 0.8  # of what is free is planned
 GPU_HOSTS = (
     8  # actors a GPU that are chosen: small models leave a GPU idle between launches, but more than that never pay
 )
@@ -66,11 +67,12 @@ class Resources:
 
 @dataclass(frozen=True)
 class Placement:
-    """The node of every host actor, and the share of its CPUs and of a GPU that each reserves."""
+    """The node of every host actor, the share of its CPUs and of a GPU that each reserves, and the memory that it needs."""
 
     nodes: tuple[str, ...]
     cpus: float
     gpus: float
+    memory: float = HOST_BYTES  # bytes of its node's
     note: str = ""  # what is less than was asked
 
     @property
@@ -82,7 +84,7 @@ def room(resources: Resources, like: Placement) -> list[str]:
     """The nodes on which further actors fit that reserve as much as those of a placement; each as often as there is room."""
     found = []
     for node in resources.nodes:
-        slots = min((node.cpus + 1e-3) // like.cpus, node.memory * 0.8 // HOST_BYTES)
+        slots = min((node.cpus + 1e-3) // like.cpus, node.memory * MEMORY_SHARE // like.memory)
         found += [node.id] * int(min(slots, node.slots(like.gpus)) if like.gpus else slots)
     return found
 
@@ -95,10 +97,10 @@ def actors(cohort: int, clients_per_actor: int | str, together: int) -> int:
 
 def place(
     resources: Resources, cohort: int, clients_per_actor: int | str, gpu_per_client: float | str, threads: int,
-    model_bytes: int, together: int = 1,
+    model_bytes: int, training_bytes: int = 0, together: int = 1,
 ) -> Placement:  # fmt: skip
-    """Placement of a cohort of `cohort` clients. A host keeps the updates of its clients: `model_bytes` for each; so
-    many clients train `together`.
+    """Placement of a cohort of `cohort` clients. A host keeps the updates of its clients, `model_bytes` for each, and needs
+    `training_bytes` more while one trains, or so many clients `together`.
 
     All hosts train on the same kind of device, because bits differ between kinds. Where fewer actors fit than were asked
     for, there are fewer, and the note says so. Raises `PlacementError` where none fits.
@@ -109,7 +111,8 @@ def place(
     on_gpu = resources.gpus > 0 if share is None else share > 0
     nodes = [node for node in resources.nodes if node.cpus > 0 and (node.gpus > 0 or not on_gpu)]
     memory = sum(node.memory for node in nodes)
-    affordable = (memory * 0.8 - cohort * model_bytes) // HOST_BYTES
+    of_host = HOST_BYTES + (0 if on_gpu else training_bytes)
+    affordable = (memory * MEMORY_SHARE - cohort * model_bytes) // HOST_BYTES
     if nodes and affordable < 1:
         raise PlacementError(
             f"{cohort} clients a round need {cohort * model_bytes / 2**30:.1f} GiB for their updates, but the cluster has "
@@ -117,7 +120,10 @@ def place(
         )
 
     def fits(node: Node, hosts: int) -> bool:
-        if hosts * HOST_BYTES > node.memory * 0.8 or (share and node.slots(share) < hosts):
+        if share and node.slots(share) < hosts:
+            return False
+        # What training takes is an estimate, which may be too high: it keeps out further actors, not the first.
+        if (HOST_BYTES if hosts == 1 else hosts * of_host) > node.memory * MEMORY_SHARE:
             return False
         if on_gpu and auto and share is None and hosts > GPU_HOSTS * node.gpus:
             return False
@@ -149,4 +155,4 @@ def place(
         f"engine.ray.clients_per_actor: {clients_per_actor} asks for {wanted} actors, but {placed.total()} fit: "
         f"{resources}. Each trains more clients"
     )  # fmt: skip
-    return Placement(tuple(node.id for node in used for _ in range(placed[node.id])), cpus, gpus, note)
+    return Placement(tuple(node.id for node in used for _ in range(placed[node.id])), cpus, gpus, of_host, note)

@@ -1,0 +1,80 @@
+"""Whether a paper's claim shows in the runs of one of its tables: differences between rows, seed by seed, with 95 % intervals.
+
+    raysim reproduce fedlws/table1 --scale medium --parallel 2 --out runs/fedlws
+    python benchmarks/claims.py fedlws/table1 --out runs/fedlws --pair "FedProx + LWS" FedProx
+
+Each row is held against the first one, those named by --pair against another. The interval is that of a paired t test
+(docs/papers/protocol.md). Writes the table, the differences and every seed's number to benchmarks/results/.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from scipy.special import stdtrit
+
+from raysim.store.manifest import manifest
+from raysim.sweep.items import find
+from raysim.sweep.text import sheets, table_text
+
+
+def difference(a: Mapping[int, float], b: Mapping[int, float]) -> dict[str, Any]:
+    """Of the seeds that both have: each difference, their mean, and how far its 95 % interval goes to either side."""
+    found = [a[seed] - b[seed] for seed in sorted(a.keys() & b.keys())]
+    n = len(found)
+    half = float(stdtrit(n - 1, 0.975) * np.std(found, ddof=1) / math.sqrt(n)) if n > 1 else math.nan
+    return {"differences": found, "mean": float(np.mean(found)) if n else math.nan, "half": half}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("item")
+    parser.add_argument("--out", type=Path, required=True, help="where the runs are")
+    parser.add_argument("--scale", default="medium")
+    parser.add_argument("--pair", nargs=2, action="append", default=[], metavar=("ROW", "AGAINST"))
+    parser.add_argument("--set", action="append", default=[], help="with which the runs were played")
+    parser.add_argument("--seeds", type=int, nargs="*", default=[])
+    args = parser.parse_args()
+    item, against, found = find(args.item), dict(args.pair), []
+    points = item.runs(args.scale, args.seeds, args.set, args.out)
+    lines = [
+        table_text(item, points, args.scale, args.set),
+        "",
+        "| | against | score | difference | 95 % interval |",
+        "|-|-|-|-|-|",
+    ]
+    for sheet in sheets(item, points, args.scale):
+        for column in sheet.columns:
+            scores = {row: entry.by_seed for row, entry in zip(sheet.rows, column.entries, strict=True)}
+            for row in sheet.rows[1:]:
+                other = against.get(row, sheet.rows[0])
+                of = difference(scores[row], scores[other])
+                score = " ".join(filter(None, (sheet.title, column.heading)))
+                found.append({"row": row, "against": other, "score": score, **of})
+                low, high = of["mean"] - of["half"], of["mean"] + of["half"]
+                lines.append(f"| {row} | {other} | {score} | {of['mean']:+.2f} | {low:+.2f} to {high:+.2f} |")
+    text = "\n".join(lines)
+    print(text)
+    name = f"claims-{args.item.replace('/', '-')}-{time.strftime('%Y-%m-%dT%H%M')}"
+    stem = Path(__file__).parent / "results" / name
+    finished = [point for point in points.values() if point.finished]
+    told = {
+        "command": " ".join(sys.argv), "runs": f"{len(finished)} of {len(points)}", "pairs": found,
+        "results": {point.name: json.loads((point.folder / "result.json").read_text()) for point in finished},
+        "machine": manifest("", 0, {}),
+    }  # fmt: skip
+    stem.with_suffix(".json").write_text(json.dumps(told, indent=1) + "\n")
+    stem.with_suffix(".md").write_text(text + "\n")
+    print(f"written to {stem}.json and .md")
+
+
+if __name__ == "__main__":
+    main()

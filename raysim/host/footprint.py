@@ -1,0 +1,38 @@
+"""How much memory it takes to train a client, found out from a model and two samples, before anything is started."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from typing import Any
+
+from raysim.host.messages import HostSpec
+from raysim.late import Tensor, nn, torch
+
+VECTORS = 5  # of the model's size: received, trained, its gradient, the optimiser's, a sum of updates
+
+
+def training_bytes(spec: HostSpec, model: nn.Module, samples: int) -> int:
+    """Bytes that the training of a client with so many `samples` takes, beside PyTorch and the clients' updates: vectors of the
+    model's size, and what a batch leaves in memory between forward and backward pass."""
+    vector: int = sum(tensor.nbytes for tensor in model.state_dict().values())
+    batch = min(spec.settings.batch_size, samples) * spec.batch_clients
+    return VECTORS * vector * spec.batch_clients + batch * _kept(spec, model) // 2
+
+
+def _kept(spec: HostSpec, model: nn.Module) -> int:
+    """Bytes that autograd keeps of a batch of two; parameters, of which there is one for all samples, left out."""
+    dtype = torch.float32 if spec.inputs.vocab is None else torch.long
+    own = {tensor.untyped_storage().data_ptr() for tensor in model.state_dict().values()}
+    kept: dict[int, Any] = {}
+
+    def keep(tensor: Tensor) -> Tensor:
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in own:
+            kept[storage.data_ptr()] = storage
+        return tensor
+
+    hooks = torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor)
+    # A model that fails says so where clients train, with all that is known there.
+    with suppress(Exception), torch.random.fork_rng(devices=[]), hooks:
+        model(torch.zeros(2, *spec.inputs.shape, dtype=dtype))
+    return sum(storage.nbytes() for storage in kept.values())
