@@ -122,7 +122,7 @@ def _hosts(run: RunParts, training: int, address: str | None) -> tuple[int, str]
     )
     placed = place(
         Resources((here,)), run.cohort_size, engine.clients_per_actor, engine.gpu_per_client, engine.threads,
-        FLOAT * run.server.layers.S, training, engine.batch_clients,
+        FLOAT * run.server.layers.S, training_bytes=training, together=engine.batch_clients,
     )  # fmt: skip
     device = (
         f"{placed.gpus:g} of a GPU each"

@@ -17,7 +17,9 @@ def placed(
     nodes: tuple[Node, ...] = (),
 ) -> Placement:  # fmt: skip
     resources = Resources(nodes or (Node("a", cpus, gpus, memory),))
-    return place(resources, cohort, clients_per_actor, gpu_per_client, threads, model_bytes, training_bytes)
+    return place(
+        resources, cohort, clients_per_actor, gpu_per_client, threads, model_bytes, training_bytes=training_bytes
+    )
 
 
 @pytest.mark.parametrize(
@@ -126,8 +128,8 @@ def test_what_is_placed_fits(cohort, clients_per_actor, gpu_per_client, threads,
     """Either it says why not, or every node has what its actors reserve."""
     try:
         found = place(
-            Resources(tuple(nodes)), cohort, clients_per_actor, gpu_per_client, threads, model_bytes, training
-        )
+            Resources(tuple(nodes)), cohort, clients_per_actor, gpu_per_client, threads, model_bytes, training_bytes=training
+        )  # fmt: skip
     except PlacementError:
         return
     wanted = cohort if clients_per_actor == "auto" else -(-cohort // clients_per_actor)

@@ -67,6 +67,7 @@ class Driver:
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("default", UserWarning)
             self.federation = build(config, out, resume, engine, tuple(ray.get(partitioned)))
+        pool.clear()  # of processes that the run did not take
         return [str(one.message) for one in caught if Path(one.filename).is_relative_to(PACKAGE)]
 
     def __repr__(self) -> str:

@@ -308,8 +308,8 @@ def ray_engine(
     model, layers = spec.network()
     training = training_bytes(spec, model, int(partition.sizes.max()))
     placement = place(
-        resources, cohort, settings.clients_per_actor, settings.gpu_per_client, settings.threads, 4 * layers.S, training,
-        settings.batch_clients,
+        resources, cohort, settings.clients_per_actor, settings.gpu_per_client, settings.threads, 4 * layers.S,
+        training_bytes=training, together=settings.batch_clients,
     )  # fmt: skip
     wanted = actors(cohort, settings.clients_per_actor, settings.batch_clients)
     timeout = None if settings.client_timeout == "auto" else settings.client_timeout

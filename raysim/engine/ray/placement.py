@@ -97,7 +97,7 @@ def actors(cohort: int, clients_per_actor: int | str, together: int) -> int:
 
 def place(
     resources: Resources, cohort: int, clients_per_actor: int | str, gpu_per_client: float | str, threads: int,
-    model_bytes: int, training_bytes: int = 0, together: int = 1,
+    model_bytes: int, *, training_bytes: int = 0, together: int = 1,
 ) -> Placement:  # fmt: skip
     """Placement of a cohort of `cohort` clients. A host keeps the updates of its clients, `model_bytes` for each, and needs
     `training_bytes` more while one trains, or so many clients `together`.

@@ -59,7 +59,7 @@ class Pool:
         with suppress(PlacementError):
             placement = place(
                 resources, cohort, settings.clients_per_actor, settings.gpu_per_client, settings.threads, 0,
-                settings.batch_clients,
+                together=settings.batch_clients,
             )  # fmt: skip
             self._share = placement.cpus, placement.gpus
             self._idle = [(node, new_actor(node, *self._share)) for node in placement.nodes]
