@@ -7,11 +7,9 @@ from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 
-import ray
-
 from raysim.config import Config, ConfigError, RayEngineConfig
 from raysim.engine.ray.cluster import cluster, cluster_address
-from raysim.engine.ray.driver import RemoteFederation
+from raysim.engine.ray.driver import RemoteFederation, stored
 from raysim.engine.ray.placement import Resources
 from raysim.federation.builder import checked_data
 from raysim.federation.loop import Federation
@@ -34,6 +32,6 @@ def session(
     with cluster(
         address, None if resources else settings.state_bytes, settings.dashboard
     ):  # who shares a cluster has asked for its size
-        references = [ray.put(part) for part in partitioned]
-        del partitioned  # the object store has them now
+        references = stored(partitioned)
+        del partitioned  # the object store has it now
         yield partial(RemoteFederation, Federation, partitioned=references, resources=resources)

@@ -19,14 +19,14 @@ from typer.testing import CliRunner
 
 import raysim.engine.ray.engine
 from raysim.cli.app import app
-from raysim.config import Config, to_yaml
+from raysim.config import to_yaml
 from raysim.core.cohort import Cohort
 from raysim.core.mixture import Mixture
 from raysim.core.server import Server, Weighting
 from raysim.engine.base import HostLost, MachineFailure
 from raysim.engine.evaluation import evaluate
 from raysim.engine.ray.actors import new_actor
-from raysim.engine.ray.driver import RemoteFederation
+from raysim.engine.ray.driver import RemoteFederation, stored
 from raysim.federation import Federation, RoundFailed, local_engine, prepare, sample
 from raysim.methods import CLIENTS, WEIGHTINGS
 from raysim.models import MODELS
@@ -248,16 +248,11 @@ class Dying:
         return Federation(*args)
 
 
-def put(config: Config) -> list[Any]:
-    """References to its data and partition."""
-    return [ray.put(part) for part in prepare(config)]
-
-
 def test_driver_that_always_dies_ends_the_run(tmp_path, cluster):
     cloudpickle.register_pickle_by_value(sys.modules[__name__])
     config = tiny(engine={"ray": {"clients_per_actor": 3}})
     with pytest.raises(MachineFailure, match="driver died 3 times before a round was played: its process ended"):
-        RemoteFederation(Dying(9, tmp_path), config, tmp_path / "run", False, put(config))
+        RemoteFederation(Dying(9, tmp_path), config, tmp_path / "run", False, stored(prepare(config)))
 
 
 def test_driver_killed(tmp_path, cluster):
@@ -267,7 +262,7 @@ def test_driver_killed(tmp_path, cluster):
     expected = undisturbed(changes, tmp_path / "undisturbed")
     engine = {"ray": {"clients_per_actor": 3}}
     config = tiny(**changes, engine=engine)
-    federation = RemoteFederation(Dying(1, tmp_path), config, tmp_path / "killed", False, put(config))
+    federation = RemoteFederation(Dying(1, tmp_path), config, tmp_path / "killed", False, stored(prepare(config)))
     rounds = [federation.step()["round"] for _ in range(3)]
     kill(pid_of(federation._driver))
     while (shown := federation.step()) is not None:

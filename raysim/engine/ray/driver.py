@@ -16,6 +16,7 @@ from ray.exceptions import RayTaskError
 
 from raysim.config import Config
 from raysim.core.event import Event
+from raysim.data import Dataset, Partition
 from raysim.engine.base import ATTEMPTS, MachineFailure
 from raysim.engine.ray.cluster import free_resources
 from raysim.engine.ray.deaths import DEATHS, Death
@@ -77,6 +78,11 @@ class Driver:
     def call(self, method: str, *args: Any) -> Any:
         """A method of the federation."""
         return getattr(self.federation, method)(*args)
+
+
+def stored(partitioned: tuple[Dataset, Partition]) -> list[Any]:
+    """References to data and partition, which are in the object store from then on."""
+    return [ray.put(part) for part in partitioned]
 
 
 class RemoteFederation:

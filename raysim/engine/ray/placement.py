@@ -120,10 +120,8 @@ def place(
         )
 
     def fits(node: Node, hosts: int) -> bool:
-        if share and node.slots(share) < hosts:
-            return False
-        # What training takes is an estimate, which may be too high: it keeps out further actors, not the first.
-        if (HOST_BYTES if hosts == 1 else hosts * of_host) > node.memory * MEMORY_SHARE:
+        needed = HOST_BYTES if hosts == 1 else hosts * of_host  # one is tried: what training takes is estimated
+        if needed > node.memory * MEMORY_SHARE or (share and node.slots(share) < hosts):
             return False
         if on_gpu and auto and share is None and hosts > GPU_HOSTS * node.gpus:
             return False
