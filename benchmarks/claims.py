@@ -12,14 +12,14 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import statistics
 import sys
 import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-from scipy.special import stdtrit
+from scipy.stats import ttest_rel
 
 from raysim.store.manifest import manifest
 from raysim.sweep.items import find
@@ -27,11 +27,14 @@ from raysim.sweep.text import sheets, table_text
 
 
 def difference(a: Mapping[int, float], b: Mapping[int, float]) -> dict[str, Any]:
-    """Of the seeds that both have: each difference, their mean, and how far its 95 % interval goes to either side."""
-    found = [a[seed] - b[seed] for seed in sorted(a.keys() & b.keys())]
-    n = len(found)
-    half = float(stdtrit(n - 1, 0.975) * np.std(found, ddof=1) / math.sqrt(n)) if n > 1 else math.nan
-    return {"differences": found, "mean": float(np.mean(found)) if n else math.nan, "half": half}
+    """Of the seeds that both have: each difference, their mean, and the 95 % interval of that."""
+    seeds = sorted(a.keys() & b.keys())
+    found = [a[seed] - b[seed] for seed in seeds]
+    interval = [math.nan, math.nan]  # of one seed's difference nothing is known
+    if len(seeds) > 1:
+        test = ttest_rel([a[seed] for seed in seeds], [b[seed] for seed in seeds])
+        interval = [float(end) for end in test.confidence_interval(0.95)]
+    return {"differences": found, "mean": statistics.mean(found or [math.nan]), "interval": interval}
 
 
 def main() -> None:
@@ -59,7 +62,7 @@ def main() -> None:
                 of = difference(scores[row], scores[other])
                 score = " ".join(filter(None, (sheet.title, column.heading)))
                 found.append({"row": row, "against": other, "score": score, **of})
-                low, high = of["mean"] - of["half"], of["mean"] + of["half"]
+                low, high = of["interval"]
                 lines.append(f"| {row} | {other} | {score} | {of['mean']:+.2f} | {low:+.2f} to {high:+.2f} |")
     text = "\n".join(lines)
     print(text)

@@ -60,14 +60,13 @@ def measure(clients: int, rounds: int) -> dict[str, float]:
             federation.step()
             seconds.append(time.perf_counter() - began)
 
-        kept, stolen = undisturbed(turn, rounds)
+        turns = undisturbed(turn, rounds)
         federation.finish()
         federation.close()
     return {
         "clients": clients, "partition_seconds": prepared - started, "partition_megabytes": memory - before,
-        "build_seconds": built - prepared, "round_seconds": statistics.median(seconds[t] for t in kept),
-        "stolen": statistics.mean(stolen), "stolen_in_those_kept": statistics.mean(stolen[t] for t in kept),
-        "megabytes_in_all": megabytes() - before,
+        "build_seconds": built - prepared, "round_seconds": statistics.median(seconds[t] for t in turns.kept),
+        "megabytes_in_all": megabytes() - before, **turns.recorded(),
     }  # fmt: skip
 
 

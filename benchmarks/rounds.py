@@ -273,9 +273,9 @@ def contest(name: str, work: Workload, rounds: int, processes: int, gpu: float) 
 
         for _ in range(WARM_UP):
             turn()
-        kept, stolen = undisturbed(turn, rounds)
-        seconds = {runner: [values[WARM_UP + t] for t in kept] for runner, values in spent.items()}
-        result |= {"stolen": statistics.mean(stolen), "stolen_in_those_kept": statistics.mean(stolen[t] for t in kept)}
+        turns = undisturbed(turn, rounds)
+        seconds = {runner: [values[WARM_UP + t] for t in turns.kept] for runner, values in spent.items()}
+        result |= turns.recorded()
         for runner in runners.values():
             runner.close()
     ray.shutdown()

@@ -154,11 +154,11 @@ def play(points: Sequence[Point], rounds: int) -> list[dict[str, Any]]:
             for _ in range(WARM_UP):
                 federation.step()
             sent = -_sent()
-            kept, stolen = undisturbed(federation.step, rounds)
+            turns = undisturbed(federation.step, rounds)
             sent += _sent()
             floats, nodes = federation.server.layers.S, federation.engine.nodes
             federation.close()
-            spent = {phase: seconds[kept] for phase, seconds in clock(Path(folder)).items()}
+            spent = {phase: seconds[turns.kept] for phase, seconds in clock(Path(folder)).items()}
         setting = Setting(
             len(nodes), point.cohort, floats, point.waits, point.samples, point.fan_in, point.nodes, CORES, LINK,
             hop=nodes[0] != here,
@@ -168,8 +168,8 @@ def play(points: Sequence[Point], rounds: int) -> list[dict[str, Any]]:
         results.append(
             {
                 "point": asdict(point), "setting": asdict(setting), "quartiles": quartiles, "seconds": phases,
-                "models_sent_by_the_driver": sent / len(stolen) / (FLOAT * floats) if point.nodes > 1 else 0,
-                "stolen": float(np.mean(stolen)), "stolen_in_those_kept": float(np.mean([stolen[t] for t in kept])),
+                "models_sent_by_the_driver": sent / len(turns.stolen) / (FLOAT * floats) if point.nodes > 1 else 0,
+                **turns.recorded(),
             }
         )  # fmt: skip
         shown = ", ".join(f"{phase} {1e3 * spent:.1f}" for phase, spent in phases.items())

@@ -168,12 +168,12 @@ def measure(limit: int, rounds: int, cohort: int, fitting: int, ways: Sequence[s
 
         for _ in range(WARM_UP):
             turn()
-        kept, stolen = undisturbed(turn, rounds)
-        result |= {"stolen": statistics.mean(stolen), "stolen_in_those_kept": statistics.mean(stolen[t] for t in kept)}
+        turns = undisturbed(turn, rounds)
+        result |= turns.recorded()
         for what, player in players.items():
             player.close()
-            start, timed = player.rows[0], [player.rows[1 + WARM_UP + t] for t in kept]
-            pairs = [(players["memory"].rows[1 + WARM_UP + t], player.rows[1 + WARM_UP + t]) for t in kept]
+            start, timed = player.rows[0], [player.rows[1 + WARM_UP + t] for t in turns.kept]
+            pairs = [(players["memory"].rows[1 + WARM_UP + t], player.rows[1 + WARM_UP + t]) for t in turns.kept]
             result[what] = {
                 "start_seconds": start["start_seconds"],
                 "seconds": statistics.median(row["seconds"] for row in timed),
