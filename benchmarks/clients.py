@@ -61,7 +61,6 @@ def measure(clients: int, rounds: int) -> dict[str, float]:
             seconds.append(time.perf_counter() - began)
 
         turns = undisturbed(turn, rounds)
-        federation.finish()
         federation.close()
     return {
         "clients": clients, "partition_seconds": prepared - started, "partition_megabytes": memory - before,

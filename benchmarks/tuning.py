@@ -1,0 +1,62 @@
+"""The learning rate that a table's comparison takes: its baseline's best, on a seed that the comparison does not use.
+
+    python benchmarks/tuning.py fedlws/table1 --rates 0.01 0.02 0.04 0.08 --out runs/tuning
+
+The table's first row plays 40 rounds of its medium scale with each rate, in every column; what counts is the mean of the last
+ten evaluations, and its mean over the columns (docs/papers/protocol.md). Writes to benchmarks/results/.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import sys
+import time
+from pathlib import Path
+
+from raysim.report.runs import Run
+from raysim.store.manifest import manifest
+from raysim.sweep.items import find
+from raysim.sweep.playing import play_all
+from raysim.sweep.scores import SCORES
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("item")
+    parser.add_argument("--rates", type=float, nargs="+", required=True)
+    parser.add_argument("--rounds", type=int, default=40)
+    parser.add_argument("--seed", type=int, default=7)
+    parser.add_argument("--out", type=Path, required=True, help="where the runs are, or are to be")
+    parser.add_argument("--parallel", type=int, default=2)
+    args = parser.parse_args()
+    item, played = find(args.item), {}
+    for rate in args.rates:
+        changes = [f"rounds.total={args.rounds}", f"local.lr={rate}"]
+        cells = item.runs("medium", [args.seed], changes, args.out / args.item / f"lr{rate:g}")
+        baseline = next(iter(cells)).row
+        played[rate] = {" ".join(cell.column): point for cell, point in cells.items() if cell.row == baseline}
+    status = play_all([point for points in played.values() for point in points.values()], at_once=args.parallel)
+    if status:
+        sys.exit(status)
+    last10, _ = SCORES["last10"]
+    scores = {
+        rate: {column: last10(Run(point.folder)) for column, point in points.items()} for rate, points in played.items()
+    }
+    for rate, by_column in scores.items():
+        print(f"lr {rate:g}: {by_column}, mean {statistics.mean(by_column.values()):.2f}")
+    best = max(scores, key=lambda rate: statistics.mean(scores[rate].values()))
+    print(f"best: {best:g}")
+    told = {
+        "command": " ".join(sys.argv), "item": args.item, "seed": args.seed, "rounds": args.rounds, "best": best,
+        "last10": [{"lr": rate, **by_column} for rate, by_column in scores.items()], "machine": manifest("", 0, {}),
+    }  # fmt: skip
+    name = f"tuning-{args.item.replace('/', '-')}-{time.strftime('%Y-%m-%dT%H%M')}.json"
+    target = Path(__file__).parent / "results" / name
+    target.write_text(json.dumps(told, indent=1) + "\n")
+    print(f"written to {target}")
+
+
+if __name__ == "__main__":
+    main()
