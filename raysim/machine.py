@@ -7,6 +7,7 @@ import os
 import re
 import resource
 import socket
+import sys
 from contextlib import suppress
 from pathlib import Path
 
@@ -51,6 +52,18 @@ def memory_bytes() -> tuple[int, int, bool] | None:
     if limit and used and limit.isdecimal() and int(limit) < total:
         return int(limit), min(available, int(limit) - int(used)), True
     return total, available, False
+
+
+def private_memory() -> int:
+    """Bytes in memory that this process shares with no file and no other process; 0 where the system does not tell."""
+    _, resident, shared, *_ = map(int, (_read(Path("/proc/self/statm")) or "0 0 0").split())
+    return (resident - shared) * resource.getpagesize()
+
+
+def most_resident() -> int:
+    """Bytes that this process has had in memory at most, shared ones among them."""
+    unit = 1 if sys.platform == "darwin" else 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
 
 
 def free_threads() -> int | None:

@@ -58,3 +58,15 @@ def test_actors_are_no_more_than_their_gpu_has_memory_for(tmp_path: Path, monkey
     assert federation.engine.hosts[0] is federation.engine.hosts[1]
     [message] = table(tmp_path / "ray", "events")["message"]
     assert "has memory for 1 of its 2 actors: a client takes about 8.0 GiB. They do" in message
+
+
+def test_what_the_first_clients_took_is_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(CLIENTS, "breaks", Breaks)  # it does not, but brings the device along
+    monkeypatch.setattr(raysim.engine.ray.engine, "training_bytes", lambda *_: 0)
+    monkeypatch.setattr(raysim.engine.ray.engine, "GPU_BYTES", 1)
+    changes = {"client": [{"breaks": {"folder": str(tmp_path)}}]}
+    federation = play(tiny(**changes, engine=RAY), tmp_path / "ray", make_engine=ray_engine)
+    model = 4 * federation.server.layers.S
+    assert federation.engine.training_bytes > model  # there were its gradient and activations, too
+    [message] = table(tmp_path / "ray", "events")["message"]
+    assert "of memory, and 0.0 were planned" in message

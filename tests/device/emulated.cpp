@@ -34,7 +34,7 @@ const Device here(DeviceType::CUDA, 0);
 // What it was asked for. An upload or a download is a copy from or to the host's memory. Downloads and operators whose shape or
 // value the host must know make it wait (`syncs`); views cost nothing; all else is a launch.
 std::atomic<int64_t> launches, uploads, downloads, syncs;
-std::atomic<int64_t> used, room;  // bytes in use, and how many there are
+std::atomic<int64_t> used, most, room;  // bytes in use, of which there have been so many at most, and how many there are
 std::atomic<int64_t> until_broken = -1;  // launches until it breaks; < 0: it does not
 
 // --- The device as PyTorch's core sees it. Work is done when the call returns, so streams and events are nothing.
@@ -85,6 +85,7 @@ void reserve(int64_t bytes) {
   if (used + bytes > room)
     throw c10::OutOfMemoryError({__func__, __FILE__, __LINE__}, "CUDA out of memory: the emulated device is full");
   used += bytes;
+  if (used > most) most = used.load();
 }
 
 // Bytes that a storage of ours holds, given back when it goes.
@@ -321,7 +322,7 @@ void install(std::optional<at::Generator> generator, int64_t bytes) {
 
 std::vector<int64_t> counts() { return {launches, uploads, downloads, syncs}; }
 
-std::vector<int64_t> bytes() { return {used, room}; }
+std::vector<int64_t> bytes() { return {used, room, most}; }
 
 void set_room(int64_t bytes) { room = bytes; }
 

@@ -81,6 +81,7 @@ def install() -> None:
     cuda.set_device, cuda.synchronize = lambda device: None, lambda device=None: None
     cuda.get_device_name = lambda device=None: "emulated"
     cuda.mem_get_info = lambda device=None: ((b := torch.ops.emulated.bytes())[1] - b[0], b[1])
+    cuda.max_memory_reserved = lambda device=None: torch.ops.emulated.bytes()[2]
     cuda.manual_seed = cuda.manual_seed_all = stream.manual_seed
     cuda.get_rng_state = cuda.random.get_rng_state = lambda device="cuda": stream.get_state()
     cuda.set_rng_state = cuda.random.set_rng_state = lambda state, device="cuda": stream.set_state(state)

@@ -136,6 +136,14 @@ def test_a_cluster_that_grows(tmp_path, cluster):
     assert {row["host"] for row in tables.read(federation.folder, "clients").to_pylist() if row["round"] > 0} == {0, 1}
 
 
+def test_later_actors_are_planned_with_what_the_first_took(tmp_path, warm_ray, monkeypatch):
+    monkeypatch.setattr("raysim.engine.ray.placement.HOST_BYTES", 1)
+    federation = play(tiny(engine={"ray": {"clients_per_actor": 2}}), tmp_path, make_engine=warm_ray)
+    assert federation.engine.placement.memory > 50 << 20  # of its own, with PyTorch
+    (event,) = tables.read(tmp_path, "events").to_pylist()
+    assert "of memory, and 0.0 were planned: those that start from now on" in event["message"]
+
+
 def test_a_node_that_is_gone_before_the_first_actor_starts(tmp_path, warm_ray):
     """... and that the cluster still counts: its actors start elsewhere."""
     here, gone = ray.get_runtime_context().get_node_id(), "a" * 56

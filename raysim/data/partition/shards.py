@@ -41,10 +41,12 @@ class Shards(Sequence[np.ndarray]):
         """[n] int64 the client of each row."""
         return np.repeat(np.arange(len(self), dtype=np.int64), self.sizes)
 
-    def where(self, chosen: np.ndarray) -> Shards:
+    def where(self, chosen: np.ndarray) -> Self:
         """The `chosen` [n] bool rows of every client, in their order."""
-        counts = np.concatenate([[0], np.cumsum(chosen, dtype=np.int64)])
-        return Shards(self.rows[chosen], counts[self.offsets])
+        if chosen.all():
+            return self
+        kept = np.flatnonzero(chosen)
+        return type(self)(self.rows[kept], np.searchsorted(kept, self.offsets))
 
     def __len__(self) -> int:
         return len(self.offsets) - 1

@@ -14,6 +14,7 @@ from typing import Any
 import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
+from raysim import machine
 from raysim.core.failures import breaks_device
 from raysim.data import Dataset, Partition
 from raysim.engine.ray.pulse import Pulse
@@ -42,6 +43,7 @@ class HostActor(ClientHost):
         self._pulse.send_every(sign_every)
         self.trainer.before_client = self._pulse.beat
         self.flat.model.register_forward_pre_hook(self._pulse.batch)
+        self._private, self._resident = machine.private_memory(), machine.most_resident()
         return ray.get_runtime_context().get_node_id()
 
     def gpu(self) -> tuple[str, float]:
@@ -49,6 +51,12 @@ class HostActor(ClientHost):
         CPU nevertheless, because its PyTorch knows no GPUs."""
         [gpu] = ray.get_runtime_context().get_accelerator_ids()["GPU"]
         return gpu, torch.cuda.mem_get_info(self.device)[0] if self.device.type == "cuda" else math.inf
+
+    def most_memory(self) -> int:
+        """Bytes that it has held at most of what it computes in: its GPU's memory, or its own of the machine's."""
+        if self.device.type == "cuda":
+            return torch.cuda.max_memory_reserved(self.device)
+        return self._private + machine.most_resident() - self._resident
 
     def train_detached(self, request: TrainRequest, *args: Any) -> list[Any]:
         """`train`, with the reply as objects that travel one by one: states, models and traces stay in Ray's store."""

@@ -22,7 +22,16 @@ from raysim.engine.base import Call, Engine, Handle, HostLost, MachineFailure, S
 from raysim.engine.ray.actors import new_actor
 from raysim.engine.ray.cluster import free_resources
 from raysim.engine.ray.deaths import DEATHS, Death
-from raysim.engine.ray.placement import MEMORY_SHARE, Placement, PlacementError, Resources, actors, place, room
+from raysim.engine.ray.placement import (
+    GPU_BYTES,
+    MEMORY_SHARE,
+    Placement,
+    PlacementError,
+    Resources,
+    actors,
+    place,
+    room,
+)
 from raysim.engine.ray.pool import START_SECONDS, Pool
 from raysim.engine.ray.pulse import Stethoscope
 from raysim.host.footprint import training_bytes
@@ -44,7 +53,8 @@ class RayEngine(Engine):
     references: tuple[Any, Any] | None = None  # to data and partition, where they are in the object store already
     client_timeout: float | None = None  # seconds; None: a multiple of the median client
     most: int = 0  # hosts; where it is more than there are, the engine grows
-    gpu_bytes: tuple[int, int] = (1, 0)  # that an actor needs to train a client, and all actors for a cohort's updates
+    training_bytes: int = 0  # that an actor needs to train a client
+    update_bytes: int = 0  # that all actors need together for a cohort's updates
 
     def __post_init__(self) -> None:
         if not self.placement.gpus:
@@ -57,6 +67,7 @@ class RayEngine(Engine):
             self.placement.nodes
         )  # neighbours in the cohort share a machine: sums merge before they travel
         self._stethoscope = Stethoscope()
+        self._measured = False
         self._coming: dict[Any, tuple[Any, str]] = {}  # by the reference that tells when it is ready: actor and node
         self._actors, ready = map(list, zip(*map(self._new_host, self.nodes), strict=True))
         _, late = ray.wait(ready, num_returns=len(ready), timeout=START_SECONDS)
@@ -99,23 +110,24 @@ class RayEngine(Engine):
 
     def _spare_gpus(self) -> None:
         """Where a GPU has too little memory for all of its actors to train at a time, let some do the others' work."""
-        training, updates = self.gpu_bytes
         found = self.retry_after_loss(lambda: self.ask([Call(i, "gpu", ()) for i in range(len(self._actors))]))
         sharing = defaultdict[tuple[str, str], list[int]](list)
         for i, (gpu, _) in enumerate(found):
             sharing[self.nodes[i], gpu].append(i)
         for (node, gpu), hosts in sharing.items():
-            free = min(found[i][1] for i in hosts) * MEMORY_SHARE - updates * len(hosts) / len(found)
-            most = max(1, int(min(free / training, len(hosts))))
-            for n, i in enumerate(hosts[most:]):
-                ray.kill(self._actors[i])
-                self._actors[i] = self._actors[hosts[n % most]]
-            if hosts[most:]:
-                message = (
-                    f"GPU {gpu} of node {node} has memory for {most} of its {len(hosts)} actors: a client takes about "
-                    f"{training / 2**30:.1f} GiB. They do the others' work"
-                )
-                self.events.append(Event("actor", message, node=node))
+            free = min(found[i][1] for i in hosts) * MEMORY_SHARE - self.update_bytes * len(hosts) / len(found)
+            there = list(dict.fromkeys(self._actors[i] for i in hosts))  # after a loss, one actor can be several hosts
+            most = max(1, int(min(free / (GPU_BYTES + self.training_bytes), len(there))))
+            if most == len(there):
+                continue
+            for n, actor in enumerate(there[most:]):
+                ray.kill(actor)
+                self._actors = [there[n % most] if other == actor else other for other in self._actors]
+            message = (
+                f"GPU {gpu} of node {node} has memory for {most} of its {len(there)} actors: a client takes about "
+                f"{self.training_bytes / 2**30:.1f} GiB. They do the others' work"
+            )
+            self.events.append(Event("actor", message, node=node))
 
     def _new_host(self, node: str) -> tuple[Any, Any]:
         """An actor on the node, and a reference that is there once it is ready."""
@@ -212,39 +224,47 @@ class RayEngine(Engine):
             raise StateLost(str(error)) from None
 
     def replace(self, lost: HostLost) -> str:
-        for i in lost.hosts:
-            ray.kill(self._actors[i])  # one that could not be reached may be alive
-            self._stethoscope.forget(_id(self._actors[i]))
-        then = "another was started"
+        gone = defaultdict[Any, list[int]](list)  # by the actor, the hosts that it was
         for i in sorted(lost.hosts):
-            living = {j: node for j, node in enumerate(self.nodes) if j not in lost.hosts}
-            neighbours = [j for j, node in living.items() if node == self.nodes[i]]
+            gone[self._actors[i]].append(i)
+        living = {actor: node for actor, node in zip(self._actors, self.nodes, strict=True) if actor not in gone}
+        for actor in gone:
+            ray.kill(actor)  # one that could not be reached may be alive
+            self._stethoscope.forget(_id(actor))
+        then = "another was started"
+        for hosts in gone.values():
+            node = self.nodes[hosts[0]]
+            neighbours = [actor for actor, there in living.items() if there == node]
             if lost.out_of_memory and neighbours:  # one process fewer: fewer clients at a time
-                self._actors[i] = self._actors[neighbours[0]]
+                instead = neighbours[0], node
                 then = "the other actors of its node do its work"
-            elif not self._start_again(i):
-                if not living:
-                    raise MachineFailure("all client actors died and the cluster has no room for new ones")
-                j = next(iter(living))
-                self._actors[i], self.nodes[i] = self._actors[j], self.nodes[j]
+            elif started := self._started(node):
+                instead = started
+            elif living:
+                instead = next(iter(living.items()))
                 then = "the cluster has no room for another, so the living do its work"
+            else:
+                raise MachineFailure("all client actors died and the cluster has no room for new ones")
+            for i in hosts:
+                self._actors[i], self.nodes[i] = instead
         return then
 
-    def _start_again(self, i: int) -> bool:
-        """Put a new host in the place of host i, on its node or on another with room for it; says whether it could."""
-        node = self._node_with_room(self.nodes[i])
+    def _started(self, first: str) -> tuple[Any, str] | None:
+        """A new actor that is ready, and its node: this one, or another that has room for it."""
+        node = self._node_with_room(first)
         if node is None:
-            return False
+            return None
         actor, ready = self._new_host(node)
         if ray.wait([ready], timeout=START_SECONDS)[0]:
             with suppress(*DEATHS):
                 ray.get(ready)
-                self._actors[i], self.nodes[i] = actor, node
-                return True
+                return actor, node
         ray.kill(actor)
-        return False
+        return None
 
     def grow(self) -> None:
+        if self.pace.seconds and not self._measured:
+            self._measure()
         for ready in ray.wait(list(self._coming), num_returns=len(self._coming), timeout=0)[0] if self._coming else ():
             actor, node = self._coming.pop(ready)
             with suppress(*DEATHS):
@@ -256,6 +276,19 @@ class RayEngine(Engine):
         for node in room(free_resources(), self.placement)[:missing] if missing > 0 else ():
             actor, ready = self._new_host(node)
             self._coming[ready] = actor, node
+
+    def _measure(self) -> None:
+        """What the first clients took of memory counts for later actors, where it is more than was worked out."""
+        self._measured = True
+        calls = [Call(i, "most_memory", ()) for i in range(len(self._actors))]
+        most = max(self.retry_after_loss(lambda: self.ask(calls))) - self.update_bytes / len(set(self._actors))
+        planned = GPU_BYTES + self.training_bytes if self.placement.gpus else self.placement.memory
+        if most > planned:
+            self.training_bytes += int(most - planned)
+            if not self.placement.gpus:
+                self.placement = replace(self.placement, memory=most)
+            message = f"an actor took {most / 2**30:.1f} GiB of memory, and {planned / 2**30:.1f} were planned"
+            self.events.append(Event("actor", f"{message}: those that start from now on are planned with that"))
 
     def _node_with_room(self, first: str) -> str | None:
         deadline = time.monotonic() + ROOM_SECONDS
@@ -316,7 +349,7 @@ def ray_engine(
     return RayEngine(
         spec, data, partition, settings.fan_in, settings.gather_bytes, placement=placement, pool=pool,
         references=references, client_timeout=timeout, most=wanted if settings.elastic else 0,
-        gpu_bytes=(training, cohort * 4 * layers.S),
+        training_bytes=training, update_bytes=cohort * 4 * layers.S,
         # The other half of the object stores is for what travels. Between checkpoints Ray spills what is too much.
         state_bytes=int(ray.cluster_resources()["object_store_memory"]) // 2,
     )  # fmt: skip
