@@ -15,6 +15,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from conftest import play
 from typer.testing import CliRunner
@@ -261,6 +262,30 @@ def test_a_run_on_ray_gives_back_what_it_took(cluster: object, base: Path) -> No
         assert federation.step() is not None
         federation.close()
         assert free_resources().cpus == free
+
+
+def test_processes_that_a_run_does_not_take_are_let_go(cluster: object, base: Path) -> None:
+    """How many clients there are, the data alone tell here; until then a process starts for each of three CPUs."""
+    import ray
+
+    from raysim.engine.ray.cluster import free_resources
+    from raysim.engine.ray.placement import Node, Resources
+    from raysim.federation.remote import session
+
+    x, y = np.zeros((8, 1, 4, 4), np.uint8), np.arange(8) % 2
+    np.savez("two.npz", x_train=x, y_train=y, client_train=np.arange(8) // 4, x_test=x, y_test=y)
+    changes = ["data={name: {npz: two.npz}, partition: natural, root: .}", "engine=ray", "rounds.participation=1"]
+    config = grid(base, changes, [], Path("out"))[0].config
+    free = free_resources().cpus
+    three = Resources((Node(ray.get_runtime_context().get_node_id(), 3.0),))
+    with session(config, resources=three) as launch:
+        federation = launch(config, Path("run"), False)
+        deadline = time.monotonic() + 60
+        while free - free_resources().cpus != 2 and time.monotonic() < deadline:
+            time.sleep(0.1)
+        assert free - free_resources().cpus == 2
+        assert federation.step() is not None
+        federation.close()
 
 
 def test_a_sweep_killed_half_way_continues(base: Path) -> None:
