@@ -1,0 +1,97 @@
+"""Whom FedLDF chooses, and how far the models go that come of it, in the runs of one of its tables.
+
+    raysim reproduce fedldf/figure3 --scale medium --out runs/fedldf
+    python benchmarks/divergence.py fedldf/figure3 --out runs/fedldf
+
+By layer: how much more the chosen clients' have changed than the round's mean client's; how often the client is chosen that is
+chosen most, against an equal share; how many of the round's choices are those of the round before, of clients that took part
+in both. And each method's step of the model, ‖w_g(t+1) − w_g(t)‖, root mean square over the rounds. Means over the seeds.
+Writes to benchmarks/results/.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from collections import defaultdict
+from pathlib import Path
+
+import numpy as np
+
+from raysim.report.runs import Run
+from raysim.store.manifest import manifest
+from raysim.sweep.items import find
+
+
+def steps(run: Run) -> dict[str, float]:
+    """By layer, and of the whole model."""
+    layers = run.columns("layers")
+    by_layer = {name: layers["update_norm"][layers["name"] == name] for name in dict.fromkeys(layers["name"])}
+    by_layer["model"] = np.sqrt(sum(norms**2 for norms in by_layer.values()))
+    return {name: float(np.sqrt(np.mean(norms**2))) for name, norms in by_layer.items()}
+
+
+def choices(run: Run) -> dict[str, dict[str, float]]:
+    """By layer, from what FedLDF notes: each client's divergence, and whether it was chosen."""
+    notes, found = run.columns("notes"), {}
+    of = {name: notes["name"] == name for name in ("divergence", "uploads")}
+    for layer in dict.fromkeys(notes["layer"][of["uploads"]]):
+        here = notes["layer"] == layer
+        t, client = (notes[key][of["uploads"] & here] for key in ("round", "client"))
+        chosen = notes["value"][of["uploads"] & here] > 0
+        size, K = notes["value"][of["divergence"] & here], np.bincount(t)[0]
+        size, chosen, client = size.reshape(-1, K), chosen.reshape(-1, K), client.reshape(-1, K)
+        times = np.bincount(client[chosen]) / np.maximum(np.bincount(client.ravel()), 1)  # of those that it was there
+        again = [
+            np.isin(now[is_now], then[was_then]).mean() / max(np.isin(now[is_now], then).mean(), 1e-9)
+            for now, is_now, then, was_then in zip(client[1:], chosen[1:], client, chosen, strict=False)
+            if np.isin(now[is_now], then).any()
+        ]
+        found[layer] = {
+            "chosen / mean": float(np.mean([s[c].mean() / s.mean() for s, c in zip(size, chosen, strict=True)])),
+            "most chosen": float(times.max() / chosen.mean()),
+            "chosen again": float(np.mean(again)),
+        }
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("item")
+    parser.add_argument("--out", type=Path, required=True, help="where the runs are")
+    parser.add_argument("--scale", default="medium")
+    args = parser.parse_args()
+    went, chose = defaultdict[str, list[dict[str, float]]](list), list[dict[str, dict[str, float]]]()
+    for cell, point in find(args.item).runs(args.scale, (), (), args.out).items():
+        if point.finished:
+            row, run = " ".join(cell.row), Run(point.folder)
+            went[row].append(steps(run))
+            chose += [choices(run)] if row == "FedLDF" else []
+    told = {
+        "steps": {row: {name: float(np.mean([s[name] for s in seeds])) for name in seeds[0]} for row, seeds in went.items()},
+        "choices": {
+            layer: {what: float(np.mean([c[layer][what] for c in chose])) for what in values}
+            for layer, values in chose[0].items()
+        },
+    }  # fmt: skip
+    for part in told.values():
+        first = next(iter(part.values()))
+        print(f"| | {' | '.join(first)} |\n|{'-|' * (1 + len(first))}")
+        for name, values in part.items():
+            print(f"| {name} | {' | '.join(f'{value:.3f}' for value in values.values())} |")
+        print()
+    seeds = {row: len(of) for row, of in went.items()}
+    told |= {"command": " ".join(sys.argv), "seeds": seeds, "machine": manifest("", 0, {})}
+    path = (
+        Path(__file__).parent
+        / "results"
+        / f"divergence-{args.item.replace('/', '-')}-{time.strftime('%Y-%m-%dT%H%M')}.json"
+    )
+    path.write_text(json.dumps(told, indent=1) + "\n")
+    print(path)
+
+
+if __name__ == "__main__":
+    main()
