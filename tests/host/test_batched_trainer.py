@@ -51,7 +51,9 @@ SETTINGS: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("name", SETTINGS)
 def test_a_setting(name: str) -> None:
-    assert_same(trained(1, **SETTINGS[name]), trained(4, **SETTINGS[name]))
+    # Adam divides by the gradient, down to its epsilon of 1e-8: where that is all but zero, rounding becomes larger.
+    tolerance = 1e-9 if name.startswith("adam") else 1e-11
+    assert_same(trained(1, **SETTINGS[name]), trained(4, **SETTINGS[name]), tolerance)
 
 
 @pytest.mark.parametrize("model", ["fasttext", "text_cnn", "bn_cnn", "lenet", "small_cnn", "amazon_mlp"])
