@@ -43,9 +43,9 @@ def choices(run: Run) -> dict[str, dict[str, float]]:
         chosen = notes["value"][of["uploads"] & here] > 0
         size, K = notes["value"][of["divergence"] & here], np.bincount(t)[0]
         size, chosen, client = size.reshape(-1, K), chosen.reshape(-1, K), client.reshape(-1, K)
-        times = np.bincount(client[chosen]) / np.maximum(np.bincount(client.ravel()), 1)  # of those that it was there
+        times = np.bincount(client[chosen]) / np.maximum(np.bincount(client.ravel()), 1)  # of its rounds
         again = [
-            np.isin(now[is_now], then[was_then]).mean() / max(np.isin(now[is_now], then).mean(), 1e-9)
+            np.isin(now[is_now], then[was_then]).sum() / np.isin(now[is_now], then).sum()
             for now, is_now, then, was_then in zip(client[1:], chosen[1:], client, chosen, strict=False)
             if np.isin(now[is_now], then).any()
         ]
@@ -69,6 +69,8 @@ def main() -> None:
             row, run = " ".join(cell.row), Run(point.folder)
             went[row].append(steps(run))
             chose += [choices(run)] if row == "FedLDF" else []
+    if not chose:
+        parser.error(f"no run of FedLDF has ended in {args.out}")
     told = {
         "steps": {row: {name: float(np.mean([s[name] for s in seeds])) for name in seeds[0]} for row, seeds in went.items()},
         "choices": {
@@ -84,11 +86,8 @@ def main() -> None:
         print()
     seeds = {row: len(of) for row, of in went.items()}
     told |= {"command": " ".join(sys.argv), "seeds": seeds, "machine": manifest("", 0, {})}
-    path = (
-        Path(__file__).parent
-        / "results"
-        / f"divergence-{args.item.replace('/', '-')}-{time.strftime('%Y-%m-%dT%H%M')}.json"
-    )
+    name = f"divergence-{args.item.replace('/', '-')}-{time.strftime('%Y-%m-%dT%H%M')}.json"
+    path = Path(__file__).parent / "results" / name
     path.write_text(json.dumps(told, indent=1) + "\n")
     print(path)
 

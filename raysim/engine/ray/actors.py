@@ -43,7 +43,8 @@ class HostActor(ClientHost):
         self._pulse.send_every(sign_every)
         self.trainer.before_client = self._pulse.beat
         self.flat.model.register_forward_pre_hook(self._pulse.batch)
-        self._private, self._resident = machine.private_memory(), machine.most_resident()
+        self._held = 0 if self.device.type == "cuda" else machine.private_memory()
+        self._peak_before = self._peak()  # of the process, which may have served another run
         return ray.get_runtime_context().get_node_id()
 
     def gpu(self) -> tuple[str, float]:
@@ -53,10 +54,12 @@ class HostActor(ClientHost):
         return gpu, torch.cuda.mem_get_info(self.device)[0] if self.device.type == "cuda" else math.inf
 
     def most_memory(self) -> int:
-        """Bytes that it has held at most of what it computes in: its GPU's memory, or its own of the machine's."""
-        if self.device.type == "cuda":
-            return torch.cuda.max_memory_reserved(self.device)
-        return self._private + machine.most_resident() - self._resident
+        """Bytes of its GPU's memory that this run has taken at most, or of the machine's, with what the process had before."""
+        return self._held + self._peak() - self._peak_before
+
+    def _peak(self) -> int:
+        on_gpu = self.device.type == "cuda"
+        return torch.cuda.max_memory_reserved(self.device) if on_gpu else machine.most_resident()
 
     def train_detached(self, request: TrainRequest, *args: Any) -> list[Any]:
         """`train`, with the reply as objects that travel one by one: states, models and traces stay in Ray's store."""
