@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -14,6 +16,8 @@ from ray.cluster_utils import Cluster
 
 import raysim.engine.ray.engine
 from raysim.engine.ray.engine import ray_engine
+from raysim.engine.ray.placement import Node, Resources
+from raysim.federation import Federation
 from raysim.methods import CLIENTS
 from raysim.store.manifest import read_manifest
 
@@ -58,6 +62,26 @@ def test_actors_are_no_more_than_their_gpu_has_memory_for(tmp_path: Path, monkey
     assert federation.engine.hosts[0] is federation.engine.hosts[1]
     [message] = table(tmp_path / "ray", "events")["message"]
     assert "has memory for 1 of its 2 actors: a client takes about 8.0 GiB. They do" in message
+
+
+def test_an_actor_joins_only_where_its_gpu_has_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(CLIENTS, "breaks", Breaks)  # it does not, but brings the device along
+    engine = {"ray": {"gpu_per_client": 0.3, "elastic": True}}
+    changes = {"client": [{"breaks": {"folder": str(tmp_path)}}], "rounds": {"total": 2, "participation": 0.25}}
+    one = Resources((Node(ray.get_runtime_context().get_node_id(), 1.0, 0.3),))  # room for one of two actors
+    make_engine = partial(ray_engine, resources=one)
+    federation = Federation(tiny(**changes, engine=engine), tmp_path / "ray", make_engine=make_engine)
+    federation.step()
+    federation.engine.training_bytes = emulated.MEMORY
+    deadline = time.monotonic() + 120
+    while not federation.engine.events and time.monotonic() < deadline:
+        federation.engine.grow()
+        time.sleep(0.1)
+    federation.engine.grow()  # the node is not tried again
+    [message] = federation.step()["messages"]
+    assert "could not join" in message and "too little memory" in message
+    assert len(federation.engine.hosts) == 1 and not federation.engine._coming
+    federation.close()
 
 
 def test_what_the_first_clients_took_is_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -69,6 +69,7 @@ class RayEngine(Engine):
         self._stethoscope = Stethoscope()
         self._measured = False
         self._coming: dict[Any, tuple[Any, str]] = {}  # by the reference that tells when it is ready: actor and node
+        self._full: set[str] = set()  # nodes whose GPUs had no memory for another actor
         self._actors, ready = map(list, zip(*map(self._new_host, self.nodes), strict=True))
         _, late = ray.wait(ready, num_returns=len(ready), timeout=START_SECONDS)
         if late:
@@ -238,7 +239,7 @@ class RayEngine(Engine):
             if lost.out_of_memory and neighbours:  # one process fewer: fewer clients at a time
                 instead = neighbours[0], node
                 then = "the other actors of its node do its work"
-            elif started := self._started(node):
+            elif started := self._started(node, sure=not living):
                 instead = started
             elif living:
                 instead = next(iter(living.items()))
@@ -249,8 +250,9 @@ class RayEngine(Engine):
                 self._actors[i], self.nodes[i] = instead
         return then
 
-    def _started(self, first: str) -> tuple[Any, str] | None:
-        """A new actor that is ready, and its node: this one, or another that has room for it."""
+    def _started(self, first: str, sure: bool) -> tuple[Any, str] | None:
+        """A new actor that is ready, and its node: this one, or another that has room for it. One that is `sure` is taken
+        though its GPU seems too full: there is no other."""
         node = self._node_with_room(first)
         if node is None:
             return None
@@ -258,9 +260,18 @@ class RayEngine(Engine):
         if ray.wait([ready], timeout=START_SECONDS)[0]:
             with suppress(*DEATHS):
                 ray.get(ready)
-                return actor, node
+                if sure or self._memory_for(actor):
+                    return actor, node
         ray.kill(actor)
         return None
+
+    def _memory_for(self, actor: Any) -> bool:
+        """Whether an actor that has just started finds on its GPU what it will take; the others there hold theirs already."""
+        if not self.placement.gpus:
+            return True  # `room` has looked at the machine's
+        _, free = ray.get(actor.gpu.remote())
+        needed = GPU_BYTES + self.training_bytes + self.update_bytes / len(set(self._actors))
+        return bool(free * MEMORY_SHARE >= needed)
 
     def grow(self) -> None:
         if self.pace.seconds and not self._measured:
@@ -269,11 +280,20 @@ class RayEngine(Engine):
             actor, node = self._coming.pop(ready)
             with suppress(*DEATHS):
                 ray.get(ready)
-                self._actors.append(actor)
-                self.nodes.append(node)
-                self.events.append(Event("actor", f"an actor has joined on node {node}", node=node))
+                if self._memory_for(actor):
+                    self._actors.append(actor)
+                    self.nodes.append(node)
+                    message = f"an actor has joined on node {node}"
+                else:
+                    ray.kill(actor)
+                    self._full.add(node)
+                    message = f"an actor could not join on node {node}: its GPU has too little memory free"
+                self.events.append(Event("actor", message, node=node))
         missing = self.most - len(self._actors) - len(self._coming)
-        for node in room(free_resources(), self.placement)[:missing] if missing > 0 else ():
+        found = (
+            [node for node in room(free_resources(), self.placement) if node not in self._full] if missing > 0 else []
+        )
+        for node in found[:missing]:
             actor, ready = self._new_host(node)
             self._coming[ready] = actor, node
 
