@@ -298,12 +298,12 @@ class RayEngine(Engine):
             self._coming[ready] = actor, node
 
     def _measure(self) -> None:
-        """What the first clients took of memory counts for later actors, where it is more than was worked out."""
+        """What the first clients took of memory counts for later actors, where it is clearly more than was worked out."""
         self._measured = True
         calls = [Call(i, "most_memory", ()) for i in range(len(self._actors))]
         most = max(self.retry_after_loss(lambda: self.ask(calls))) - self.update_bytes / len(set(self._actors))
         planned = GPU_BYTES + self.training_bytes if self.placement.gpus else self.placement.memory
-        if most > planned:
+        if most > 1.1 * planned:
             self.training_bytes += int(most - planned)
             if not self.placement.gpus:
                 self.placement = replace(self.placement, memory=most)
