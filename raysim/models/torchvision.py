@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from collections import OrderedDict
+from functools import cache
 from importlib.util import find_spec
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from raysim.late import nn
@@ -12,15 +15,19 @@ from raysim.models.staged import Inputs, ModelError, stage, width
 if TYPE_CHECKING:
     from raysim.models.model import Model
 
+_REGISTERED = re.compile(r"^@register_model\(\)\n(?:@.*\n)*def (\w+)", re.MULTILINE)
 
+
+@cache
 def architectures() -> list[str]:
     """Names of torchvision's classification models; none where torchvision is not installed."""
-    if find_spec("torchvision") is None:
+    found = find_spec("torchvision")
+    if found is None or not found.submodule_search_locations:
         return []
-    from torchvision import models
-
-    names: list[str] = models.list_models(module=models)
-    return names
+    # Its source is read, because importing it takes seconds, and a misspelt name is to be told at once.
+    sources = Path(found.submodule_search_locations[0], "models").glob("*.py")
+    names = [name for source in sources for name in _REGISTERED.findall(source.read_text(encoding="utf-8"))]
+    return sorted(names)
 
 
 def _network(architecture: str, inputs: Inputs) -> Any:

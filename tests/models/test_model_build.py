@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from raysim.models import MODELS, Inputs, ModelError, build
+from raysim.models.torchvision import architectures
 
 CIFAR10, TOKENS = Inputs((3, 32, 32), 10), Inputs((200,), 4, vocab=100)
 
@@ -16,6 +17,15 @@ def test_import_leaves_torchvision_alone() -> None:
     script = (
         "import sys; from raysim.models import Inputs, build; build('small_cnn', Inputs((1, 8, 8), 10));"
         "sys.exit(any(name.split('.')[0] == 'torchvision' for name in sys.modules))"
+    )
+    assert subprocess.run([sys.executable, "-c", script], check=False).returncode == 0
+
+
+def test_a_wrong_name_is_told_without_torch() -> None:
+    script = (
+        "import sys; from raysim.config import ConfigError, from_dict\n"
+        "try: from_dict({'model': {'name': 'resnet51'}})\n"
+        "except ConfigError as error: sys.exit('torch' in sys.modules or 'Did you mean' not in str(error))"
     )
     assert subprocess.run([sys.executable, "-c", script], check=False).returncode == 0
 
@@ -75,6 +85,12 @@ def test_torchvision_models_that_need_arguments(name: str, side: int) -> None:
     with torch.device("meta"):
         model = build(name, Inputs((3, side, side), 7))
         assert model(torch.zeros(2, 3, side, side)).shape == (2, 7)
+
+
+def test_torchvisions_models_are_known_by_name() -> None:
+    from torchvision import models
+
+    assert architectures() == models.list_models(module=models)
 
 
 def test_the_papers_models_come_before_torchvisions() -> None:
