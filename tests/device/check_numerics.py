@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 from pathlib import Path
 
@@ -50,3 +51,9 @@ def test_squares_of_rows_do_not_depend_on_their_neighbours() -> None:
     for i in range(3):
         assert torch.equal(together[i], layers.segments.squares(rows[i]))
     torch.testing.assert_close(together.cpu(), layers.segments.squares(rows.cpu()), rtol=1e-6, atol=0)
+
+
+def test_the_benchmark_compares_with_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(Path(__file__).parents[2] / "benchmarks")
+    found = importlib.import_module("gpu").agreement("fedala")
+    assert found["same_bits"] and found["apart"] < 1e-6
