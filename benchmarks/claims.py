@@ -30,7 +30,7 @@ def difference(a: Mapping[int, float], b: Mapping[int, float]) -> dict[str, Any]
     """Of the seeds that both have: each difference, their mean, and the 95 % interval of that."""
     seeds = sorted(a.keys() & b.keys())
     found = [a[seed] - b[seed] for seed in seeds]
-    interval = [math.nan, math.nan]  # of one seed's difference nothing is known
+    interval = None  # of one seed's difference nothing is known
     if len(seeds) > 1:
         test = ttest_rel([a[seed] for seed in seeds], [b[seed] for seed in seeds])
         interval = [float(end) for end in test.confidence_interval(0.95)]
@@ -62,8 +62,8 @@ def main() -> None:
                 of = difference(scores[row], scores[other])
                 score = " ".join(filter(None, (sheet.title, column.heading)))
                 found.append({"row": row, "against": other, "score": score, **of})
-                low, high = of["interval"]
-                lines.append(f"| {row} | {other} | {score} | {of['mean']:+.2f} | {low:+.2f} to {high:+.2f} |")
+                interval = " to ".join(f"{end:+.2f}" for end in of["interval"] or ()) or "one seed"
+                lines.append(f"| {row} | {other} | {score} | {of['mean']:+.2f} | {interval} |")
     text = "\n".join(lines)
     print(text)
     name = f"claims-{args.item.replace('/', '-')}-{time.strftime('%Y-%m-%dT%H%M')}"

@@ -43,7 +43,8 @@ def choices(run: Run) -> dict[str, dict[str, float]]:
         chosen = notes["value"][of["uploads"] & here] > 0
         size, K = notes["value"][of["divergence"] & here], np.bincount(t)[0]
         size, chosen, client = size.reshape(-1, K), chosen.reshape(-1, K), client.reshape(-1, K)
-        times = np.bincount(client[chosen]) / np.maximum(np.bincount(client.ravel()), 1)  # of its rounds
+        drawn = np.bincount(client.ravel())
+        times = np.bincount(client[chosen], minlength=len(drawn)) / np.maximum(drawn, 1)  # of its rounds
         again = [
             np.isin(now[is_now], then[was_then]).sum() / np.isin(now[is_now], then).sum()
             for now, is_now, then, was_then in zip(client[1:], chosen[1:], client, chosen, strict=False)
