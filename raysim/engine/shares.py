@@ -9,6 +9,8 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
+
 ALIKE = (
     1.25  # hosts whose speeds differ by less are taken to be equally fast: times vary by that much from round to round
 )
@@ -50,16 +52,17 @@ def cut(costs: Sequence[float], factors: Sequence[float]) -> list[tuple[int, int
     """Cut a sequence into contiguous runs [(lo, hi)], one for each host or fewer, so that the host that takes longest takes
     least; a host takes its factor times the costs of its run."""
 
+    before = np.cumsum([0.0, *costs])  # of each client, what those before it cost
+
     def greedy(limit: float) -> list[tuple[int, int]]:
         bounds: list[tuple[int, int]] = []
-        lo, load = 0, 0.0
-        for i, cost in enumerate(costs):
+        lo = 0
+        while lo < len(costs):
             of = factors[min(len(bounds), len(factors) - 1)]
-            if load + cost > limit / of and i > lo:
-                bounds.append((lo, i))
-                lo, load = i, 0.0
-            load += cost
-        return [*bounds, (lo, len(costs))]
+            hi = int(np.searchsorted(before, before[lo] + limit / of, side="right")) - 1
+            bounds.append((lo, max(lo + 1, hi)))
+            lo = bounds[-1][1]
+        return bounds
 
     low, high = 0.0, sum(costs) * max(factors)
     for _ in range(20):
