@@ -166,6 +166,12 @@ def test_the_best_ten_evaluations_have_a_mean_and_a_deviation() -> None:
     assert [SCORES[name][0](few) for name in ("best10", "best10 deviation")] == pytest.approx([20, 10])
 
 
+def test_accuracy_may_be_asked_for_after_some_rounds() -> None:
+    run = of_rounds(round=range(4), accuracy=[np.nan, 0.2, np.nan, 0.4])
+    of = SCORES["accuracy after"][0]
+    assert [of(run, rounds) for rounds in (1, 2, 4, 5)] == [None, 20, 40, None]
+
+
 def test_converged_is_the_first_evaluation_that_the_next_rounds_do_not_better() -> None:
     """Evaluated every other round: 0.4 of round 4 is bettered in round 10 alone, and 0.5 of round 10 not in four more."""
     scores = {0: 0.1, 2: 0.2, 4: 0.4, 6: 0.3, 8: 0.4, 10: 0.5, 12: 0.1, 14: 0.5}

@@ -38,6 +38,13 @@ def _error(run: Run) -> float | None:
     return None if value is None else 100 * (1 - value)
 
 
+def _accuracy_after(run: Run, rounds: int) -> float | None:
+    """In %, after so many rounds; None where nothing was tested then."""
+    columns = run.columns("rounds")
+    tested = columns[judged_by([run])][columns["round"] == rounds - 1]
+    return 100 * float(tested[0]) if len(tested) and not np.isnan(tested[0]) else None
+
+
 def _error_at(run: Run, megabytes: float) -> float | None:
     """Test error in % at the last evaluation before the clients had sent more MB; None where they never sent as many."""
     rounds = run.columns("rounds")
@@ -124,6 +131,7 @@ SCORES: dict[str, tuple[Callable[..., float | None], str]] = {  # and what a hea
         _accuracy(_best10_deviation),
         "accuracy, standard deviation of the best 10 evaluations, points",
     ),
+    "accuracy after": (_accuracy_after, ""),
     "error": (_error, "final test error, %"),
     "MB up": (lambda run: summary.total(run, "MB up"), "MB sent by the clients"),
     "MB": (lambda run: summary.total(run, "MB"), "MB sent"),
@@ -136,7 +144,7 @@ SCORES: dict[str, tuple[Callable[..., float | None], str]] = {  # and what a hea
     "converged": (_converged, ""),
     "note": (_note, ""),
 }
-ACCURACIES = ("final", "best", "last10", "best10")
+ACCURACIES = ("final", "best", "last10", "best10", "accuracy after")
 PERCENT = (*ACCURACIES, "best10 deviation", "error", "error at MB", "gap")
 BETTER = {  # 1: higher is better, -1: lower; of others nothing says
     **dict.fromkeys(ACCURACIES, 1),
