@@ -11,6 +11,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Callable
+from importlib.metadata import requires
 from pathlib import Path
 
 import numpy as np
@@ -462,6 +463,8 @@ def test_doctor_examines_this_machine(monkeypatch: pytest.MonkeyPatch, tmp_path:
     findings = {finding.topic: finding for finding in doctor.examine()}
     assert findings.keys() >= {"python", "packages", "cpus", "memory", "/dev/shm", "disk", "data", "ray"}
     assert "torch 2." in findings["packages"].text
+    brought = {re.split(r"[^\w-]", need)[0] for need in requires("raysim") or () if "extra ==" not in need}
+    assert set(doctor.PACKAGES) <= {"raysim", *brought}  # none that only who develops raysim has
     assert findings["packages"].problem is None
     assert (
         findings["data"].problem

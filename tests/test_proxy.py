@@ -250,7 +250,7 @@ def test_gathering_past_the_limit_is_refused(tmp_path):
     cohort = trained(engine, 0)
     assert not cohort.gathers
     for gather in (cohort.gather, lambda: cohort.compute(draw, models=True)):
-        with pytest.raises(MemoryError, match=r"2 models in one process are .* engine\.gather_bytes allows"):
+        with pytest.raises(MemoryError, match=r"2 models in one process are .* the engine's gather_bytes allows"):
             gather()
 
 

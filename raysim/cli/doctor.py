@@ -16,7 +16,7 @@ import typer
 
 from raysim.machine import answers, cpu_quota, memory_bytes
 
-PACKAGES = ("raysim", "ray", "torch", "torchvision", "numpy", "pyarrow", "safetensors", "scikit-learn", "pydantic")
+PACKAGES = ("raysim", "ray", "torch", "torchvision", "numpy", "pyarrow", "safetensors", "pydantic")
 GIB = 2**30
 
 

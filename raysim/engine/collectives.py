@@ -139,7 +139,7 @@ class HostedCohort:
         if not self.gathers:
             need, limit = len(self.clients) * self.layers.S * 4 / 2**30, self._engine.gather_bytes / 2**30
             models = f"{len(self.clients)} models in one process are {need:.2g} GiB"
-            raise MemoryError(f"{models}, but engine.gather_bytes allows {limit:.2g} GiB")
+            raise MemoryError(f"{models}, but the engine's gather_bytes allows {limit:.2g} GiB")
 
     # Sums.
 

@@ -259,7 +259,7 @@ class Scheduler:
         """Tell once why clients did not train together."""
         engine = self.engine
         for why in sorted(reasons - engine.alone):
-            told = f"engine.batch_clients is {engine.spec.batch_clients}, but clients train one by one: {why}"
+            told = f"the engine's batch_clients is {engine.spec.batch_clients}, but clients train one by one: {why}"
             engine.events.append(Event("run", told))
         engine.alone |= reasons
 

@@ -73,7 +73,7 @@ class BatchedTrainer(Trainer):
                 return dict.fromkeys(group, " ".join(f"{type(error).__name__}: {error}".split()))
             # Not one by one: the bits of a run must not depend on how much memory was free.
             failed = self._failed(error)
-            failed.status += f" (engine.batch_clients: {self.spec.batch_clients} clients train together)"
+            failed.status += f" (batch_clients: {self.spec.batch_clients} clients train together)"
             return {client: Trained(replace(failed), self.flat.value, {}) for client in group}
 
     def _train_together(self, download: Download, group: tuple[int, ...]) -> dict[int, Trained]:

@@ -205,7 +205,7 @@ def test_what_cannot_train_together_trains_one_by_one_and_says_so_once(
     together = play(tiny(**changes, engine={"local": {"batch_clients": 3}}), tmp_path / "together")
     told = [line for line in table(tmp_path / "together", "events")["message"] if "one by one" in line]
     assert len(told) == 1
-    assert f"engine.batch_clients is 3, but clients train one by one: {why}" in told[0]
+    assert f"the engine's batch_clients is 3, but clients train one by one: {why}" in told[0]
     assert together.sha256() == play(tiny(**changes), tmp_path / "alone").sha256()
 
 

@@ -146,7 +146,7 @@ def place(
         need = f"{threads} CPUs" + (f" and {share:g} of a GPU" if share else "")
         raise PlacementError(
             f"engine.ray: no actor finds {need} and {HOST_BYTES / 2**30:.1f} GiB of memory. The cluster has {resources}. "
-            "Lower engine.threads or engine.ray.gpu_per_client, or wait until others have ended"
+            "Lower engine.ray.threads or engine.ray.gpu_per_client, or wait until others have ended"
         )
     cpus = min(float(threads), min(node.cpus / placed[node.id] for node in used))
     gpus = share or 0.0 if share is not None or not on_gpu else min(n.gpu_share(placed[n.id]) for n in used)
