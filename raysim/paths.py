@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
 from pathlib import Path, PurePosixPath
 
@@ -25,6 +26,17 @@ def below(folder: Path, name: str) -> Path:
             f"{name[:80]!r} cannot be the name of a file: it is too long, or has characters that do not print"
         )
     return folder / name
+
+
+def slug(words: str) -> str:
+    """A part of a file's name: words with dashes between them. What has to be cut ends with `digits`."""
+    plain = re.sub(r"[^\w.-]+", "-", words).strip("-")
+    return plain if 0 < len(plain) <= 40 else f"{plain[:40]}-{digits(words)}".strip("-")
+
+
+def digits(words: str) -> str:
+    """Six digits that tell apart what is called the same."""
+    return hashlib.sha256(words.encode()).hexdigest()[:6]
 
 
 def natural(name: str | Path) -> list[tuple[int, str]]:

@@ -43,7 +43,9 @@ from raysim.config.shipped import find
 from raysim.play.folder import new_folder
 from raysim.play.lines import aligned, bytes_, percent
 from raysim.report.figures import FIGURES
+from raysim.report.runs import Run
 from raysim.store import manifest, tables
+from raysim.sweep.grid import grid
 
 ROOT = Path(__file__).parent.parent
 
@@ -149,6 +151,24 @@ def test_a_dry_run_says_what_the_run_will_be(tiny: Path) -> None:
     assert counted and planned and counted[1] == planned[1]
 
 
+def test_a_model_refuses_options_that_it_cannot_be_made_with(tiny: Path) -> None:
+    refused = raysim("run", tiny, "--dry-run", "model.options.hidden=[abc]")
+    assert refused.exit_code == 1
+    assert "mlp: cannot be made with model.options {'hidden': ['abc']}: " in refused.stderr
+    assert raysim("run", tiny, "--dry-run", "model={name: vit, options: {dropout: 1e-1}}").exit_code == 0
+
+
+def test_a_run_that_nothing_can_be_tested_on_is_refused_or_told(tiny: Path) -> None:
+    np.savez("untested.npz", x_train=np.zeros((60, 4), np.float32), y_train=np.arange(60) % 3)
+    untested = ("run", tiny, "--dry-run", "data.name={npz: untested.npz}")
+    told = "evaluate.global: there are no samples to test a model on."
+    with pytest.warns(UserWarning, match=told):
+        assert raysim(*untested).exit_code == 0
+    refused = raysim(*untested, "rounds.until.accuracy=0.9")
+    assert refused.exit_code == 2
+    assert told in refused.stderr
+
+
 def completed(*words: str) -> list[str]:
     """What bash is offered after these words."""
     env = {"_RAYSIM_COMPLETE": "complete_bash", "COMP_WORDS": " ".join(words), "COMP_CWORD": str(len(words) - 1)}
@@ -167,6 +187,7 @@ def completed(*words: str) -> list[str]:
         ("plot timel", ["timeline"]),
         ("measure hess", ["hessian"]),
         ("reproduce fedlws/table12", ["fedlws/table12"]),
+        (f"run {ROOT}/configs/quickst", [f"{ROOT}/configs/quickstart.yaml"]),
     ],
 )
 def test_tab_offers_names(words: str, offered: list[str]) -> None:
@@ -608,6 +629,20 @@ def test_a_configuration_that_comes_with_raysim_has_a_name(tiny: Path) -> None:
     assert "absent.yaml: no such file" in raysim("run", "absent.yaml").stderr
 
 
+def test_a_refused_resume_leaves_the_run_as_it_was(tiny: Path) -> None:
+    assert raysim("run", tiny, "--out", "run").exit_code == 0
+    Path("run/result.json").unlink()  # as if it had been stopped
+    assert Run(Path("run")).state == "stopped"
+    refused = raysim("resume", "run", "seed=99")
+    assert (refused.exit_code, Run(Path("run")).state) == (2, "stopped"), refused.output
+
+
+def test_a_configuration_may_have_any_file_name(tiny: Path) -> None:
+    Path("a first try.yaml").write_text(tiny.read_text().replace("name: tiny\n", ""))
+    assert load(Path("a first try.yaml")).name == "a-first-try"
+    assert [point.name for point in grid(Path("a first try.yaml"), [], [], Path("sweep"))] == ["a-first-try"]
+
+
 def test_init_writes_what_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     done = raysim("init", "mine")
@@ -640,6 +675,7 @@ def test_a_new_method_passes_its_test(tmp_path: Path, monkeypatch: pytest.Monkey
     monkeypatch.chdir(tmp_path)
     for name, role in (("sign_sgd", "client"), ("SignW", "weighting"), ("half", "server")):
         assert raysim("new", "method", name, "--role", role).exit_code == 0
+    assert "there is a method fedprox already" in raysim("new", "method", "fedprox").stderr
     assert "class SignSgd(ClientMethod)" in Path("sign_sgd.py").read_text(encoding="utf-8")
     assert "class SignW(Weighting)" in Path("signw.py").read_text(encoding="utf-8")
     assert "6 passed" in pytest_in(tmp_path)

@@ -225,7 +225,14 @@ def test_all_faults_are_reported_at_once_each_with_path_value_and_nearest_word(t
             {"weighting": [{"fedldf": {"top_n:2": None}}]},
             "weighting.0.fedldf.top_n:2: unknown field (set to null). A space is mi",
         ),
-        ({"evaluate": {"clients": 101}}, "evaluate.clients: is 101, but there are 100. null tests all."),
+        (
+            {"evaluate": {"clients": 101, "personal": "after_init"}, "data": {"client_test_frac": 0.25}},
+            "evaluate.clients: is 101, but there are 100. null tests all.",
+        ),
+        (
+            {"evaluate": {"clients": 5}},
+            "evaluate.clients: is how many clients evaluate.personal: after_init tests, which is not set.",
+        ),
         ({"record": {"trace": [3, 20]}}, "record.trace: there is no round 20; rounds are 0 to 19."),
         ({"record": {"instruments": ["stethoscope"]}}, "record.instruments.0: there is no instrument 'stethoscope'."),
         ({"engine": "loca"}, "engine: there is no engine 'loca'. Did you mean 'local'?"),

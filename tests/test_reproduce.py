@@ -14,9 +14,9 @@ import pytest
 from typer.testing import CliRunner
 
 from raysim.cli.app import app
-from raysim.config import ConfigError
+from raysim.config import ConfigError, shipped
 from raysim.store.tables import read
-from raysim.sweep.items import Item, find, folder, items, listing
+from raysim.sweep.items import Item, find, items, listing
 from raysim.sweep.scores import SCORES
 
 TABLE = """
@@ -269,10 +269,18 @@ def test_an_unknown_item_is_met_with_the_nearest(tmp_path: Path, monkeypatch: py
         find("fedlws/tabel1")
 
 
+def test_own_tables_stand_beside_those_of_the_papers(item: Item) -> None:
+    """Other configurations may lie there as well."""
+    (Path("configs/toy") / "plain.yaml").write_text("seed: 3\n")
+    assert items()["toy/table1"].path == Path("configs/toy/table1.yaml")
+    assert find("fedlws/table1").path == shipped.folder() / "fedlws/table1.yaml"
+    assert "toy/plain" not in items()
+
+
 def test_the_list_has_every_file_and_every_table_and_figure() -> None:
     there = items()
     text = "\n".join(listing(there))
-    names = {f"{path.parent.name}/{path.stem}" for path in folder().glob("*/*.yaml")}
+    names = {f"{path.parent.name}/{path.stem}" for path in shipped.folder().glob("*/*.yaml")}
     assert set(there) == {name for name in names if not name.startswith("cluster/")}
     for name in there:
         assert f"\n  {name}\n" in text

@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import yaml
 from conftest import play, table
 
 import raysim.sweep.tune
@@ -29,7 +30,7 @@ def base(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_trials_are_runs_that_report_every_evaluation(cluster: object, base: Path, tmp_path: Path) -> None:
     tune = pytest.importorskip("ray.tune", reason="needs raysim[tune]")
     tuner = tune.Tuner(
-        raysim.sweep.tune.trainable(base, ["server=[fedlws]"]),
+        raysim.sweep.tune.trainable(base, ["server=[fedlws]", "engine.ray.threads=2"]),
         param_space={"local.lr": tune.grid_search([0.05, 0.2])},
         tune_config=tune.TuneConfig(metric="loss", mode="min", reuse_actors=True, max_concurrent_trials=1),
         run_config=tune.RunConfig(storage_path=str(tmp_path / "trials"), verbose=0),
@@ -40,7 +41,12 @@ def test_trials_are_runs_that_report_every_evaluation(cluster: object, base: Pat
     for result in results:
         lr = result.config["local.lr"]
         straight = tmp_path / str(lr)
-        play(load(base, ["server=[fedlws]", f"local.lr={lr}", "engine=local"]), straight)
+        play(load(base, ["server=[fedlws]", f"local.lr={lr}", "engine.local.threads=2"]), straight)
+        engines = [
+            yaml.safe_load((folder / "config.yaml").read_text())["engine"]
+            for folder in (straight, Path(result.path, "run"))
+        ]
+        assert engines[0] == engines[1]
         rounds, seen = table(straight, "rounds"), result.metrics_dataframe
         assert seen["round"].tolist() == [2, 4]
         for name in ("accuracy", "loss", "train_loss"):

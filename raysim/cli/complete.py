@@ -26,8 +26,13 @@ TABLES = {  # setting -> where its entries are listed
 
 def configurations(incomplete: str) -> list[str]:
     """Files here, and the configurations that come with raysim."""
-    files = sorted(path for path in Path().glob(f"{incomplete}*") if path.is_dir() or path.suffix in (".yaml", ".yml"))
-    offered = [f"{path}/" if path.is_dir() else str(path) for path in files]
+    folder, _, _ = incomplete.rpartition("/")
+    root = Path(f"{folder}/" if "/" in incomplete else ".")
+    there = sorted(root.iterdir()) if root.is_dir() else []
+    files = [path for path in there if path.is_dir() or path.suffix in (".yaml", ".yml")]
+    offered = [
+        path for file in files for path in [f"{file}/" if file.is_dir() else str(file)] if path.startswith(incomplete)
+    ]
     return offered + [name for name in _shipped() if name.startswith(incomplete)]
 
 

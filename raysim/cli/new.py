@@ -46,8 +46,13 @@ def method(
     role: Annotated[Role, typer.Option(help="What it changes.")] = Role.client,
 ) -> None:
     """Write a method's file, its test and its registration: into raysim in a checkout of it, else beside each other here."""
+    from raysim import methods
+    from raysim.config import ConfigError
+
     with reported():
         key, title = names(name)
+        if any(key in getattr(methods, table) for table in TABLES.values()):
+            raise ConfigError(f"raysim new method: there is a method {key} already. Choose another name.")
         words = {"name": key, "title": title, "role": role, "option": OPTIONS[role], "table": TABLES[role]}
         print(in_checkout(words) if is_checkout(Path()) else outside(words))
 
@@ -95,13 +100,8 @@ tests/properties/test_switches.py, a setting in benchmarks/catalogue.py. CONTRIB
 
 
 def registered(catalogue: str, words: Mapping[str, str]) -> str:
-    """The source of `raysim/methods/__init__.py` with the method's import and its line. Raises `ConfigError` where the
-    name is taken."""
-    from raysim.config import ConfigError
-
+    """The source of `raysim/methods/__init__.py` with the method's import and its line."""
     lines = catalogue.splitlines()
-    if any(re.match(rf'\s*"{words["name"]}":', line) for line in lines):
-        raise ConfigError(f"raysim new method: there is a method {words['name']} already.")
     start = next(at for at, line in enumerate(lines) if line.startswith(f"{words['table']}: "))
     end = next(at for at in range(start, len(lines)) if lines[at].strip() == "}")
     indent = re.match(r"\s*", lines[end - 1])

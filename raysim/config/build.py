@@ -14,7 +14,7 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import MISSING
 from types import NoneType
-from typing import Any
+from typing import Any, get_args
 
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
@@ -204,6 +204,8 @@ _EXPONENT = re.compile(r"[-+]?(\d[\d_]*\.?\d*|\.\d+)[eE][-+]?\d+")
 
 def _exponents(raw: Any) -> Any:
     """YAML 1.1 reads 1e-3 as text, for want of a point and a sign."""
+    if isinstance(raw, dict):
+        return {key: _exponents(value) for key, value in raw.items()}
     if isinstance(raw, list | tuple):
         return [_exponents(value) for value in raw]
     return float(raw) if isinstance(raw, str) and _EXPONENT.fullmatch(raw) else raw
@@ -211,6 +213,8 @@ def _exponents(raw: Any) -> Any:
 
 def _read_value(annotation: Any, raw: Any) -> Any:
     adapter = _adapter(annotation)
+    if Any in get_args(annotation):  # which takes text as well
+        raw = _exponents(raw)
     try:
         return adapter.validate_json(as_json(raw))
     except ValidationError:

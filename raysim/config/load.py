@@ -16,13 +16,16 @@ from raysim.config.messages import ConfigError, Faults, show
 from raysim.config.presets import PRESETS
 from raysim.config.rules import violations
 from raysim.config.schema import Config
-from raysim.paths import LONGEST
+from raysim.paths import LONGEST, slug
 from raysim.registry import REGISTRY
 from raysim.store.documents import LEVELS, DamagedFile, parse_yaml, read_yaml
 
+Override = str | tuple[str, Any]
+"""A change of a configuration: `path=value` as in a shell, or a path and a value from Python."""
 
-def load(path: str | Path, overrides: Sequence[str] = (), beside: Collection[str] = ("table",)) -> Config:
-    """Read a YAML file, apply `path=value` overrides, and check the whole; raises `ConfigError` with every fault.
+
+def load(path: str | Path, overrides: Sequence[Override] = (), beside: Collection[str] = ("table",)) -> Config:
+    """Read a YAML file, apply `overrides`, and check the whole; raises `ConfigError` with every fault.
 
     Top-level keys in `beside` are left to others: `table` is what `raysim reproduce` makes of the file.
     """
@@ -30,7 +33,7 @@ def load(path: str | Path, overrides: Sequence[str] = (), beside: Collection[str
     if "methods" in raw:
         way = f"`raysim sweep {path} --out DIR` plays and compares them"
         raise ConfigError(f"{path}: methods: lists several, but one run is asked for. {way}.")
-    return from_dict({"name": Path(path).stem} | raw, str(path), overrides)
+    return from_dict({"name": slug(Path(path).stem)} | raw, str(path), overrides)
 
 
 def read_entry(catalogue: Catalogue, name: str, overrides: Sequence[str] = ()) -> Any:
@@ -39,7 +42,7 @@ def read_entry(catalogue: Catalogue, name: str, overrides: Sequence[str] = ()) -
     fields: dict[str, Any] = {}
     for text in overrides:
         try:
-            fields = _override(fields, text)
+            fields = _override(fields, *_parsed(text))
         except _OverrideFault as fault:
             faults.add(f"--set {text[:200]}", str(fault))
     entry = build(Annotated[Any, catalogue], {name: fields}, catalogue.role, faults)
@@ -47,15 +50,16 @@ def read_entry(catalogue: Catalogue, name: str, overrides: Sequence[str] = ()) -
     return entry
 
 
-def from_dict(raw: Mapping[str, Any], source: str = "configuration", overrides: Sequence[str] = ()) -> Config:
-    """Build and check a configuration from nested mappings over its preset, changed by `path=value` overrides; `source`
-    names it in the faults."""
+def from_dict(raw: Mapping[str, Any], source: str = "configuration", overrides: Sequence[Override] = ()) -> Config:
+    """Build and check a configuration from nested mappings over its preset, changed by `overrides`; `source` names it in
+    the faults."""
     wrong, raw = [], canonical(Config, dict(raw))
-    for text in overrides:
+    for change in overrides:
         try:
-            raw = _override(canonical(Config, raw), text)
+            raw = _override(canonical(Config, raw), *(_parsed(change) if isinstance(change, str) else change))
         except _OverrideFault as fault:
-            wrong.append(f"--set {text[:200]}: {fault}")
+            said = f"--set {change[:200]}" if isinstance(change, str) else change[0]
+            wrong.append(f"{said}: {fault}")
     faults = Faults(source)
     faults.lines += wrong
     preset = raw.get("preset", "raysim")
@@ -87,18 +91,22 @@ class _OverrideFault(Exception):
     pass
 
 
-def _override(raw: dict[str, Any], text: str) -> dict[str, Any]:
-    """Set `path=value` in a canonical mapping; segments are keys, method names and list indices."""
+def _parsed(text: str) -> tuple[str, Any]:
+    """The path and the value of `path=value`."""
     path, equals, value = text.partition("=")
     if not equals or not path:
         raise _OverrideFault("write it as path=value, for instance rounds.total=5.")
+    try:
+        return path, parse_yaml(value)
+    except yaml.YAMLError:
+        raise _OverrideFault(f"{value[:60]!r} is not valid YAML.") from None
+
+
+def _override(raw: dict[str, Any], path: str, value: Any) -> dict[str, Any]:
+    """Set a value in a canonical mapping; segments of its path are keys, method names and list indices."""
     keys, node = path.split("."), copy.deepcopy(raw)
     if len(keys) > LEVELS or any(len(key) > LONGEST for key in keys):
         raise _OverrideFault(f"a path has at most {LEVELS} parts of {LONGEST} characters each.")
-    try:
-        parsed = parse_yaml(value)
-    except yaml.YAMLError:
-        raise _OverrideFault(f"{value[:60]!r} is not valid YAML.") from None
     raw = node
     for depth, key in enumerate(keys):
         here, last = ".".join(keys[:depth]), depth == len(keys) - 1
@@ -111,7 +119,7 @@ def _override(raw: dict[str, Any], text: str) -> dict[str, Any]:
         elif not isinstance(node, dict):
             raise _OverrideFault(f"{here} is {show(node)}, which has no {key!r} in it.")
         if last:
-            node[key] = _kept(node[key], parsed) if path == "data.partition" and key in node else parsed
+            node[key] = _kept(node[key], value) if path == "data.partition" and key in node else value
         elif isinstance(node, list) or node.get(key) is not None:
             node[key] = {} if node[key] is None else node[key]
         else:

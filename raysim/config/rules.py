@@ -193,6 +193,8 @@ def _check_evaluation(config: Config) -> Found:
     if config.evaluate.personal and not (data.client_test_frac or data.partition.test_frac or natural):
         message = f"{config.evaluate.personal} needs client tests, but data.client_test_frac is 0. The papers use 0.25."
         yield "evaluate.personal", message
+    if config.evaluate.clients and config.evaluate.personal != "after_init":
+        yield "evaluate.clients", "is how many clients evaluate.personal: after_init tests, which is not set."
     if 0 < (config.clients or 0) < (config.evaluate.clients or 0):
         yield "evaluate.clients", f"is {config.evaluate.clients}, but there are {config.clients}. null tests all."
 

@@ -11,6 +11,7 @@ import numpy as np
 
 from raysim import machine
 from raysim.config import STACKS, Config, ConfigError, LocalEngineConfig, name_in
+from raysim.config.schema import UntilConfig
 from raysim.core.layers import GroupingError, LayerMap
 from raysim.core.local_run import LocalSettings
 from raysim.core.optim import OptimizerSpec
@@ -112,6 +113,12 @@ def checked_data(config: Config) -> tuple[Dataset, Partition]:
         faults.append(
             "evaluate.personal: no client has test samples; set data.client_test_frac, or name clients in the test rows as well"
         )
+    if config.evaluate.global_ and not config.evaluate.personal and not len(partition.server_test):
+        untested = "evaluate.global: there are no samples to test a model on. Bring test samples, or set it to false"
+        if config.record.keep_best or config.rounds.until != UntilConfig():
+            faults.append(f"{untested}, and do without rounds.until and record.keep_best")
+        else:
+            warnings.warn(untested, stacklevel=2)
     learned = task(config, data)
     if config.rounds.until.accuracy is not None and (not learned.headline or learned.headline.name != "accuracy"):
         faults.append(

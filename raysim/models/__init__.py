@@ -66,6 +66,10 @@ def assemble(name: str, builder: Callable[..., Model], inputs: Inputs, options: 
         return builder(inputs, **options)
     except ModelError as error:
         raise ModelError(f"{name}: {error}") from error
+    except (TypeError, ValueError) as error:
+        if not options:
+            raise
+        raise ModelError(f"{name}: cannot be made with model.options {dict(options)}: {error}") from error
 
 
 def _nearest(word: str, words: list[str]) -> str:

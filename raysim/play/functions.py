@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from contextlib import nullcontext
 from pathlib import Path
@@ -24,7 +23,7 @@ def read_config(config: Source, **settings: Any) -> Config:
 
     `settings` change it: `rounds__total=20` is `--set rounds.total=20`. Raises `ConfigError` with every fault.
     """
-    changes = [f"{name.replace('__', '.')}={json.dumps(value)}" for name, value in settings.items()]
+    changes = [(name.replace("__", "."), value) for name, value in settings.items()]
     if isinstance(config, str | Path):
         return load(find(config), changes)
     return from_dict(to_dict(config) if isinstance(config, Config) else config, overrides=changes)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
-from raysim.config import Config, check_unchanged
+from raysim.config import Config, ConfigError, check_unchanged
 from raysim.engine.ray.placement import Resources
 from raysim.federation.extend import rewrite
 from raysim.federation.lock import finished_result, how_to_continue, machine_changes, run_lock
@@ -156,7 +156,8 @@ class Simulation(Iterator[PlayedRound]):
             yield
         except BaseException as error:
             self.stop()
-            if isinstance(error, Exception) and (self.folder / "config.yaml").exists():
+            refused = isinstance(error, ConfigError)  # what was asked for, and not what is there
+            if isinstance(error, Exception) and not refused and (self.folder / "config.yaml").exists():
                 with suppress(OSError):  # which may be what the run failed of
                     (self.folder / FAILED).write_text(f"{error}\n", encoding="utf-8")
             raise

@@ -12,10 +12,8 @@ With one seed, all of them have one partition, one initial model and one sequenc
 
 from __future__ import annotations
 
-import hashlib
 import itertools
 import json
-import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -25,7 +23,7 @@ from typing import Any
 import yaml
 
 from raysim.config import Config, ConfigError, load, to_dict
-from raysim.paths import UnsafeName, below
+from raysim.paths import UnsafeName, below, digits, slug
 from raysim.store.documents import DamagedFile, parse_yaml, read_yaml
 
 CATALOGUES = (
@@ -74,7 +72,7 @@ def runs(base: Path, cells: Iterable[Sequence[Choice]], out: Path) -> list[Point
     points: list[Point] = []
     faults: list[str] = []
     for chosen in cells:
-        name = "-".join(part for part, _ in chosen if part) or base.stem
+        name = "-".join(part for part, _ in chosen if part) or slug(base.stem)
         changes = [text for _, texts in chosen for text in texts]
         try:
             folder = below(out, name)
@@ -136,9 +134,9 @@ def _values(change: str) -> list[Choice]:
 
 def _called_apart(said: Mapping[str, str]) -> dict[str, str]:
     """The part of a folder's name for each; a hash tells apart those of which the same is said."""
-    plain = {value: _slug(words) for value, words in said.items()}
+    plain = {value: slug(words) for value, words in said.items()}
     times = Counter(plain.values())
-    return {value: f"{name}-{_hash(value)}" if times[name] > 1 else name for value, name in plain.items()}
+    return {value: f"{name}-{digits(value)}" if times[name] > 1 else name for value, name in plain.items()}
 
 
 def _called(path: str, value: str) -> str:
@@ -183,16 +181,6 @@ def _split(text: str) -> list[str]:
         else:
             parts[-1] += letter
     return [part.strip() for part in parts]
-
-
-def _slug(value: str) -> str:
-    """A part of a folder's name: words with dashes between them. What has to be cut ends with a hash."""
-    plain = re.sub(r"[^\w.-]+", "-", value).strip("-")
-    return plain if 0 < len(plain) <= 40 else f"{plain[:40]}-{_hash(value)}".strip("-")
-
-
-def _hash(value: str) -> str:
-    return hashlib.sha256(value.encode()).hexdigest()[:6]
 
 
 def _other(point: Point) -> list[str]:

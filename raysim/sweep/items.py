@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import difflib
 import itertools
+import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from raysim.config import ConfigError, load, shipped
+from raysim.config import ConfigError, load
+from raysim.config.shipped import folder as configurations
 from raysim.paths import natural
 from raysim.store.documents import parse_yaml, read_yaml
 from raysim.sweep.grid import Choice, Point, choices, overrides, runs, seeded
@@ -91,18 +93,17 @@ class Item:
         return dict(zip(planned, runs(self.path, planned.values(), out), strict=True))
 
 
-def folder() -> Path:
-    """`configs` in the working directory if it holds tables, or else what comes with raysim."""
-    here = Path("configs")
-    return here if any(here.glob("*/*.yaml")) else shipped.folder()
-
-
 def items() -> dict[str, Item]:
-    """Every table and figure that has a file, by name."""
-    root = folder()
-    found = (path for path in root.glob("*/*.yaml") if path.parent.name != "cluster")  # where runs are played
-    paths = sorted(found, key=lambda path: (path.parent, natural(path.stem)))
-    return {name: Item(name, path) for path in paths for name in [f"{path.parent.name}/{path.stem}"]}
+    """Every table and figure that has a file, by name: what comes with raysim, and those in `configs` in the working
+    directory, which come first."""
+    own = [path for path in Path("configs").glob("*/*.yaml") if re.search(r"^table:", path.read_text("utf-8"), re.M)]
+    shipped = [
+        path for path in configurations().glob("*/*.yaml") if path.parent.name != "cluster"
+    ]  # where runs are played
+    found = {f"{path.parent.name}/{path.stem}": path for path in (*shipped, *own)}
+    return {
+        name: Item(name, found[name]) for name in sorted(found, key=lambda name: (name.split("/")[0], natural(name)))
+    }
 
 
 def find(name: str) -> Item:

@@ -31,7 +31,7 @@ def play_all(points: Sequence[Point], address: str | None = None, at_once: int |
 
             check_address(address)
             object_store = max(engine.state_bytes or 0 for engine in on_ray)  # one for all
-            joined = stack.enter_context(cluster(address, object_store or None))
+            joined = stack.enter_context(cluster(address, object_store or None, any(e.dashboard for e in on_ray)))
         most = min(len(left), at_once or carried([point.config for point in left])) if left else 0
         if most > 1:
             print(f"{most} at a time\n", flush=True)
@@ -52,7 +52,8 @@ def _in_turn(points: Sequence[Point], address: str | None) -> tuple[list[str], i
     for number, point in enumerate(points, 1):
         print(f"\nrun {number} of {len(points)}", flush=True)
         try:
-            stopped = play(point.config, point.folder, address, resume=point.saved)
+            joins = isinstance(point.config.engine, RayEngineConfig)
+            stopped = play(point.config, point.folder, address if joins else None, resume=point.saved)
         except Exception as error:
             print(f"{point.name}: {error}" if faults_of(error) else traceback.format_exc(), file=sys.stderr)
             failed.append(point.name)

@@ -14,14 +14,14 @@ print(tuner.fit().get_best_result().config)
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
-from raysim.config import load
+from raysim.config import EngineConfig, LocalEngineConfig, load
 from raysim.config.shipped import find
 from raysim.federation import Federation
 from raysim.store.tables import OPEN
@@ -48,10 +48,13 @@ def trainable(base: str | Path, overrides: Sequence[str] = ()) -> Callable[[Mapp
     def train(settings: Mapping[str, Any]) -> None:
         with suppress(FileNotFoundError):  # on a machine of a cluster that has no such folder
             os.chdir(here)  # where relative paths of the configuration begin
-        changes = [f"{name}={json.dumps(value)}" for name, value in settings.items()]
+        config = load(path, [*overrides, *settings.items()])
+        if not isinstance(config.engine, LocalEngineConfig):
+            kept = {field.name: getattr(config.engine, field.name) for field in fields(EngineConfig)}  # of its bits
+            config = replace(config, engine=LocalEngineConfig(**kept))
         folder = Path(get_context().get_trial_dir(), "run")
         saved = any((folder / "checkpoints").glob("*.json"))
-        federation = Federation(load(path, [*overrides, *changes, "engine=local"]), folder, resume=saved)
+        federation = Federation(config, folder, resume=saved)
         try:
             while (shown := federation.step()) is not None:
                 if federation.evaluates(shown["round"]):

@@ -8,15 +8,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from conftest import play, table, tiny
 
 import raysim
-from raysim.config import ConfigError, to_dict
+from raysim.config import ConfigError, load, to_dict
+from raysim.config.shipped import find
 from raysim.core.client import ClientMethod, LocalRun, Upload
 from raysim.federation import sample
 from raysim.methods import CLIENTS
+from raysim.methods.fedlws import FedLWS
 
 FOUR = {"rounds": {"total": 4, "participation": 0.4, "evaluate_every": 2, "checkpoint_every": 1}}
 
@@ -42,6 +45,17 @@ def test_settings_change_a_configuration(tmp_path: Path) -> None:
     changed = tiny(**FOUR, server=["fedlws"])
     assert (run.rounds, run.stack, run.config["local"]["lr"]) == (2, "fedavg + fedlws", 0.05)
     assert run.config["data"] == to_dict(changed)["data"]
+
+
+def test_settings_are_values_and_objects() -> None:
+    """A path, NumPy's numbers, a method that was made here, and a number that YAML would take for text."""
+    config = raysim.read_config(
+        "quickstart", data__root=Path("/d # 2"), seed=np.int64(3), server=[FedLWS(beta=1e-5)],
+        model={"name": "vit", "options": {"dropout": 1e-5}},
+    )  # fmt: skip
+    assert (config.data.root, config.seed, config.server) == ("/d # 2", 3, (FedLWS(beta=1e-5),))
+    assert config.model.options == {"dropout": 1e-5}
+    assert raysim.read_config("quickstart", seed=3) == load(find("quickstart"), ["seed=3"])
 
 
 def test_a_configuration_that_comes_with_raysim(tmp_path: Path) -> None:
