@@ -63,13 +63,22 @@ def assemble(name: str, builder: Callable[..., Model], inputs: Inputs, options: 
             takes = f" It takes {', '.join(known) or 'none'}."
             raise ModelError(f"{name}: unknown option '{option}'.{_nearest(option, known)}{takes}")
     try:
-        return builder(inputs, **options)
+        return _with_constants(builder(inputs, **options))
     except ModelError as error:
         raise ModelError(f"{name}: {error}") from error
     except (TypeError, ValueError) as error:
         if not options:
             raise
         raise ModelError(f"{name}: cannot be made with model.options {dict(options)}: {error}") from error
+
+
+def _with_constants(model: Model) -> Model:
+    """Tables of integers, such as masks and places, are no part of the state: nobody trains, averages or sends them."""
+    for module in model.modules():
+        for name, buffer in list(module.named_buffers(recurse=False)):
+            if buffer.dim() and not (buffer.is_floating_point() or buffer.is_complex()):
+                module.register_buffer(name, buffer, persistent=False)
+    return model
 
 
 def _nearest(word: str, words: list[str]) -> str:

@@ -1,9 +1,12 @@
 """What every model promises, whatever its architecture."""
 
 import copy
+from collections import OrderedDict
+from pathlib import Path
 
 import pytest
 import torch
+from conftest import play, tiny
 from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn import functional as F
@@ -108,6 +111,32 @@ def test_building_draws_the_initial_weights_and_nothing_else(name: str) -> None:
             module.reset_parameters()
     assert all(torch.equal(p, w) for p, w in zip(model.parameters(), weights, strict=True))
     assert torch.rand(()) == drawn_next
+
+
+class Masked(nn.Module):
+    """Hides the second feature, and takes the others from a table of places."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(2, 3)
+        self.register_buffer("hidden", torch.tensor([False, True, False]))
+        self.register_buffer("places", torch.tensor([2, 0]))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.linear(x.masked_fill(self.hidden, 0)[:, self.places])
+
+
+def test_tables_of_integers_are_constants(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """They are neither averaged nor sent: such as masks, and Swin's places."""
+    monkeypatch.setitem(
+        MODELS, "masked", lambda inputs: Model(OrderedDict(body=Masked(), head=nn.Linear(3, inputs.classes)))
+    )
+    shape = {"name": {"synthetic": {"samples": 260, "shape": [3], "classes": 4}}}
+    federation = play(tiny(model={"name": "masked"}, data=shape, server=["fedlws"]), tmp_path)
+    model = federation.model()
+    assert federation.server.layers.S == sum(p.numel() for p in model.parameters()) == (2 + 1) * 3 + (3 + 1) * 4
+    assert model.body.places.tolist() == [2, 0]
+    assert model.body.hidden.dtype == torch.bool
 
 
 def test_fasttext_averages_over_the_padding() -> None:
