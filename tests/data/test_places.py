@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import pickle
 from collections.abc import Iterator
 from pathlib import Path
@@ -96,6 +97,33 @@ def test_folders_of_the_hugging_face_library(tmp_path):
         HuggingFace(str(tmp_path)).load(None)
     (tmp_path / "train" / "data-00000-of-00001.arrow").unlink()
     assert "write it with save_to_disk" in HuggingFace(str(tmp_path)).check(None)
+
+
+def test_what_the_hugging_face_library_keeps_beside_a_saved_set_is_not_read(tmp_path):
+    """Its map and filter write cache-*.arrow and tmp* there. state.json names the files of the set."""
+
+    def write(name: str, client: int) -> None:
+        with pa.ipc.new_stream(str(tmp_path / name), table(client).schema) as stream:
+            stream.write_table(table(client))
+
+    def clients() -> list[int]:
+        return HuggingFace(str(tmp_path)).load(None).client[::EACH].tolist()
+
+    named = ["data-00000-of-00002.arrow", "data-00001-of-00002.arrow"]
+    for client, name in enumerate([*named, "cache-5f0c.arrow", "tmp7.arrow"]):
+        write(name, client)
+    assert clients() == [0, 1]
+    write("other.arrow", 4)
+    state = tmp_path / "state.json"
+    state.write_text(json.dumps({"_data_files": [{"filename": name} for name in named], "_split": "train"}))
+    assert clients() == [0, 1]
+    (tmp_path / named[0]).unlink()
+    with pytest.raises(DataError, match=r"data-00000-of-00002\.arrow is missing, and state\.json names it"):
+        clients()
+    for damaged in ("{", "[]", '{"_data_files": [1]}', "[" * 100_000):
+        state.write_text(damaged)
+        with pytest.raises(DataError, match=r"state\.json: does not name the files of the set .*save_to_disk"):
+            clients()
 
 
 class Kept(datasets.VisionDataset):
