@@ -47,8 +47,15 @@ class Torchvision(EncodedSource):
         return None
 
     def files(self, root: Path | None) -> Sequence[FileFacts]:
-        """All below `root`: which of them are this data set's only torchvision knows."""
-        return files_below(root or Path("data"))
+        return files_below(self.folder(root))
+
+    def folder(self, root: Path | None) -> Path:
+        """Of this data set's files. It is all of `root` where torchvision's class does not say in which folder they are."""
+        from torchvision import datasets
+
+        kind = getattr(datasets, self.name, None)
+        own = self.name if hasattr(kind, "raw_folder") else getattr(kind, "base_folder", "")
+        return (root or Path("data")) / own
 
     def open(self, root: Path | None) -> Dataset:
         if problem := self.check(root):
