@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
@@ -98,7 +99,8 @@ def reproduce(
         if not item:
             raise ConfigError("raysim reproduce: name a table or figure; `raysim reproduce --list` shows all.")
         chosen = find(item)
-        changes = [*([f"data.root={data}"] if data else []), *(overrides or ())]
+        root = [f"data.root={json.dumps(str(data), ensure_ascii=False)}"] if data else []
+        changes = [*root, *(overrides or ())]
         folder = out or Path("runs", "reproduce", f"{item.replace('/', '_')}-{scale}")
         points = chosen.runs(scale, seed_numbers(seeds), changes, folder)
         status = play_all(list(points.values()), address, runs_at_once(parallel))

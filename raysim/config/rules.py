@@ -18,6 +18,7 @@ from raysim.core.client import exclusive_hooks, overrides
 from raysim.core.facts import RunFacts
 from raysim.core.optim import OptimizerSpec
 from raysim.data.partition import Natural
+from raysim.data.sources import Torchvision
 from raysim.models import torchvision
 from raysim.registry import REGISTRY, name_in
 
@@ -68,6 +69,17 @@ def _check_data(config: Config) -> Found:
     if problem := data.name.check(data.folder):
         where = f"data.root is {data.root}" if data.root else f"RAYSIM_DATA is {data.folder}"
         yield "data.name", f"{problem} ({where if data.folder else 'neither data.root nor RAYSIM_DATA is set'})"
+
+
+def _check_written(config: Config) -> Found:
+    """A file that a run writes must not count as one of its data, which would change from run to run."""
+    data = config.data
+    if isinstance(data.name, Torchvision) and (data.cache is not None or data.storage == "stream"):
+        folder = data.name.folder(data.folder)
+        for path, written in (("data.cache", data.cache), ("record.dir", config.record.dir)):
+            if written and Path(written).resolve().is_relative_to(folder.resolve()):
+                counts = f"{written} lies in {folder}, where every file counts as data of {data.name.name}."
+                yield path, f"{counts} Set data.root to a folder that holds data alone."
 
 
 def _check_task(config: Config) -> Found:
@@ -253,6 +265,7 @@ _CHECKS = (
         _check_min_clients,
         _check_until,
         _check_data,
+        _check_written,
         _check_task,
         _check_model,
         _check_model_settings,

@@ -45,8 +45,13 @@ class Mapped:
 
     def __getitem__(self, rows: Any) -> np.ndarray:
         if self._array is None:
-            if not self.file.exists() and self.make().digest != self.digest:
-                raise DataError(f"{self.file}: made here from other data than the run began with; copy those here")
+            if not self.file.exists():
+                made = self.make()
+                assert isinstance(made.x, Mapped)
+                file = made.x.file  # in another folder where this machine's copy of the data has other times
+                if made.digest != self.digest:
+                    raise DataError(f"{file}: made here from other data than the run began with; copy those here")
+                self.file = file
             self._array = np.load(self.file, mmap_mode="r").view(np.ndarray)
         return self._array[rows].copy() if isinstance(rows, slice) else self._array[rows]
 

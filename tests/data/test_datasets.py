@@ -18,7 +18,19 @@ from PIL import Image
 
 from raysim.data import SOURCES, DataError, Dataset
 from raysim.data.pickles import read_arrays
-from raysim.data.sources import CIFAR10, CIFAR100, EMNIST, MNIST, Digits, FashionMNIST, Images, Npz, Parquet, Synthetic
+from raysim.data.sources import (
+    CIFAR10,
+    CIFAR100,
+    EMNIST,
+    MNIST,
+    Digits,
+    FashionMNIST,
+    Images,
+    Npz,
+    Parquet,
+    Synthetic,
+    Torchvision,
+)
 from raysim.data.text import build_vocabulary, encode, tokenize
 
 RNG = np.random.default_rng(0)
@@ -417,8 +429,9 @@ def test_synthetic_images_and_features():
 
 def write_idx(file: Path, array: np.ndarray) -> None:
     file.parent.mkdir(parents=True, exist_ok=True)
-    header = bytes([0, 0, 8, array.ndim]) + np.array(array.shape, ">i4").tobytes()
-    file.write_bytes(header + array.astype(np.uint8).tobytes())
+    code, kind = (12, ">i4") if array.dtype == np.int32 else (8, np.uint8)
+    header = bytes([0, 0, code, array.ndim]) + np.array(array.shape, ">i4").tobytes()
+    file.write_bytes(header + array.astype(kind).tobytes())
 
 
 @pytest.mark.parametrize(
@@ -446,6 +459,34 @@ def test_idx_files(tmp_path, source, folder, prefixes, normalised):
     labels.write_bytes(labels.read_bytes()[:-2])
     with pytest.raises(DataError, match=f"torchvision cannot download or read .*{folder}"):
         source.load(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("source", "prefix", "labels", "classes"),
+    [
+        (Torchvision("EMNIST", {"split": "balanced"}), "emnist-balanced", "labels-idx1-ubyte", 47),
+        (Torchvision("QMNIST"), "qmnist", "labels-idx2-int", 10),
+    ],
+)
+def test_sets_that_pass_train_and_download_on(tmp_path, source, prefix, labels, classes, monkeypatch):
+    """EMNIST and QMNIST hand these arguments to MNIST, and do not name all of them. QMNIST keeps 8 numbers of a sample."""
+    x, y = pixels(7, side=28), np.array([1, 2, 3, 9, 5, 1, 0])
+    kept = y if source.name == "EMNIST" else np.stack([y, *[y + 10] * 7], 1).astype(np.int32)
+    folder = tmp_path / source.name / "raw"
+    for split, rows in {"train": slice(5), "test": slice(5, 7)}.items():
+        write_idx(folder / f"{prefix}-{split}-images-idx3-ubyte", x[rows, 0])
+        write_idx(folder / f"{prefix}-{split}-{labels}", kept[rows])
+    data = source.load(tmp_path)
+    assert np.array_equal(data.x, x)
+    assert data.y.tolist() == y.tolist()
+    assert (data.train_rows, data.num_classes) == (5, classes)
+
+    def offline(*_, **__):
+        raise OSError("no network")
+
+    monkeypatch.setattr("torchvision.datasets.mnist.download_and_extract_archive", offline)
+    with pytest.raises(DataError, match="no network"):
+        source.load(tmp_path / "elsewhere")
 
 
 def test_missing_torchvision_folder_is_reported_before_loading(tmp_path):

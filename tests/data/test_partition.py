@@ -145,8 +145,8 @@ def test_p1_is_near_even_for_a_large_alpha_and_leaves_clients_empty_for_a_small_
 def test_p1_min_size_redraws_and_gives_up_with_a_way_out():
     small = make_partition(DATA, DirichletCounts(0.3, 20), seed=0).sizes.min()
     assert make_partition(DATA, DirichletCounts(0.3, 20, min_size=small + 5), seed=0).sizes.min() >= small + 5
-    with pytest.raises(DataError, match=r"dirichlet_counts: in 100 redraws .* not 101; raise alpha, or lower min_size"):
-        make_partition(DATA, DirichletCounts(0.3, 20, min_size=101), seed=0)
+    with pytest.raises(DataError, match=r"dirichlet_counts: in 100 redraws .* not 100; raise alpha, or lower min_size"):
+        make_partition(DATA, DirichletCounts(0.3, 20, min_size=100), seed=0)
     with pytest.raises(DataError, match="no draw could be carried out; raise alpha"):  # gamma variates underflow to 0
         make_partition(toy(400, 10, 40), DirichletCounts(1e-4, 3), seed=0)
 
@@ -254,8 +254,8 @@ def test_p4_fills_everybody_and_caps(seed):
 
 def test_p4_least_of_the_library_and_a_clear_end():
     assert make_partition(DATA, DirichletCapped(0.3, 50, least=None), seed=0).sizes.min() >= 25 * 3 // 4  # 2500 / 2·50
-    with pytest.raises(DataError, match=r"dirichlet_capped: in 2000 redraws .* not 260; raise alpha, or lower least"):
-        make_partition(DATA, DirichletCapped(0.3, 10, least=260), seed=0)
+    with pytest.raises(DataError, match=r"dirichlet_capped: in 2000 redraws .* not 250; raise alpha, or lower least"):
+        make_partition(DATA, DirichletCapped(0.3, 10, least=250), seed=0)
 
 
 def test_p5_deals_classes_in_client_order():
@@ -330,6 +330,27 @@ def test_p9_corrupted_clients_exchange_two_labels(fraction):
     assert all(np.array_equal(a, b) for a, b in zip(part.train, clean.train, strict=True))  # the data are P7's
     seen, true = part.label_counts(DATA), clean.label_counts(DATA)
     assert all(np.array_equal(s[m], t) for s, m, t in zip(seen, part.label_map, true, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("scheme", "setting", "rows"),
+    [
+        (DirichletCounts(0.3, 20, min_size=101), "min_size", 2000),
+        (DirichletCapped(0.3, 10, least=251), "least", 2500),
+        (DirichletCapped(0.3, 10, least=201, merge=False), "least", 2000),
+        (ExtendedDirichlet(clients=251), "least", 2500),
+        (QuantitySkew(clients=201), "min_size", 2000),
+    ],
+)
+def test_what_the_samples_cannot_fill_is_refused_before_a_draw(scheme, setting, rows):
+    """No draw gives N clients `least` samples each where N · least is more than there are."""
+    least, rng = getattr(scheme, setting), np.random.RandomState(0)
+    needed = (
+        f"{scheme.clients} clients of at least {least} samples need {scheme.clients * least}, but there are {rows};"
+    )
+    with pytest.raises(DataError, match=f": {needed} lower {setting} or clients"):
+        scheme.split(DATA, scheme.rows(DATA), rng)
+    assert rng.random_sample() == np.random.RandomState(0).random_sample()
 
 
 def test_natural_split_of_both_splits():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import pickle
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,6 +17,8 @@ from PIL import Image
 from pyarrow import fs
 from torchvision import datasets
 
+import raysim
+from raysim.config import from_dict
 from raysim.data import DataError, load
 from raysim.data.sources import HuggingFace, Parquet, Torchvision
 
@@ -98,6 +101,33 @@ def test_folders_of_the_hugging_face_library(tmp_path):
     assert "write it with save_to_disk" in HuggingFace(str(tmp_path)).check(None)
 
 
+def test_what_the_hugging_face_library_keeps_beside_a_saved_set_is_not_read(tmp_path):
+    """Its map and filter write cache-*.arrow and tmp* there. state.json names the files of the set."""
+
+    def write(name: str, client: int) -> None:
+        with pa.ipc.new_stream(str(tmp_path / name), table(client).schema) as stream:
+            stream.write_table(table(client))
+
+    def clients() -> list[int]:
+        return HuggingFace(str(tmp_path)).load(None).client[::EACH].tolist()
+
+    named = ["data-00000-of-00002.arrow", "data-00001-of-00002.arrow"]
+    for client, name in enumerate([*named, "cache-5f0c.arrow", "tmp7.arrow"]):
+        write(name, client)
+    assert clients() == [0, 1]
+    write("other.arrow", 4)
+    state = tmp_path / "state.json"
+    state.write_text(json.dumps({"_data_files": [{"filename": name} for name in named], "_split": "train"}))
+    assert clients() == [0, 1]
+    (tmp_path / named[0]).unlink()
+    with pytest.raises(DataError, match=r"data-00000-of-00002\.arrow is missing, and state\.json names it"):
+        clients()
+    for damaged in ("{", "[]", '{"_data_files": [1]}', "[" * 100_000):
+        state.write_text(damaged)
+        with pytest.raises(DataError, match=r"state\.json: does not name the files of the set .*save_to_disk"):
+            clients()
+
+
 class Kept(datasets.VisionDataset):
     """Splits by `train`, and labels that are kept, as MNIST has them."""
 
@@ -134,3 +164,42 @@ def test_data_sets_of_torchvision_by_name(tmp_path, monkeypatch, kind):
     assert "no data set 'Nothing'" in Torchvision("Nothing").check(tmp_path)
     with pytest.raises(DataError, match=r"Pictures cannot be made with .* Correct the options"):
         Torchvision("Pictures", {"year": 2020}).load(tmp_path)
+
+
+def test_a_cache_looks_at_the_files_of_one_set_alone(tmp_path, monkeypatch):
+    class Own(Kept):
+        base_folder = "own"
+
+    def made() -> Path:
+        return load(Torchvision("Own"), tmp_path, cache=tmp_path / "cache").x.file
+
+    monkeypatch.setattr(datasets, "Own", Own, raising=False)
+    for file in (tmp_path / "own" / "pixels", tmp_path / "KMNIST" / "raw" / "train"):
+        file.parent.mkdir(parents=True)
+        file.write_bytes(b"1")
+    first = made()
+    (tmp_path / "runs").mkdir()
+    (tmp_path / "runs" / "rounds.csv").touch()
+    assert made() == first
+    (tmp_path / "own" / "pixels").write_bytes(b"22")
+    assert made() != first
+    assert [name for name, _, _ in Torchvision("KMNIST").files(tmp_path)] == ["raw/train"]
+
+
+@pytest.mark.parametrize("way", [{"cache": "data/cache"}, {"storage": "stream"}])
+def test_where_all_below_the_root_are_data_nothing_is_written_there(way, tmp_path, monkeypatch):
+    """SVHN's files lie in the root itself, and its class does not name them."""
+    monkeypatch.chdir(tmp_path)
+
+    def faults(record: str, name: str = "SVHN", **more: str) -> str:
+        data = {"name": {"torchvision": name}, "root": "data", "partition": "iid_equal"} | more
+        with pytest.raises(raysim.ConfigError) as caught:  # a model is missing at least
+            from_dict({"data": data, "record": {"dir": record}})
+        return str(caught.value)
+
+    sentence = "lies in data, where every file counts as data of SVHN. Set data.root to a folder that holds data alone."
+    assert f"record.dir: data/runs {sentence}" in faults("data/runs", **way)
+    assert (f"data.cache: data/cache {sentence}" in faults("runs", **way)) == ("cache" in way)
+    assert sentence not in faults("data/runs", "CIFAR10", **way) + faults("runs", storage="stream") + faults(
+        "data/runs"
+    )

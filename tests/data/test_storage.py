@@ -145,6 +145,22 @@ def test_a_cache_appears_whole_or_not_at_all(folder, tmp_path, monkeypatch):
     assert data.x.file.is_file()
 
 
+def test_a_machine_with_a_copy_of_the_data_fills_a_cache_of_its_own(folder, tmp_path):
+    """A copy has other times, and so another folder in the cache. Its samples must be the same."""
+    copy = tmp_path / "tables"
+    shutil.copytree(folder, copy, copy_function=shutil.copy)
+    data = load(Parquet(str(copy)), None, cache=tmp_path / "cache")
+    expected, elsewhere = data.x[:], pickle.dumps(data.x)
+    shutil.rmtree(tmp_path / "cache")
+    os.utime(copy / "test.parquet", ns=(1, 1))
+    assert np.array_equal(pickle.loads(elsewhere)[np.array([5, 2])], expected[[5, 2]])
+    pq.write_table(table(98), copy / "test.parquet")
+    other = pickle.loads(elsewhere)
+    for _ in range(2):  # nor is it taken when it is there
+        with pytest.raises(DataError, match="made here from other data than the run began with"):
+            other[:]
+
+
 def test_processes_that_start_together_decode_once(folder, tmp_path, monkeypatch):
     opened = []
     monkeypatch.setattr(Parquet, "open", lambda self, root, open=Parquet.open: opened.append(1) or open(self, root))

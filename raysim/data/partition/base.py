@@ -69,6 +69,15 @@ def share_out(pools: Sequence[np.ndarray], counts: np.ndarray) -> list[np.ndarra
     return [np.concatenate(shard) for shard in zip(*parts, strict=True)]
 
 
+def check_least(scheme: str, setting: str, least: int, clients: int, rows: int) -> None:
+    """Before any draw, whether there are `least` rows for every client; `setting` is what asks for them."""
+    require(
+        least * clients <= rows,
+        f"{scheme}: {clients} clients of at least {least} samples need {least * clients}, but there are {rows}; lower "
+        f"{setting} or clients",
+    )
+
+
 def redraw(scheme: str, draw: Callable[[], Draw | None], least: int, way_out: str, redraws: int = 100) -> Draw:
     """The first draw in which every client has `least` rows; a draw that cannot be carried out is None."""
     best = None

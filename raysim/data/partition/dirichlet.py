@@ -11,6 +11,7 @@ from raysim.data.partition.base import (
     Draw,
     MergingScheme,
     Scheme,
+    check_least,
     check_merged,
     class_pools,
     least_size,
@@ -44,6 +45,7 @@ class DirichletCounts(Scheme):
         require(self.clients >= 1, f"dirichlet_counts: clients is {self.clients}; it must be at least 1")
 
     def split(self, data: Dataset, rows: np.ndarray, rng: np.random.RandomState) -> list[np.ndarray]:
+        check_least("dirichlet_counts", "min_size", self.min_size, self.clients, len(rows))
         pools = [rng.permutation(pool) for pool in class_pools(data, rows)]
         return counts_split("dirichlet_counts", pools, self.alpha, self.clients, rng, self.min_size)
 
@@ -192,12 +194,14 @@ class DirichletCapped(MergingScheme):
         check_merged("dirichlet_capped", self.clients, self.test_frac)
 
     def split(self, data: Dataset, rows: np.ndarray, rng: np.random.RandomState) -> list[np.ndarray]:
+        least = least_size(self.least, len(rows), self.clients)
+        check_least("dirichlet_capped", "least", least, self.clients, len(rows))
         pools = class_pools(data, rows)
         everyone = np.ones((len(pools), self.clients), bool)
         drawn = redraw(
             "dirichlet_capped",
             lambda: capped_draw(pools, everyone, self.alpha, rng),
-            least_size(self.least, len(rows), self.clients),
+            least,
             "raise alpha, or lower least or clients",
             PATIENCE,
         )
@@ -243,6 +247,7 @@ class ExtendedDirichlet(MergingScheme):
             f"extended_dirichlet: {self.clients} clients of {self.classes_per_client} classes cannot hold {classes} "
             "classes; change classes_per_client or clients",
         )
+        check_least("extended_dirichlet", "least", self.least, self.clients, len(rows))
         pools = class_pools(data, rows)
         holders_wanted = max(self.classes_per_client * self.clients // classes // 2, 1)
 

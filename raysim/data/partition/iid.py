@@ -6,7 +6,7 @@ from typing import ClassVar
 import numpy as np
 
 from raysim.data.dataset import Dataset
-from raysim.data.partition.base import Scheme, equal_shards, redraw, require, rounded_draw, share_out
+from raysim.data.partition.base import Scheme, check_least, equal_shards, redraw, require, rounded_draw, share_out
 from raysim.data.partition.shards import Shards
 
 
@@ -76,6 +76,7 @@ class QuantitySkew(Scheme):
         require(self.clients >= 1, f"quantity_skew: clients is {self.clients}; it must be at least 1")
 
     def split(self, data: Dataset, rows: np.ndarray, rng: np.random.RandomState) -> list[np.ndarray]:
+        check_least("quantity_skew", "min_size", self.min_size, self.clients, len(rows))
         pool = rng.permutation(rows)
         drawn = redraw(
             "quantity_skew",

@@ -1,5 +1,6 @@
 """Folders of tables: Parquet files, and what the Hugging Face library saves."""
 
+import json
 import re
 from abc import abstractmethod
 from collections.abc import Sequence
@@ -216,4 +217,22 @@ class HuggingFace(Tables):
 
 
 def _arrow_files(folder: Folder) -> list["FileInfo"]:
-    return [info for info in folder.listed() if info.base_name.endswith(".arrow")]
+    """Those that state.json names; where there is none, all but what the library's map and filter keep beside them."""
+    listed = folder.listed()
+    found = [info for info in listed if info.base_name.endswith(".arrow")]
+    if not any(info.base_name == "state.json" and info.is_file for info in listed):
+        return [info for info in found if not info.base_name.startswith(("cache-", "tmp"))]
+    names = _named(folder)
+    if lost := names - {info.base_name for info in found}:
+        raise DataError(f"{folder.path}: {min(lost)} is missing, and state.json names it; copy it there")
+    return [info for info in found if info.base_name in names]
+
+
+def _named(folder: Folder) -> set[str]:
+    """The files that state.json names, as save_to_disk writes it."""
+    path = f"{folder.path}/state.json"
+    try:
+        with folder.system.open_input_stream(path) as file:
+            return {str(part["filename"]) for part in json.loads(file.read())["_data_files"]}
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+        raise DataError(f"{path}: does not name the files of the set ({error}); write it with save_to_disk") from error

@@ -47,8 +47,15 @@ class Torchvision(EncodedSource):
         return None
 
     def files(self, root: Path | None) -> Sequence[FileFacts]:
-        """All below `root`: which of them are this data set's only torchvision knows."""
-        return files_below(root or Path("data"))
+        return files_below(self.folder(root))
+
+    def folder(self, root: Path | None) -> Path:
+        """Of this data set's files. It is all of `root` where torchvision's class does not say in which folder they are."""
+        from torchvision import datasets
+
+        kind = getattr(datasets, self.name, None)
+        own = self.name if hasattr(kind, "raw_folder") else getattr(kind, "base_folder", "")
+        return (root or Path("data")) / own
 
     def open(self, root: Path | None) -> Dataset:
         if problem := self.check(root):
@@ -70,7 +77,7 @@ class Torchvision(EncodedSource):
         from torchvision import datasets
 
         make = getattr(datasets, self.name)
-        known = inspect.signature(make).parameters
+        known = _parameters(make)
         arguments = (
             {"root": str(root)} | ({"download": True} if self.download and "download" in known else {}) | self.options
         )
@@ -88,11 +95,24 @@ class Torchvision(EncodedSource):
 
     def _labels(self, part: Any) -> np.ndarray:
         """[n] int64, as the data set keeps them or, where it does not, as its samples say."""
-        kept = next((found for name in LABELS if (found := getattr(part, name, None)) is not None), None)
-        labels = np.asarray([part[i][1] for i in range(len(part))] if kept is None else kept)
+        kept = (np.asarray(getattr(part, name, None)) for name in LABELS)
+        labels = next((found for found in kept if found.shape == (len(part),)), None)
+        if labels is None:
+            labels = np.asarray([part[i][1] for i in range(len(part))])
         if labels.shape != (len(part),) or labels.dtype.kind not in "iu":
             raise DataError(f"torchvision: {self.name} has no single class for each sample; choose another data set")
         return labels.astype(np.int64)
+
+
+def _parameters(make: type) -> set[str]:
+    """What the class takes, and what it passes on by name to those that it inherits from, as EMNIST does to MNIST."""
+    known: set[str] = set()
+    for kind in make.__mro__:
+        parameters = inspect.signature(kind).parameters
+        known |= parameters.keys()
+        if all(parameter.kind is not parameter.VAR_KEYWORD for parameter in parameters.values()):
+            break
+    return known
 
 
 def _first(make: Callable[..., Any], *splits: str) -> Any:
