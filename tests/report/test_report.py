@@ -162,10 +162,18 @@ def test_the_headline_says_whether_a_lead_is_more_than_chance(tmp_path: Path) ->
         "Its lead on fedavg + fedlws is no more than chance can make (paired t test over 3 seeds, Holm's correction, p = "
         f"{close:.2g})."
     )
-    assert ending(first, first) == (
-        "Its lead on fedavg + fedlws is no more than chance can make (paired t test over 3 seeds, p = 1)."
-    )
+    assert paired(first, first) == 1
     assert holm([0.01, 0.04, np.nan, 0.03]) == pytest.approx([0.03, 0.06, np.nan, 0.06], nan_ok=True)  # 3 p, 2 p, p
+
+
+def test_nothing_is_highest_or_lowest_where_all_end_alike(tmp_path: Path) -> None:
+    a, b, c = [{}, {"server": ["fedlws"]}, {"client": ["fedala"]}]
+    runs = [
+        by_hand(tmp_path / str(i), [score], **of) for i, (score, of) in enumerate([(0.25, a), (0.25, b), (0.75, c)])
+    ]
+    assert summarise(compare(runs[:2])).sentence == "The 2 configurations end alike, with a test accuracy of 25.00 %."
+    some = "fedala ends highest, with a test accuracy of 75.00 %, and fedavg + fedlws lowest, with 25.00 %."
+    assert some in summarise(compare(runs)).sentence
 
 
 def test_a_method_has_its_colour_whatever_it_is_compared_with(tmp_path: Path) -> None:
