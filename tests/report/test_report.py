@@ -672,6 +672,25 @@ def test_a_page_says_what_to_doubt(tmp_path: Path) -> None:
     assert "non-finite update &lt;of&gt; conv1" in text
 
 
+def test_a_page_leaves_out_what_has_nothing_to_draw(tmp_path: Path) -> None:
+    """A quantity that is never a number, seeds that noted it in other rounds, and classes that cannot be set side by side."""
+    runs = [by_hand(tmp_path / f"{seed}", [0.5, 0.6], seed) for seed in (1, 2)]
+    runs.append(by_hand(tmp_path / "other", [0.5, 0.6], server=["fedlws"]))
+    for t, (run, classes) in enumerate(zip(runs, (2, 2, 3), strict=True)):
+        with Recorder(run.folder, 2) as recorder:
+            recorder.add("notes", round=t % 2, method="balance", name="norm", value=1.0 if t < 2 else NONE)
+            recorder.add("notes", round=0, method="feddf", name="loss", value=NONE)
+        label, predicted = np.indices((classes, classes)).reshape(2, -1)
+        table = pa.table({"label": label, "predicted": predicted, "samples": np.ones(classes**2, int)})
+        write_table(run.folder, "measures/confusion", table.replace_schema_metadata({"raysim.measure": "{}"}))
+    runs = [Run(run.folder) for run in runs]
+    for name, some in (("balance:norm", runs), ("notes:feddf.loss", runs[:1]), ("class-accuracy", runs)):
+        with pytest.raises(NoData):
+            draw(name, some)
+    write(runs, tmp_path / "page.html")
+    assert "raysim plot accuracy" in (tmp_path / "page.html").read_text(encoding="utf-8")
+
+
 # ------------------------------------------------------------------------------------------ notebook, command line
 
 
