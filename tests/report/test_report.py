@@ -6,6 +6,7 @@ import fcntl
 import itertools
 import json
 import re
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
@@ -45,6 +46,7 @@ from raysim.report.runs import Run, find
 from raysim.report.significance import holm, paired
 from raysim.report.summary import OverSeeds, summarise
 from raysim.store.atomic import write_json
+from raysim.store.documents import DamagedFile
 from raysim.store.tables import Recorder, write_table
 
 NONE = np.nan
@@ -724,6 +726,24 @@ def test_find_looks_into_folders(folder: Path, tmp_path: Path) -> None:
     assert [run.folder.name for run in find([folder])] == sorted(STORED)
     assert len(find([folder / "lws", folder])) == len(STORED)
     with pytest.raises(ReportError, match="neither is nor holds"):
+        find([tmp_path])
+
+
+def test_find_takes_no_other_configuration_for_a_run(tmp_path: Path) -> None:
+    """Neither what lies in a run's folder nor another project's; a run from its first moment on, and a damaged one."""
+    run = by_hand(tmp_path / "run", [0.5]).folder
+    for other in (run / "wandb/run-1/files", tmp_path / "project"):
+        other.mkdir(parents=True)
+        (other / "config.yaml").write_text("learning_rate: {value: 0.1}\n")
+    starting = tmp_path / "starting"
+    starting.mkdir()
+    (starting / ".lock").touch()
+    shutil.copy(run / "config.yaml", starting)
+    assert [one.folder for one in find([tmp_path])] == [run, starting]
+    with pytest.raises(ReportError, match="project: neither is nor holds the folder of a run"):
+        find([tmp_path / "project"])
+    (starting / "config.yaml").write_text("seed: many\n")
+    with pytest.raises(DamagedFile, match=r"starting/config\.yaml is damaged"):
         find([tmp_path])
 
 
