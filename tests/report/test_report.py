@@ -35,11 +35,11 @@ import raysim
 from raysim.cli.app import app
 from raysim.data import Dataset, Partition
 from raysim.federation import Federation
-from raysim.report import MissingExtra, NoData, ReportError, blocks, canvas, clients, costs, curves, quantities
+from raysim.report import MissingExtra, NoData, ReportError, blocks, canvas, clients, costs, curves, groups, quantities
 from raysim.report.canvas import COLUMN, PAGE
 from raysim.report.figures import FIGURES, Comparison, available, draw, names
 from raysim.report.folder import Shares
-from raysim.report.groups import compare
+from raysim.report.groups import compare, differences
 from raysim.report.page import write
 from raysim.report.partition import partition_chart
 from raysim.report.runs import Run, find
@@ -222,6 +222,22 @@ def test_runs_are_grouped_by_all_but_the_seed_and_labelled_by_what_differs(tmp_p
         f"partition {words}" for words in ("dirichlet_counts, alpha 0.1", "dirichlet_counts, alpha 1.0", "iid_equal")
     ]
     assert labels(*two, iid) == partitions
+
+
+def test_a_page_looks_once_for_what_tells_its_configurations_apart(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looked: list[int] = []
+
+    def counted(runs: Sequence[Run]) -> list[str]:
+        looked.append(len(runs))
+        return differences(runs)
+
+    monkeypatch.setattr(groups, "differences", counted)
+    settings = [{"local": {"lr": lr}, "server": server} for server in ([], ["fedlws"]) for lr in (0.1, 0.2, 0.3, 0.4)]
+    runs = [by_hand(tmp_path / str(i), [0.5], **changes) for i, changes in enumerate(settings)]
+    write(runs, tmp_path / "page.html")
+    assert looked == [4, 4]  # each run among those of its methods, and for no figure again
 
 
 # ----------------------------------------------------------------------------------------------------------- figures
