@@ -253,11 +253,18 @@ def _setting(runs: Sequence[RunFolder]) -> str:
 
 
 def _warnings(groups: Sequence[Group]) -> Iterable[str]:
+    from raysim.report.measured import outdated
+
     for group in groups:
         running = [run for run in group.runs if run.result is None]
         if running:
             which = ", ".join(f"seed {run.seed} ({run.played} of {run.rounds} rounds)" for run in running)
             yield f"Not finished: {group.label}, {which}. Its numbers are those of the rounds so far."
+        if stale := sorted({name for run in group.runs for name in outdated(run)}):
+            yield (
+                f"{group.label}: not shown is what was measured before the run went on to round {group.first.played} "
+                f"({', '.join(stale)}). `raysim measure` takes it anew."
+            )
         seeds = Counter(run.seed for run in group.runs)
         if twice := [str(seed) for seed, times in seeds.items() if times > 1]:
             yield f"{group.label}: seed {', '.join(twice)} appears more than once, which makes the standard deviation too small."

@@ -76,7 +76,7 @@ def personalization(groups: Sequence[Group]) -> Canvas:
     """Accuracy of the final global model and of each client's own one, on the client's own test samples.
 
     Clients above the dashed line gain by a model of their own."""
-    missing = "`raysim measure personalization` has not been run."
+    missing = "`raysim measure personalization` has not been run, or not since the run has gone on."
     figure, axes, clouds, dots = scatter_groups(groups, _before_and_after, missing)
     low = min(cloud.points.min() for cloud in clouds)
     line = axes.plot([low, 100], [low, 100], color=INK, linewidth=0.8, linestyle=(0, (4, 3)), zorder=0)
@@ -92,9 +92,10 @@ def personalization(groups: Sequence[Group]) -> Canvas:
 
 def _before_and_after(run: RunFolder) -> np.ndarray:
     """[n, 2] accuracies (%) of every tested client."""
-    if "measures/personalization" not in run.tables:
+    try:
+        table, _ = measured(run, "personalization")
+    except NoData:
         return np.empty((0, 2))
-    table, _ = measured(run, "personalization")
     return 100 * np.stack([table["before"], table["after"]], 1)
 
 
