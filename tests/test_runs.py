@@ -117,5 +117,8 @@ def test_a_page_follows_runs_that_grow(played: Path, monkeypatch: pytest.MonkeyP
             assert "1 of 3 rounds" not in answer.read().decode()
         with pytest.raises(urllib.error.HTTPError, match="404"):
             urllib.request.urlopen(address.rsplit("/", 2)[0] + "/")
+    (played / "half/config.yaml").write_text("seed: many\n")
+    text, may_change = Watch([played], 3).page()
+    assert may_change and "half/config.yaml is damaged" in text
     with serving(Watch([played / "none"], 3)) as address, urllib.request.urlopen(address) as answer:
         assert answer.headers["Refresh"] == "3" and "none" in answer.read().decode()

@@ -33,6 +33,7 @@ def by_hand(
                 personal_accuracy_micro=personal[t] if personal else None,
                 seconds=2.0**t - 2.0 ** (t - 1) * (t > 0), seconds_train=0.5, wall=2.0**t,
             )  # fmt: skip
+    write_json(folder / "manifest.json", {})
     if finished:
         write_json(folder / "result.json", RESULT)
     return Run(folder)

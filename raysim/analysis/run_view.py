@@ -26,6 +26,11 @@ class RunView(Protocol):
         ...
 
     @property
+    def played(self) -> int:
+        """Rounds that it has played."""
+        ...
+
+    @property
     def layers(self) -> LayerMap:
         """The run's grouping."""
         ...

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Annotated
 
 import numpy as np
-from pydantic import NonNegativeFloat, NonNegativeInt, PositiveInt
+from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveInt
 
 from raysim.analysis.measure import Measure, MeasureError, Taken
 from raysim.analysis.run_view import RunView
@@ -27,7 +28,7 @@ class Trajectory(Measure):
     """The client; null: the first of the first round's cohort."""
     rounds: tuple[int, ...] = ()
     """Traced rounds (from 0); empty: all of them."""
-    grid: PositiveInt = 25
+    grid: Annotated[int, Field(ge=2)] = 25
     """Points along each side of the grid."""
     margin: NonNegativeFloat = 0.2
     """How far the grid reaches beyond the models, as a share of their greatest extent."""

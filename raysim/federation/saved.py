@@ -20,6 +20,7 @@ from raysim.host.host import ClientHost
 from raysim.late import Tensor, nn, torch
 from raysim.store.documents import read_tensors
 from raysim.store.manifest import read_manifest
+from raysim.store.tables import read
 
 
 class SavedRun:
@@ -37,6 +38,11 @@ class SavedRun:
         self._host = ClientHost(spec, self.data, self.partition)
         self.flat, self.layers = self._host.flat, self._host.flat.layers
         self.device = self._host.device
+
+    @property
+    def played(self) -> int:
+        """Rounds that it has played, which `rounds.until` may have ended early."""
+        return int(read(self.folder, "rounds").num_rows)
 
     @property
     def network(self) -> nn.Module:
@@ -101,7 +107,7 @@ class SavedRun:
 
     def models(self, rounds: tuple[int, ...]) -> list[tuple[int, Tensor]]:
         """Rounds and the global models [S] after them; of no rounds, the last round and the final model."""
-        return [(t, self.model(t)) for t in rounds] if rounds else [(self.config.rounds.total - 1, self.model())]
+        return [(t, self.model(t)) for t in rounds] if rounds else [(self.played - 1, self.model())]
 
     def read(self, t: int, name: str) -> Tensor:
         """[S] a model of a traced round: before, after, client-0007 as it was sent, client-0007.init as it started."""

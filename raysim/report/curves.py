@@ -54,8 +54,6 @@ def metric(groups: Sequence[Group], name: str) -> Chart:
 def _over(groups: Sequence[Group], column: str, label: str, against: str) -> Chart:
     percent = label.endswith("(%)")
     curves = [curve for group in groups if (curve := _curve(group, column, 100 if percent else 1)) is not None]
-    if not curves:
-        raise NoData(f"No run has recorded the {label.partition(' (')[0]}.")
     return Chart(curves, label, against, percent, named=len(groups) > 1)
 
 

@@ -22,7 +22,7 @@ from raysim.report import (
 )
 from raysim.report.canvas import Canvas, styled
 from raysim.report.folder import RunFolder
-from raysim.report.groups import compare
+from raysim.report.groups import Group, compare, runs_of
 from raysim.report.series import Chart
 from raysim.report.summary import metric_names
 
@@ -109,12 +109,12 @@ FIGURES: dict[str, Comparison | Portrait] = {
 def draw(name: str, runs: Sequence[RunFolder]) -> Canvas:
     """The figure `name` of these runs, for paper. Raises as `find`."""
     with styled():
-        found = find(name, runs)
+        found = find(name, compare(runs))
         return found.canvas() if isinstance(found, Chart) else found
 
 
-def find(name: str, runs: Sequence[RunFolder]) -> Canvas | Chart:
-    """The figure `name` of these runs; if it has only lines, what it shows.
+def find(name: str, groups: Sequence[Group]) -> Canvas | Chart:
+    """The figure `name` of the runs of these groups; if it has only lines, what it shows.
 
     Raises `NoData` where none of them has recorded what it shows, and `ReportError` for an unknown name and for several
     runs where the figure shows one.
@@ -125,9 +125,10 @@ def find(name: str, runs: Sequence[RunFolder]) -> Canvas | Chart:
         near = difflib.get_close_matches(base, FIGURES, n=1)
         hint = f" Did you mean {near[0]!r}?" if near else ""
         raise ReportError(f"there is no figure {name!r}.{hint} There are {', '.join(FIGURES)}.")
+    runs = runs_of(groups)
     if isinstance(entry, Portrait) and len(runs) > 1:
         raise ReportError(f"{base} shows one run, but {len(runs)} were given.")
-    shown = compare(runs) if isinstance(entry, Comparison) else runs[0]
+    shown = groups if isinstance(entry, Comparison) else runs[0]
     with styled():
         if entry.variants is None:
             if variant:
@@ -149,22 +150,22 @@ def names(run: RunFolder) -> Iterator[str]:
 
 def available(runs: Sequence[RunFolder]) -> list[str]:
     """Names of the figures for which these runs have the data."""
-    found = []
+    found, groups = [], compare(runs)
     for name in names(runs[0]):
         if len(runs) > 1 and isinstance(FIGURES[name.partition(":")[0]], Portrait):
             continue
         try:
-            draw(name, runs)
+            find(name, groups)
         except NoData:
             continue
         found.append(name)
     return found
 
 
-def by_construction(name: str, runs: Sequence[RunFolder]) -> bool:
+def by_construction(name: str, groups: Sequence[Group]) -> bool:
     """Whether the figure is a straight line whatever the runs did, and so tells nothing about them."""
     test = STRAIGHT.get(name)
-    return test is not None and test(compare(runs))
+    return test is not None and test(groups)
 
 
 def caption(name: str) -> str:

@@ -36,14 +36,17 @@ def compare(runs: Sequence[RunFolder]) -> list[Group]:
         deciding = {path: value for path, value in run.settings.items() if path.partition(".")[0] not in NEUTRAL}
         deciding.pop("data.root", None)
         groups.setdefault(json.dumps(deciding, sort_keys=True), []).append(run)
-    labels: list[str] = []
     firsts = [members[0] for members in groups.values()]
+    twins: dict[str, list[RunFolder]] = {}
     for run in firsts:
-        twins = [other for other in firsts if other.stack == run.stack]
-        varied = _short([path for path in differences(twins) if path not in STACKS])
-        parts = [f"{words} {_shown(run.settings[path])}" for path, words in varied if path in run.settings]
-        label = ", ".join(parts if len(twins) == len(firsts) and parts else [run.stack, *parts])
-        labels.append(label)
+        twins.setdefault(run.stack, []).append(run)
+    varied = {
+        stack: _short([path for path in differences(alike) if path not in STACKS]) for stack, alike in twins.items()
+    }
+    labels: list[str] = []
+    for run in firsts:
+        parts = [f"{words} {_shown(run.settings[path])}" for path, words in varied[run.stack] if path in run.settings]
+        labels.append(", ".join(parts if len(twins) == 1 and parts else [run.stack, *parts]))
     for i in reversed(range(len(labels))):  # the settings of an older raysim may differ in being absent
         if (number := labels[: i + 1].count(labels[i])) > 1:
             labels[i] += f" ({number})"

@@ -105,6 +105,8 @@ def simplex(run: RunFolder, variant: str) -> Canvas:
 
     `surface` is that of the last measured round, `optima` has the best mixture of every measured round."""
     table, about = measured(run, "simplex")
+    if not np.isfinite(table["loss"]).all():
+        raise NoData("Some mixtures have a loss that is no number: a client's model has diverged.")
     places = np.stack([table[f"lambda_{i}"] for i in (1, 2, 3)], 1) @ CORNERS
     rounds = np.unique(table["round"])
     rows = [np.flatnonzero(table["round"] == t) for t in rounds]
@@ -173,12 +175,19 @@ def trajectory(run: RunFolder) -> Canvas:
 
 
 def _loss_surface(axes: Axes, table: dict[str, np.ndarray]) -> None:
-    """Contours of the rows of kind `grid`. Losses have a logarithmic scale, of four decades at most."""
+    """Contours of the rows of kind `grid`. Losses have a logarithmic scale, of four decades at most. Raises `NoData` where
+    there is a single point, or no two losses above zero that differ."""
     grid = table["kind"] == "grid"
     x, y, loss = (table[column][grid] for column in ("x", "y", "loss"))
     shape = len(np.unique(y)), len(np.unique(x))
     finite = loss[np.isfinite(loss)]
-    levels = np.geomspace(max(finite.min(), 1e-4 * finite.max()), finite.max(), 20)
+    high = finite.max(initial=0.0)
+    low = max(finite.min(initial=np.inf), 1e-4 * high)
+    if min(shape) < 2 or not low < high:
+        raise NoData(
+            "The losses on the grid make no surface; `raysim measure trajectory` takes another grid and margin."
+        )
+    levels = np.geomspace(low, high, 20)
     surface = axes.contourf(
         x.reshape(shape), y.reshape(shape), np.clip(loss, levels[0], levels[-1]).reshape(shape),
         levels=levels, cmap=SEQUENTIAL, norm="log",

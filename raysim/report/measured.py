@@ -17,28 +17,43 @@ from raysim.store.documents import checked
 
 
 def measured(run: RunFolder, name: str) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
-    """Columns of a measure's table, and its options and facts. Raises `NoData` where it was not taken."""
+    """Columns of a measure's table, and its options and facts. Raises `NoData` where it was not taken, and
+    where it was taken of a shorter run."""
     table = f"measures/{name}"
     if table not in run.tables:
         raise NoData(f"`raysim measure {name} {run.folder}` has not been run.")
-    about = checked(run.folder / table, dict[str, Any], (run[table].schema.metadata or {}).get(b"raysim.measure", b""))
-    return run.columns(f"measures/{name}"), about
+    about = _about(run, table)
+    if (played := about.get("played", run.played)) != run.played:
+        raise NoData(
+            f"`raysim measure {name} {run.folder}` was run after round {played}, and the run has gone on. Run it again."
+        )
+    return run.columns(table), about
+
+
+def outdated(run: RunFolder) -> list[str]:
+    """Names of the measures that were taken of a shorter run; an older raysim did not say."""
+    taken = [table for table in run.tables if table.startswith("measures/")]
+    return [table[len("measures/") :] for table in taken if _about(run, table).get("played", run.played) != run.played]
+
+
+def _about(run: RunFolder, table: str) -> dict[str, Any]:
+    return checked(run.folder / table, dict[str, Any], (run[table].schema.metadata or {}).get(b"raysim.measure", b""))
 
 
 def tables_of(groups: Sequence[Group], name: str) -> list[tuple[int, str, list[dict[str, np.ndarray]]]]:
     """Number, label and the runs' tables of each group that has any. Raises `NoData` where none has."""
-    held = []
+    held, missing = [], NoData()
     for group in groups:
         tables = []
         for run in group.runs:
             try:
                 tables.append(measured(run, name)[0])
-            except NoData:
-                continue
+            except NoData as error:
+                missing = error
         if tables:
             held.append((group.number, group.label, tables))
     if not held:
-        raise NoData(f"`raysim measure {name}` has not been run.")
+        raise missing
     return held
 
 

@@ -8,7 +8,7 @@ import json
 import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -118,17 +118,18 @@ def _sections(groups: Sequence[Group], writer: _Figures) -> Iterable[Section]:
     for title, names in SECTIONS.items():
         if title == "Scores" and len(runs) == 1:
             names = names[1:]  # a single number is no figure
-        yield writer.section(title, names, runs, "all")
+        yield writer.section(title, names, groups, "all")
     if len(groups) > PORTRAITS:
         return
     partitions = {g.first.manifest.get("partition_sha256", g.label): g for g in reversed(groups)}
     for i, group in enumerate(reversed(partitions.values())):
         which = f", {group.label}" if len(partitions) > 1 else ""
         of = f", seed {group.first.seed}" if len(group.runs) > 1 else ""
-        yield writer.section(f"Who holds what{which}{of}", ("partition", "sizes"), [group.first], f"partition{i}")
+        one = [replace(group, runs=group.runs[:1])]
+        yield writer.section(f"Who holds what{which}{of}", ("partition", "sizes"), one, f"partition{i}")
     for i, group in enumerate(groups):
         of = f", seed {group.first.seed}" if len(group.runs) > 1 else ""
-        yield writer.section(f"{group.label}{of}", PORTRAIT, [group.first], f"run{i}")
+        yield writer.section(f"{group.label}{of}", PORTRAIT, [replace(group, runs=group.runs[:1])], f"run{i}")
 
 
 class _Figures:
@@ -144,19 +145,19 @@ class _Figures:
 
         return {"labels": LABELS, "of": self._charts}
 
-    def section(self, title: str, bases: Iterable[str], runs: Sequence[RunFolder], place: str) -> Section:
+    def section(self, title: str, bases: Iterable[str], groups: Sequence[Group], place: str) -> Section:
         """The figures for which there are data: of a name without a variant, all variants, the first with the caption."""
         from raysim.report.figures import by_construction, caption, find, names
 
         section = Section(title, [], [])
-        known = list(names(runs[0]))
+        known = list(names(groups[0].first))
         for base in bases:
             words = caption(base)
             for name in known:
-                if base not in (name, name.partition(":")[0]) or by_construction(name, runs):
+                if base not in (name, name.partition(":")[0]) or by_construction(name, groups):
                     continue
                 try:
-                    found = find(name, runs)
+                    found = find(name, groups)
                 except NoData:
                     continue
                 drawn = self._drawn(found, name, words, re.sub(r"\W+", "-", f"{place}-{name}"))
@@ -252,11 +253,18 @@ def _setting(runs: Sequence[RunFolder]) -> str:
 
 
 def _warnings(groups: Sequence[Group]) -> Iterable[str]:
+    from raysim.report.measured import outdated
+
     for group in groups:
         running = [run for run in group.runs if run.result is None]
         if running:
             which = ", ".join(f"seed {run.seed} ({run.played} of {run.rounds} rounds)" for run in running)
             yield f"Not finished: {group.label}, {which}. Its numbers are those of the rounds so far."
+        if stale := sorted({name for run in group.runs for name in outdated(run)}):
+            yield (
+                f"{group.label}: not shown is what was measured before the run went on to round {group.first.played} "
+                f"({', '.join(stale)}). `raysim measure` takes it anew."
+            )
         seeds = Counter(run.seed for run in group.runs)
         if twice := [str(seed) for seed, times in seeds.items() if times > 1]:
             yield f"{group.label}: seed {', '.join(twice)} appears more than once, which makes the standard deviation too small."

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from raysim.report import NoData
 from raysim.report.canvas import COLUMN, INK, PAGE, Canvas, colour, every_nth, heat_map, legend, mark, name_rows
 from raysim.report.clouds import scatter_groups
 from raysim.report.folder import RunFolder
@@ -45,14 +46,16 @@ def confusion(run: RunFolder) -> Canvas:
 
 def class_accuracy(groups: Sequence[Group]) -> Canvas:
     """Share of the test samples of each class that the final model takes for it; bars are one std over seeds."""
-    held = tables_of(groups, "confusion")
-    classes = len(_matrix(held[0][2][0]))
+    held = [(number, label, list(map(_matrix, tables))) for number, label, tables in tables_of(groups, "confusion")]
+    classes, *others = sorted({len(counts) for _, _, matrices in held for counts in matrices})
+    if others:
+        raise NoData(f"Class by class, runs with {classes} classes cannot be compared with runs with {others[0]}.")
     wide = classes > 12 or classes * len(held) > TOUCHING
     figure = Canvas(PAGE if wide else COLUMN, 2.4)
     axes = figure.add_subplot()
     marks = []
-    for place, (number, _, tables) in enumerate(held):
-        counts = np.stack([_matrix(table) for table in tables])  # [seeds, C, C]
+    for place, (number, _, matrices) in enumerate(held):
+        counts = np.stack(matrices)  # [seeds, C, C]
         with np.errstate(invalid="ignore"):
             right = 100 * counts.diagonal(axis1=1, axis2=2) / counts.sum(2)
         x = np.arange(classes) + 0.8 * ((place + 0.5) / len(held) - 0.5)
@@ -73,7 +76,7 @@ def personalization(groups: Sequence[Group]) -> Canvas:
     """Accuracy of the final global model and of each client's own one, on the client's own test samples.
 
     Clients above the dashed line gain by a model of their own."""
-    missing = "`raysim measure personalization` has not been run."
+    missing = "`raysim measure personalization` has not been run, or not since the run has gone on."
     figure, axes, clouds, dots = scatter_groups(groups, _before_and_after, missing)
     low = min(cloud.points.min() for cloud in clouds)
     line = axes.plot([low, 100], [low, 100], color=INK, linewidth=0.8, linestyle=(0, (4, 3)), zorder=0)
@@ -89,9 +92,10 @@ def personalization(groups: Sequence[Group]) -> Canvas:
 
 def _before_and_after(run: RunFolder) -> np.ndarray:
     """[n, 2] accuracies (%) of every tested client."""
-    if "measures/personalization" not in run.tables:
+    try:
+        table, _ = measured(run, "personalization")
+    except NoData:
         return np.empty((0, 2))
-    table, _ = measured(run, "personalization")
     return 100 * np.stack([table["before"], table["after"]], 1)
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import os
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -15,6 +16,8 @@ if TYPE_CHECKING:
     from torch import nn
 
     from raysim.report.canvas import Canvas
+
+BESIDE = {".lock", "manifest.json"}  # the config.yaml of a run: one from its first moment on, one wherever it is copied
 
 
 class Run(RunFolder):
@@ -62,16 +65,20 @@ def find(folders: Iterable[str | Path]) -> list[Run]:
     """The runs that these folders are or hold, each once. Raises `ReportError` where one is or holds none."""
     found: dict[Path, Run] = {}
     for folder in map(Path, folders):
-        inside = (
-            [folder]
-            if (folder / "config.yaml").is_file()
-            else sorted((p.parent for p in folder.rglob("config.yaml")), key=natural)
-        )
+        inside = sorted(_inside(folder), key=natural)
         if not inside:
             raise ReportError(f"{folder}: neither is nor holds the folder of a run.")
         for one in inside:
             found.setdefault(one.resolve(), Run(one))
     return list(found.values())
+
+
+def _inside(folder: Path) -> Iterator[Path]:
+    """The folders of runs that this one is or holds. What lies in the folder of a run is the run's own."""
+    for place, below, files in os.walk(folder):
+        if "config.yaml" in files and not BESIDE.isdisjoint(files):
+            below.clear()
+            yield Path(place)
 
 
 def load(folder: str | Path) -> Run:

@@ -62,7 +62,8 @@ class Curve:
 
 @dataclass(frozen=True, eq=False)
 class Chart:
-    """A line chart of curves over rounds, or over what the rounds had cost."""
+    """A line chart of curves over rounds, or over what the rounds had cost. A curve without points is left out; where none
+    is left, it raises `NoData`."""
 
     curves: list[Curve]
     label: str  # of the vertical axis, with its unit
@@ -74,6 +75,11 @@ class Chart:
     marks: tuple[int | None, ...] = ()  # of each curve, the place of its diamond
     mark: str = ""  # what diamonds are
     named: bool = True  # whether a legend names the curves
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "curves", [curve for curve in self.curves if len(curve.rounds)])
+        if not self.curves:
+            raise NoData(f"In no round have all seeds recorded this: {' '.join(self.label.split())}.")
 
     def canvas(self) -> Canvas:
         unit, divisor = ("", 1.0)
@@ -158,6 +164,4 @@ def over_rounds(groups: Sequence[Group], series: Callable[[RunFolder], np.ndarra
         values = np.stack([values[:least] for _, values in found])
         shared = np.flatnonzero(~np.isnan(values).any(0))  # where a seed lacks a round, the mean would jump
         curves.append(Curve.of(group, [run for run, _ in found], shared, values[:, shared]))
-    if not curves:
-        raise NoData(f"No run has recorded this: {' '.join(label.split())}.")
     return Chart(curves, label, named=len(groups) > 1, **looks)

@@ -249,7 +249,9 @@ def _sentence(groups: Sequence[Group], by: str, target: float | None) -> str:
             spent = _cost(lambda run, cost: cost_to(run, by, target, cost), "round", group).text
             text += f"; it first had {100 * target:g} % in round {spent}" if spent != "-" else ""
         return f"{text}."
-    low, last = min(scored, key=lambda pair: pair[0].mean)
+    if len({score.text for score, _ in scored}) == 1:
+        return f"The {len(scored)} configurations end alike, with a {kind} of {top.text} %{over}."
+    low, last = min(reversed(scored), key=lambda pair: pair[0].mean)
     text = f"Of {len(scored)} configurations, {group.label} ends highest, with a {kind} of {top.text} %{over}"
     return f"{text}, and {last.label} lowest, with {low.text} %. {_doubt(group, [g for _, g in scored], by)}"
 

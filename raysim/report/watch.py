@@ -17,7 +17,6 @@ from raysim.report import ReportError, need
 from raysim.report.page import write
 from raysim.report.runs import find
 from raysim.store.documents import DamagedFile
-from raysim.store.parts import DamagedTable
 
 SHARE = 0.05  # of one core's time, at most, goes into drawing: the runs need it
 
@@ -37,22 +36,22 @@ class Watch:
         """The page, and whether it may change."""
         with self._lock:
             try:
-                runs = find(self.folders)
-            except ReportError as error:
+                return self._page()
+            except (ReportError, DamagedFile, OSError) as error:  # a run may be removed while it is read
                 return _sentence(error), True
-            grown = [(str(run.folder), _written(run.folder)) for run in runs]
-            alive = any(run.state == "running" for run in runs)
-            if self._drawn is None or (grown != self._drawn[0] and time.monotonic() >= self._next):
-                began = time.monotonic()
-                with tempfile.TemporaryDirectory() as folder:
-                    out = Path(folder, "report.html")
-                    try:
-                        write(runs, out)
-                    except (DamagedFile, DamagedTable, OSError) as error:  # a run may be removed while it is read
-                        return _sentence(error), True
-                    self._drawn = grown, out.read_text(encoding="utf-8")
-                self._next = time.monotonic() + (time.monotonic() - began) / SHARE
-            return self._drawn[1], alive or grown != self._drawn[0]
+
+    def _page(self) -> tuple[str, bool]:
+        runs = find(self.folders)
+        grown = [(str(run.folder), _written(run.folder)) for run in runs]
+        alive = any(run.state == "running" for run in runs)
+        if self._drawn is None or (grown != self._drawn[0] and time.monotonic() >= self._next):
+            began = time.monotonic()
+            with tempfile.TemporaryDirectory() as folder:
+                out = Path(folder, "report.html")
+                write(runs, out)
+                self._drawn = grown, out.read_text(encoding="utf-8")
+            self._next = time.monotonic() + (time.monotonic() - began) / SHARE
+        return self._drawn[1], alive or grown != self._drawn[0]
 
 
 def _sentence(error: Exception) -> str:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pytest
 from conftest import tiny
 from matplotlib.collections import PathCollection
@@ -236,6 +238,29 @@ def test_trajectory_draws_the_way_over_the_surface(measured: Path) -> None:
         np.testing.assert_allclose(curve(line), np.stack([table["x"][there], table["y"][there]], 1))
     assert [text.get_text() for text in axes.texts] == ["1", "4"]
     assert axes.get_title(loc="left") == "training loss of client 2 (nats)"
+
+
+@pytest.mark.parametrize(("side", "losses"), [(1, [1.0]), (2, [0.0] * 4), (2, [0.5] * 4), (2, [np.nan] * 4)])
+def test_a_way_over_no_surface_is_not_drawn(side: int, losses: list[float], tmp_path: Path) -> None:
+    y, x = np.indices((side, side)).reshape(2, -1)
+    kinds = ["grid"] * len(losses)
+    columns = {"kind": [*kinds, "start", "end"], "x": [*x, 0, 1], "y": [*y, 0, 1], "loss": [*losses, 0.1, 0.1]}
+    run = by_hand(tmp_path / "run", {"coherence.mean": [0.1]})
+    about = {"raysim.measure": json.dumps({"client": 0, "explained": [0.9, 0.1]})}
+    table = pa.table({**columns, "round": [0] * (len(losses) + 2)}).replace_schema_metadata(about)
+    tables.write_table(run.folder, "measures/trajectory", table)
+    with pytest.raises(NoData, match=r"no surface.*`raysim measure trajectory`"):
+        draw("trajectory", [run])
+
+
+def test_mixtures_whose_loss_is_no_number_are_not_drawn(tmp_path: Path) -> None:
+    run = by_hand(tmp_path / "run", {"coherence.mean": [0.1]})
+    corners = {f"lambda_{i + 1}": np.eye(3)[i] for i in range(3)}
+    about = {"raysim.measure": json.dumps({"clients": [0, 1, 2], "p": [0.5, 0.25, 0.25]})}
+    table = pa.table({"round": [0] * 3, **corners, "loss": [0.1, 0.2, np.nan]}).replace_schema_metadata(about)
+    tables.write_table(run.folder, "measures/simplex", table)
+    with pytest.raises(NoData, match="client's model has diverged"):
+        draw("simplex", [run])
 
 
 def test_what_was_not_measured_says_how_to(tmp_path: Path) -> None:

@@ -18,13 +18,15 @@ from typer.testing import CliRunner
 import raysim
 from raysim.analysis import MEASURES
 from raysim.analysis.landscape import Histogram, Rescaling, Simplex, Slice, eigenpairs, top_eigenpairs, triangle
-from raysim.analysis.measure import MeasureError
+from raysim.analysis.measure import MeasureError, write
 from raysim.analysis.trajectory import Trajectory, plane
 from raysim.analysis.transport import Transport, dataset_distance, principal, squared_wasserstein
 from raysim.analysis.weights import Correlation, degrees, pearson
 from raysim.cli.app import app
 from raysim.core.task import Classification
 from raysim.federation.saved import SavedRun
+from raysim.report import NoData
+from raysim.report.page import write as write_page
 from raysim.store import tables
 
 
@@ -224,6 +226,35 @@ def test_every_measure_is_a_table_of_the_run(measured: Path) -> None:
         ].items()
 
 
+def test_what_was_measured_of_a_run_is_not_shown_of_a_longer_one(tmp_path: Path) -> None:
+    """But for measures of rounds that they name, whose models stay what they were."""
+    rounds = {"total": 2, "participation": 1.0, "evaluate_every": 1}
+    run = raysim.run(tiny(rounds=rounds, record={"trace": [0, 1]}), out=tmp_path / "run", progress=False)
+    taken: dict[str, dict[str, Any]] = {"confusion": {}, "correlation": {}, "rescaling": {"points": 3}}
+    taken |= {"trajectory": {"grid": 4}, "histogram": {"rounds": (1,)}}
+    taken["transport"] = {"round": 0, "samples": 20, "components": 4}
+    for name, options in taken.items():
+        write(name, MEASURES[name](**options), SavedRun(run.folder))
+    assert {*taken, "class-accuracy"} <= {name.partition(":")[0] for name in run.figures}
+    longer = raysim.resume(run, rounds__total=3, progress=False)
+    assert {*taken} & {name.partition(":")[0] for name in longer.figures} == {"histogram", "transport"}
+    for name in ("confusion", "class-accuracy", "rescaling"):
+        measure = name.replace("class-accuracy", "confusion")
+        with pytest.raises(NoData, match=rf"`raysim measure {measure} .*run` was run after round 2, .* Run it again"):
+            longer.figure(name)
+    write_page([longer], tmp_path / "page.html")
+    warning = "measured before the run went on to round 3 (confusion, correlation, rescaling, trajectory)."
+    assert warning in (tmp_path / "page.html").read_text(encoding="utf-8")
+    write("confusion", MEASURES["confusion"](), SavedRun(run.folder))
+    assert "confusion" in raysim.load(run.folder).figures
+
+
+def test_the_final_model_is_of_the_round_that_was_the_last(tmp_path: Path) -> None:
+    until = {"total": 9, "evaluate_every": 1, "until": {"seconds": 1e-6}}  # the first evaluation ends the run
+    play(tiny(rounds=until), tmp_path / "run")
+    assert [t for t, _ in SavedRun(tmp_path / "run").models(())] == [0]
+
+
 # ---- on the command line
 
 
@@ -241,6 +272,7 @@ def test_measure_on_the_command_line(tmp_path: Path) -> None:
         (("rescaling", tmp_path, "--set", "point=3"), "measure.rescaling.point: unknown field"),
         (("rescaling", tmp_path, "--set", "points=many"), "measure.rescaling.points: must be a whole number"),
         (("rescaling", tmp_path, "--set", "samples=0"), "measure.rescaling.samples: must be a whole number > 0"),
+        (("trajectory", tmp_path, "--set", "grid=1"), "measure.trajectory.grid: must be a whole number >= 2"),
         (("simplex", tmp_path, "--set", "step=0"), "measure.simplex.step: must be a number > 0"),
         (("trajectory", tmp_path), "no round's models were kept. record.trace"),
         (("histogram", tmp_path, "--set", "rounds=[1]"), "the models of round 1 were not kept (none were kept)"),

@@ -6,6 +6,7 @@ import fcntl
 import itertools
 import json
 import re
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
@@ -34,17 +35,18 @@ import raysim
 from raysim.cli.app import app
 from raysim.data import Dataset, Partition
 from raysim.federation import Federation
-from raysim.report import MissingExtra, NoData, ReportError, blocks, canvas, clients, costs, curves, quantities
+from raysim.report import MissingExtra, NoData, ReportError, blocks, canvas, clients, costs, curves, groups, quantities
 from raysim.report.canvas import COLUMN, PAGE
 from raysim.report.figures import FIGURES, Comparison, available, draw, names
 from raysim.report.folder import Shares
-from raysim.report.groups import compare
+from raysim.report.groups import compare, differences
 from raysim.report.page import write
 from raysim.report.partition import partition_chart
 from raysim.report.runs import Run, find
 from raysim.report.significance import holm, paired
 from raysim.report.summary import OverSeeds, summarise
 from raysim.store.atomic import write_json
+from raysim.store.documents import DamagedFile
 from raysim.store.tables import Recorder, write_table
 
 NONE = np.nan
@@ -162,10 +164,18 @@ def test_the_headline_says_whether_a_lead_is_more_than_chance(tmp_path: Path) ->
         "Its lead on fedavg + fedlws is no more than chance can make (paired t test over 3 seeds, Holm's correction, p = "
         f"{close:.2g})."
     )
-    assert ending(first, first) == (
-        "Its lead on fedavg + fedlws is no more than chance can make (paired t test over 3 seeds, p = 1)."
-    )
+    assert paired(first, first) == 1
     assert holm([0.01, 0.04, np.nan, 0.03]) == pytest.approx([0.03, 0.06, np.nan, 0.06], nan_ok=True)  # 3 p, 2 p, p
+
+
+def test_nothing_is_highest_or_lowest_where_all_end_alike(tmp_path: Path) -> None:
+    a, b, c = [{}, {"server": ["fedlws"]}, {"client": ["fedala"]}]
+    runs = [
+        by_hand(tmp_path / str(i), [score], **of) for i, (score, of) in enumerate([(0.25, a), (0.25, b), (0.75, c)])
+    ]
+    assert summarise(compare(runs[:2])).sentence == "The 2 configurations end alike, with a test accuracy of 25.00 %."
+    some = "fedala ends highest, with a test accuracy of 75.00 %, and fedavg + fedlws lowest, with 25.00 %."
+    assert some in summarise(compare(runs)).sentence
 
 
 def test_a_method_has_its_colour_whatever_it_is_compared_with(tmp_path: Path) -> None:
@@ -212,6 +222,22 @@ def test_runs_are_grouped_by_all_but_the_seed_and_labelled_by_what_differs(tmp_p
         f"partition {words}" for words in ("dirichlet_counts, alpha 0.1", "dirichlet_counts, alpha 1.0", "iid_equal")
     ]
     assert labels(*two, iid) == partitions
+
+
+def test_a_page_looks_once_for_what_tells_its_configurations_apart(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looked: list[int] = []
+
+    def counted(runs: Sequence[Run]) -> list[str]:
+        looked.append(len(runs))
+        return differences(runs)
+
+    monkeypatch.setattr(groups, "differences", counted)
+    settings = [{"local": {"lr": lr}, "server": server} for server in ([], ["fedlws"]) for lr in (0.1, 0.2, 0.3, 0.4)]
+    runs = [by_hand(tmp_path / str(i), [0.5], **changes) for i, changes in enumerate(settings)]
+    write(runs, tmp_path / "page.html")
+    assert looked == [4, 4]  # each run among those of its methods, and for no figure again
 
 
 # ----------------------------------------------------------------------------------------------------------- figures
@@ -664,6 +690,25 @@ def test_a_page_says_what_to_doubt(tmp_path: Path) -> None:
     assert "non-finite update &lt;of&gt; conv1" in text
 
 
+def test_a_page_leaves_out_what_has_nothing_to_draw(tmp_path: Path) -> None:
+    """A quantity that is never a number, seeds that noted it in other rounds, and classes that cannot be set side by side."""
+    runs = [by_hand(tmp_path / f"{seed}", [0.5, 0.6], seed) for seed in (1, 2)]
+    runs.append(by_hand(tmp_path / "other", [0.5, 0.6], server=["fedlws"]))
+    for t, (run, classes) in enumerate(zip(runs, (2, 2, 3), strict=True)):
+        with Recorder(run.folder, 2) as recorder:
+            recorder.add("notes", round=t % 2, method="balance", name="norm", value=1.0 if t < 2 else NONE)
+            recorder.add("notes", round=0, method="feddf", name="loss", value=NONE)
+        label, predicted = np.indices((classes, classes)).reshape(2, -1)
+        table = pa.table({"label": label, "predicted": predicted, "samples": np.ones(classes**2, int)})
+        write_table(run.folder, "measures/confusion", table.replace_schema_metadata({"raysim.measure": "{}"}))
+    runs = [Run(run.folder) for run in runs]
+    for name, some in (("balance:norm", runs), ("notes:feddf.loss", runs[:1]), ("class-accuracy", runs)):
+        with pytest.raises(NoData):
+            draw(name, some)
+    write(runs, tmp_path / "page.html")
+    assert "raysim plot accuracy" in (tmp_path / "page.html").read_text(encoding="utf-8")
+
+
 # ------------------------------------------------------------------------------------------ notebook, command line
 
 
@@ -697,6 +742,24 @@ def test_find_looks_into_folders(folder: Path, tmp_path: Path) -> None:
     assert [run.folder.name for run in find([folder])] == sorted(STORED)
     assert len(find([folder / "lws", folder])) == len(STORED)
     with pytest.raises(ReportError, match="neither is nor holds"):
+        find([tmp_path])
+
+
+def test_find_takes_no_other_configuration_for_a_run(tmp_path: Path) -> None:
+    """Neither what lies in a run's folder nor another project's; a run from its first moment on, and a damaged one."""
+    run = by_hand(tmp_path / "run", [0.5]).folder
+    for other in (run / "wandb/run-1/files", tmp_path / "project"):
+        other.mkdir(parents=True)
+        (other / "config.yaml").write_text("learning_rate: {value: 0.1}\n")
+    starting = tmp_path / "starting"
+    starting.mkdir()
+    (starting / ".lock").touch()
+    shutil.copy(run / "config.yaml", starting)
+    assert [one.folder for one in find([tmp_path])] == [run, starting]
+    with pytest.raises(ReportError, match="project: neither is nor holds the folder of a run"):
+        find([tmp_path / "project"])
+    (starting / "config.yaml").write_text("seed: many\n")
+    with pytest.raises(DamagedFile, match=r"starting/config\.yaml is damaged"):
         find([tmp_path])
 
 
