@@ -27,6 +27,7 @@ from raysim.engine.base import HostLost, MachineFailure
 from raysim.engine.evaluation import evaluate
 from raysim.engine.ray.actors import new_actor
 from raysim.engine.ray.driver import RemoteFederation, stored
+from raysim.engine.ray.pool import Pool
 from raysim.federation import Federation, RoundFailed, local_engine, prepare, sample
 from raysim.methods import CLIENTS, WEIGHTINGS
 from raysim.models import MODELS
@@ -297,6 +298,7 @@ def no_room(monkeypatch) -> Callable[[], None]:
     """From the call on, every new host asks for more than the cluster has."""
 
     def start() -> None:
+        monkeypatch.setattr(Pool, "take", lambda *_: None)
         monkeypatch.setattr(raysim.engine.ray.engine, "START_SECONDS", 0.2)
         monkeypatch.setattr(raysim.engine.ray.engine, "new_actor", lambda node, _, gpus: new_actor(node, 10**6, gpus))
 
@@ -316,6 +318,41 @@ def test_hosts_take_over_where_there_is_no_room(tmp_path, warm_ray, no_room):
     assert federation.sha256() == expected
     with pytest.raises(MachineFailure, match="no room for new ones"):
         evaluate(federation.engine, federation.partition.server_test)
+    federation.close()
+
+
+def test_the_living_share_the_work_of_all_that_died_together(tmp_path, warm_ray, no_room):
+    """Each of a node's actors is buried by itself; none takes over who is dead, too."""
+    changes = METHODS["scaffold"] | {"rounds": {"participation": 0.5}}
+    expected = undisturbed(changes, tmp_path / "undisturbed")
+    federation = Federation(tiny(**changes, engine=EACH), tmp_path / "killed", make_engine=warm_ray)
+    federation.step()
+    no_room()
+    engine = federation.engine
+    *dead, third, fourth = engine.hosts
+    for pid in [pid_of(actor) for actor in dead]:
+        kill(pid)
+    for i in range(2):
+        engine.replace_lost(HostLost({i}))
+    assert set(engine.hosts[:2]) == {third, fourth} == set(engine.hosts[2:])
+    while federation.step():
+        pass
+    federation.finish()
+    federation.close()
+    assert federation.sha256() == expected
+
+
+def test_one_new_host_does_the_work_of_all_where_there_is_room_for_one(tmp_path, warm_ray, monkeypatch):
+    federation = Federation(tiny(engine=PAIR), tmp_path, make_engine=warm_ray)
+    engine, room = federation.engine, iter([1])
+    monkeypatch.setattr(Pool, "take", lambda *_: None)
+    start = raysim.engine.ray.engine.new_actor
+    monkeypatch.setattr(
+        raysim.engine.ray.engine, "new_actor", lambda node, *share: start(node if next(room, 0) else "a" * 56, *share)
+    )
+    engine.replace_lost(HostLost({0, 1}))
+    assert engine.hosts[0] is engine.hosts[1]
+    assert federation.step()["clients_ok"] == 3
     federation.close()
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 import time
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -199,13 +199,15 @@ class RayEngine(Engine):
     def _lost(self, host: int, error: Exception) -> Exception:
         """What an error of a call to `host` means: hosts that died, or client states that went with them."""
         death = Death.of(error)
-        dead = {i for i, actor in enumerate(self._actors) if _id(actor) == death.actor_id} or self._dead()
+        dead = {i for i, actor in enumerate(self._actors) if _id(actor) == death.actor_id}
+        dead = dead or self._dead(range(len(self._actors)))
         if not dead and isinstance(error, ObjectLostError):
             return StateLost(str(error))
         return HostLost(dead or {host}, death.why, out_of_memory=death.out_of_memory)
 
-    def _dead(self) -> set[int]:
-        pings = {actor.ping.remote(): i for i, actor in enumerate(self._actors)}
+    def _dead(self, hosts: Iterable[int]) -> set[int]:
+        """Those of the hosts that are known to be dead."""
+        pings = {self._actors[i].ping.remote(): i for i in hosts}
         answered, _ = ray.wait(list(pings), num_returns=len(pings), timeout=PING_SECONDS)
         dead = set()
         for reference in answered:
@@ -228,26 +230,31 @@ class RayEngine(Engine):
         gone = defaultdict[Any, list[int]](list)  # by the actor, the hosts that it was
         for i in sorted(lost.hosts):
             gone[self._actors[i]].append(i)
-        living = {actor: node for actor, node in zip(self._actors, self.nodes, strict=True) if actor not in gone}
         for actor in gone:
             ray.kill(actor)  # one that could not be reached may be alive
             self._stethoscope.forget(_id(actor))
+        others = [i for i, actor in enumerate(self._actors) if actor not in gone]
+        # Those that died with them, for instance with their node, are reported later, one by one.
+        dead = self._dead(others)
+        living = {self._actors[i]: self.nodes[i] for i in others if i not in dead}
         then = "another was started"
         for hosts in gone.values():
             node = self.nodes[hosts[0]]
-            neighbours = [actor for actor, there in living.items() if there == node]
+            neighbours = {actor: there for actor, there in living.items() if there == node}
             if lost.out_of_memory and neighbours:  # one process fewer: fewer clients at a time
-                instead = neighbours[0], node
+                instead = neighbours
                 then = "the other actors of its node do its work"
             elif started := self._started(node, sure=not living):
-                instead = started
+                instead = dict([started])
+                living |= instead
             elif living:
-                instead = next(iter(living.items()))
+                instead = living
                 then = "the cluster has no room for another, so the living do its work"
             else:
                 raise MachineFailure("all client actors died and the cluster has no room for new ones")
             for i in hosts:
-                self._actors[i], self.nodes[i] = instead
+                self._actors[i] = min(instead, key=self._actors.count)  # who does the work of fewest
+                self.nodes[i] = instead[self._actors[i]]
         return then
 
     def _started(self, first: str, sure: bool) -> tuple[Any, str] | None:
