@@ -336,7 +336,7 @@ def no_room(monkeypatch) -> Callable[[], None]:
     """From the call on, every new host asks for more than the cluster has."""
 
     def start() -> None:
-        monkeypatch.setattr(Pool, "take", lambda *_: None)
+        monkeypatch.setattr(Pool, "take", lambda _, nodes, *share: [None] * len(nodes))
         monkeypatch.setattr(raysim.engine.ray.engine, "START_SECONDS", 0.2)
         monkeypatch.setattr(raysim.engine.ray.engine, "new_actor", lambda node, _, gpus: new_actor(node, 10**6, gpus))
 
@@ -383,7 +383,7 @@ def test_the_living_share_the_work_of_all_that_died_together(tmp_path, warm_ray,
 def test_one_new_host_does_the_work_of_all_where_there_is_room_for_one(tmp_path, warm_ray, monkeypatch):
     federation = Federation(tiny(engine=PAIR), tmp_path, make_engine=warm_ray)
     engine, room = federation.engine, iter([1])
-    monkeypatch.setattr(Pool, "take", lambda *_: None)
+    monkeypatch.setattr(Pool, "take", lambda _, nodes, *share: [None] * len(nodes))
     start = raysim.engine.ray.engine.new_actor
     monkeypatch.setattr(
         raysim.engine.ray.engine, "new_actor", lambda node, *share: start(node if next(room, 0) else "a" * 56, *share)

@@ -32,13 +32,13 @@ from raysim.engine.ray.placement import (
     place,
     room,
 )
-from raysim.engine.ray.pool import START_SECONDS, Pool
+from raysim.engine.ray.pool import PING_SECONDS, Pool
 from raysim.engine.ray.pulse import Stethoscope
 from raysim.host.footprint import training_bytes
 from raysim.host.messages import HostSpec, TrainRequest
 
 ROOM_SECONDS = 10  # to wait until a dead process's share is free again
-PING_SECONDS = 10  # a living actor that does not answer by then is at work
+START_SECONDS = 120  # to start the processes of actors on a busy machine
 TIMEOUT = 300.0  # least seconds for a client or another piece of work, where the configuration leaves that open
 SIGNS = 4  # of life within a time-out
 MEDIANS = 20  # ... and how many times the median client
@@ -70,7 +70,7 @@ class RayEngine(Engine):
         self._measured = False
         self._coming: dict[Any, tuple[Any, str]] = {}  # by the reference that tells when it is ready: actor and node
         self._full: set[str] = set()  # nodes whose GPUs had no memory for another actor
-        self._actors, ready = map(list, zip(*map(self._new_host, self.nodes), strict=True))
+        self._actors, ready = map(list, zip(*self._new_hosts(self.nodes), strict=True))
         _, late = ray.wait(ready, num_returns=len(ready), timeout=START_SECONDS)
         if late:
             nodes = sorted({self.nodes[ready.index(reference)][:12] for reference in late})
@@ -130,14 +130,13 @@ class RayEngine(Engine):
             )
             self.events.append(Event("actor", message, node=node))
 
-    def _new_host(self, node: str) -> tuple[Any, Any]:
-        """An actor on the node, and a reference that is there once it is ready."""
-        cpus, gpus = self.placement.cpus, self.placement.gpus
-        actor = self.pool.take(node, cpus, gpus) if self.pool else None
-        if actor is None:
-            actor = new_actor(node, cpus, gpus)
-        signs = self._least_timeout / SIGNS
-        return actor, actor.become.remote(self.spec, self._data, self._partition, signs, Path.cwd())
+    def _new_hosts(self, nodes: Sequence[str]) -> list[tuple[Any, Any]]:
+        """An actor on each node, and a reference that is there once it is ready."""
+        share = self.placement.cpus, self.placement.gpus
+        idle = self.pool.take(nodes, *share) if self.pool else [None] * len(nodes)
+        actors = [actor or new_actor(node, *share) for node, actor in zip(nodes, idle, strict=True)]
+        become = self.spec, self._data, self._partition, self._least_timeout / SIGNS, Path.cwd()
+        return [(actor, actor.become.remote(*become)) for actor in actors]
 
     @property
     def hosts(self) -> Sequence[Any]:
@@ -263,7 +262,7 @@ class RayEngine(Engine):
         node = self._node_with_room(first)
         if node is None:
             return None
-        actor, ready = self._new_host(node)
+        [(actor, ready)] = self._new_hosts([node])
         if ray.wait([ready], timeout=START_SECONDS)[0]:
             with suppress(*DEATHS):
                 ray.get(ready)
@@ -300,8 +299,7 @@ class RayEngine(Engine):
         found = (
             [node for node in room(free_resources(), self.placement) if node not in self._full] if missing > 0 else []
         )
-        for node in found[:missing]:
-            actor, ready = self._new_host(node)
+        for node, (actor, ready) in zip(found[:missing], self._new_hosts(found[:missing]), strict=True):
             self._coming[ready] = actor, node
 
     def _measure(self) -> None:
