@@ -266,27 +266,34 @@ class RayEngine(Engine):
         if ray.wait([ready], timeout=START_SECONDS)[0]:
             with suppress(*DEATHS):
                 ray.get(ready)
-                if sure or self._memory_for(actor):
+                if sure or self._gpu_of(actor)[1]:
                     return actor, node
         ray.kill(actor)
         return None
 
-    def _memory_for(self, actor: Any) -> bool:
-        """Whether an actor that has just started finds on its GPU what it will take; the others there hold theirs already."""
+    def _gpu_of(self, actor: Any) -> tuple[str, bool]:
+        """The GPU of an actor that has just started, and whether that has the memory for it; the others there hold theirs
+        already."""
         if not self.placement.gpus:
-            return True  # `room` has looked at the machine's
-        _, free = ray.get(actor.gpu.remote())
+            return "", True  # `room` has looked at the machine's
+        gpu, free = ray.get(actor.gpu.remote())
         needed = GPU_BYTES + self.training_bytes + self.update_bytes / len(set(self._actors))
-        return bool(free * MEMORY_SHARE >= needed)
+        return gpu, free * MEMORY_SHARE >= needed
 
     def grow(self) -> None:
         if self.pace.seconds and not self._measured:
             self._measure()
+        joined = set[tuple[str, str]]()  # nodes and GPUs
         for ready in ray.wait(list(self._coming), num_returns=len(self._coming), timeout=0)[0] if self._coming else ():
             actor, node = self._coming.pop(ready)
             with suppress(*DEATHS):
                 ray.get(ready)
-                if self._memory_for(actor):
+                gpu, has_memory = self._gpu_of(actor)
+                if gpu and (node, gpu) in joined:  # whose memory is taken when it trains: it is looked at after that
+                    self._coming[ready] = actor, node
+                    continue
+                if has_memory:
+                    joined.add((node, gpu))
                     self._actors.append(actor)
                     self.nodes.append(node)
                     message = f"an actor has joined on node {node}"
