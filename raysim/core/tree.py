@@ -121,7 +121,7 @@ class WeightedSum:
             self.ops.add(slots[left], slots[right], out=slots[into])
 
 
-@lru_cache(maxsize=4096)
+@lru_cache(maxsize=256)  # of 1000 clients 70 kB each; to work one out again takes less time than to add a block of rows
 def additions(clients: int, sent: tuple[int, ...]) -> list[tuple[int, int, int]]:
     """The sum over some positions as steps (left, right, into) between slots: the total, one scratch a level of the tree,
     and the leaves."""

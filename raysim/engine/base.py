@@ -159,10 +159,8 @@ class Engine(ABC):
         handles = [(c.host, self.call(c)) for c in calls]
         return self.fetch(handles)
 
-    def retry_after_loss(
-        self, action: Callable[[], Result], restore: Callable[[set[int]], None] | None = None
-    ) -> Result:
-        """`action`, again after a loss of hosts, which are replaced, and what they held is put back by `restore`.
+    def retry_after_loss(self, action: Callable[[], Result]) -> Result:
+        """`action`, again after a loss of hosts, which are replaced.
 
         Raises `MachineFailure` where the same host is lost `ATTEMPTS` times: then it is the action that brings it down.
         """
@@ -178,8 +176,6 @@ class Engine(ABC):
                         f"a client actor on node {self.nodes[host]} died {times} times at the same work: {lost.why}"
                     ) from None
                 self.replace_lost(lost)
-                if restore:
-                    restore(lost.hosts)
 
     def device(self) -> str:
         """What the hosts compute on: cpu or cuda."""

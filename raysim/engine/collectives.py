@@ -201,7 +201,7 @@ class HostedCohort:
                 begun = [self._partials(part, turn) for turn, part in enumerate(parts)]
                 roots = [merge_up(engine, part, *begun[turn], turn) for turn, part in enumerate(parts)]
             for part, root in zip(parts, roots, strict=True):
-                ((value, sent),) = engine.fetch([root])[0].values()
+                value, sent = engine.fetch([root])[0][0, len(part.position)]  # of the whole cohort, and nothing less
                 place(tree.Partial(tensor_of(value), sent), part, self.server_value, result)
 
         scheduler.retry(total)

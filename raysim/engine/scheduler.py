@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from raysim.core.event import Event
 from raysim.core.local_run import RoundInfo
@@ -77,6 +77,7 @@ class Scheduler:
         self.models: dict[int, Handle] = {}
         self.traces: dict[int, Handle] = {}
         self.early_total: tuple[int, Handle] | None = None  # host and handle of the early sum, until a host is lost
+        self._holders: dict[int, Any] = {}  # host -> who was that host when it trained what it holds
         self._requests = Requests(engine, round_info, tuple(asked), downlink)
         self._early_plan: SumRequest | None = None  # by which hosts sum models instead of keeping them
         self._results: dict[int, ClientResult] = {}
@@ -122,8 +123,14 @@ class Scheduler:
             self._train_again([*self.held])
 
     def retry(self, action: Callable[[], Result]) -> Result:
-        """Run `action`. After a loss of hosts, restore what they held and run it again."""
-        return self.engine.retry_after_loss(action, lambda lost: self._train_again([*(lost & self.held.keys())]))
+        """Run `action`, after a loss of hosts again. What hosts held that were lost, whenever that was, is restored first."""
+
+        def run() -> Result:
+            if lost := self._lost():
+                self._train_again(lost)
+            return action()
+
+        return self.engine.retry_after_loss(run)
 
     def close(self) -> Callable[[], None]:
         """Let the hosts forget this round's models. Call the result for what they have logged, once there is time."""
@@ -149,6 +156,10 @@ class Scheduler:
     def _groups(self, clients: Visit) -> list[Visit]:
         """The groups in which some clients train, whole: to the same bits they train in no other company."""
         return [*dict.fromkeys(map(self._requests.group, clients))]
+
+    def _lost(self) -> list[int]:
+        """The hosts that do not have what they held: somebody else is there now."""
+        return [i for i in self.held if self.engine.hosts[i] is not self._holders[i]]
 
     def _train_again(self, hosts: Sequence[int]) -> None:
         """Train the clients of `hosts` again, because their models or sums are missing."""
@@ -187,8 +198,8 @@ class Scheduler:
                 self.early_total = None
                 loss.hosts = {i for i in lost if lost[i] is loss}  # each once
                 self.engine.replace_lost(loss)
-            for i in lost.keys() & self.held.keys():  # models of this round that died with their host
-                queue.setdefault(i, []).insert(0, self.held.pop(i))
+            for i in self._lost():
+                queue[i] = self._visits(self.held.pop(i)) + queue.get(i, [])
             queue = {i: visits for i, visits in queue.items() if visits}
         held = {i: tuple(c for c in visit if self._results[c].status == "ok") for i, visit in sorted(self.held.items())}
         self.held = {i: clients for i, clients in held.items() if clients}
@@ -241,6 +252,7 @@ class Scheduler:
         again = self._after_failure(reply, host, visit)
         missing = {c for _, clients in again for c in clients}
         self.held[host] = self.held.get(host, ()) + tuple(c for c in visit if c not in missing)
+        self._holders[host] = self.engine.hosts[host]
         self._results |= reply.results
         self._trained_by |= dict.fromkeys(visit, host)
         self._tell_alone({result.alone for result in reply.results.values() if result.alone})

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -27,7 +26,7 @@ LOCAL, RAY = {"local": {"device": "cuda"}}, {"ray": {"clients_per_actor": 2, "gp
 @pytest.fixture(scope="module", autouse=True)
 def cluster() -> Iterator[None]:
     """One node that says it has a GPU."""
-    head = {"num_cpus": 2, "num_gpus": 1, "include_dashboard": False, "object_store_memory": 128 << 20}
+    head = {"num_cpus": 3, "num_gpus": 1, "include_dashboard": False, "object_store_memory": 128 << 20}
     cluster = Cluster(initialize_head=True, head_node_args=head)
     ray.init(address=cluster.address, log_to_driver=False, logging_level="ERROR")
     yield
@@ -64,26 +63,6 @@ def test_actors_are_no_more_than_their_gpu_has_memory_for(tmp_path: Path, monkey
     assert "has memory for 1 of its 2 actors: a client takes about 8.0 GiB. They do" in message
 
 
-def test_an_actor_joins_only_where_its_gpu_has_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(CLIENTS, "breaks", Breaks)  # it does not, but brings the device along
-    engine = {"ray": {"gpu_per_client": 0.3, "elastic": True}}
-    changes = {"client": [{"breaks": {"folder": str(tmp_path)}}], "rounds": {"total": 2, "participation": 0.25}}
-    one = Resources((Node(ray.get_runtime_context().get_node_id(), 1.0, 0.3),))  # room for one of two actors
-    make_engine = partial(ray_engine, resources=one)
-    federation = Federation(tiny(**changes, engine=engine), tmp_path / "ray", make_engine=make_engine)
-    federation.step()
-    federation.engine.training_bytes = emulated.MEMORY
-    deadline = time.monotonic() + 120
-    while not federation.engine.events and time.monotonic() < deadline:
-        federation.engine.grow()
-        time.sleep(0.1)
-    federation.engine.grow()  # the node is not tried again
-    [message] = federation.step()["messages"]
-    assert "could not join" in message and "too little memory" in message
-    assert len(federation.engine.hosts) == 1 and not federation.engine._coming
-    federation.close()
-
-
 def test_what_the_first_clients_took_is_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(CLIENTS, "breaks", Breaks)  # it does not, but brings the device along
     monkeypatch.setattr(raysim.engine.ray.engine, "training_bytes", lambda *_: 0)
@@ -94,3 +73,25 @@ def test_what_the_first_clients_took_is_measured(tmp_path: Path, monkeypatch: py
     assert federation.engine.training_bytes > model  # there were its gradient and activations, too
     [message] = table(tmp_path / "ray", "events")["message"]
     assert "of memory, and 0.0 were planned" in message
+
+
+def test_an_actor_joins_only_where_its_gpu_has_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One a round, so that the next one sees what that has taken."""
+    monkeypatch.setitem(CLIENTS, "breaks", Breaks)  # it does not, but brings the device along
+    changes = {"client": [{"breaks": {"folder": str(tmp_path)}}], "rounds": {"total": 2}}
+    one = Resources((Node(ray.get_runtime_context().get_node_id(), 1.0, 0.3),))  # room for one of three actors
+    config = tiny(**changes, engine={"ray": {"gpu_per_client": 0.3, "elastic": True}})
+    federation = Federation(config, tmp_path / "ray", make_engine=partial(ray_engine, resources=one))
+    federation.step()
+    engine = federation.engine
+    assert len(ray.wait([*engine._coming], num_returns=2, timeout=120)[0]) == 2
+    engine.grow()
+    assert (len(engine.hosts), len(engine._coming)) == (2, 1)
+    engine.training_bytes = emulated.MEMORY
+    engine.grow()
+    engine.grow()  # the node is not tried again
+    joined, refused = federation.step()["messages"]
+    assert "has joined" in joined
+    assert "could not join" in refused and "too little memory" in refused
+    assert (len(engine.hosts), len(engine._coming)) == (2, 0)
+    federation.close()

@@ -27,6 +27,7 @@ from sabotage import Stalls, ending
 import raysim.engine.ray.private
 from raysim.config import ConfigError
 from raysim.engine import scheduler
+from raysim.engine.ray.actors import new_actor
 from raysim.engine.ray.cluster import cluster as joined_or_started
 from raysim.engine.ray.engine import ray_engine
 from raysim.engine.ray.placement import Node, Resources
@@ -142,6 +143,20 @@ def test_later_actors_are_planned_with_what_the_first_took(tmp_path, warm_ray, m
     assert federation.engine.placement.memory > 50 << 20  # of its own, with PyTorch
     (event,) = tables.read(tmp_path, "events").to_pylist()
     assert "of memory, and 0.0 were planned: those that start from now on" in event["message"]
+
+
+def test_a_pool_waits_once_for_all_actors_that_have_not_started(cluster, monkeypatch):
+    """And hands them out: new ones would start no sooner. In the place of a dead one there is none."""
+    monkeypatch.setattr("raysim.engine.ray.pool.PING_SECONDS", 1.0)
+    here, share, pool = ray.get_runtime_context().get_node_id(), (16, 0), Pool()  # all of the node's CPUs
+    waiting, dead = [new_actor(here, *share) for _ in range(4)], new_actor("a" * 56, *share)
+    for actor in (*waiting, dead):
+        pool.give(here, actor, *share)
+    began = time.monotonic()
+    assert pool.take([here] * 6, *share) == [*waiting, None, None]
+    assert time.monotonic() - began < 2
+    for actor in waiting:
+        ray.kill(actor)
 
 
 def test_a_node_that_is_gone_before_the_first_actor_starts(tmp_path, warm_ray):

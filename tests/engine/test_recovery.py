@@ -18,15 +18,19 @@ from sabotage import Fails, Stalls, Tells, ending, kill
 from typer.testing import CliRunner
 
 import raysim.engine.ray.engine
+import raysim.federation.round
 from raysim.cli.app import app
 from raysim.config import to_yaml
 from raysim.core.cohort import Cohort
 from raysim.core.mixture import Mixture
 from raysim.core.server import Server, Weighting
-from raysim.engine.base import HostLost, MachineFailure
+from raysim.engine import scheduler
+from raysim.engine.base import Call, Engine, Handle, HostLost, MachineFailure
 from raysim.engine.evaluation import evaluate
 from raysim.engine.ray.actors import new_actor
 from raysim.engine.ray.driver import RemoteFederation, stored
+from raysim.engine.ray.engine import RayEngine
+from raysim.engine.ray.pool import Pool
 from raysim.federation import Federation, RoundFailed, local_engine, prepare, sample
 from raysim.methods import CLIENTS, WEIGHTINGS
 from raysim.models import MODELS
@@ -94,6 +98,41 @@ def test_actors_lost_between_training_and_reduction(how, rounds, tmp_path, warm_
     messages = tables.read(run.folder, "events")["message"].to_pylist()
     assert len(messages) == rounds  # one host a round, and the right one
     assert all(("did not get on for 2 s" in message) == (how == signal.SIGSTOP) for message in messages)
+
+
+@pytest.mark.parametrize("server", [["fedlws"], []], ids=["kept", "summed"])
+def test_an_actor_lost_while_clients_that_do_not_train_initialise(server, tmp_path, warm_ray, monkeypatch):
+    """Its models, or sums, are of clients that trained before: they train again."""
+
+    def initialize(engine: Engine, *args: Any) -> Any:
+        kill(pid_of(engine.hosts[1]))
+        return scheduler.initialize(engine, *args)
+
+    monkeypatch.setattr(scheduler, "VISIT_BYTES", 1)  # two visits a host: sums are asked for once all have trained
+    rounds = {"total": 1, "participation": 0.5, "evaluate_every": 1}
+    changes = {"client": [{"fedala": {"clients": "all"}}], "server": server, "rounds": rounds}
+    expected = undisturbed(changes, tmp_path / "undisturbed")
+    monkeypatch.setattr(raysim.federation.round, "initialize", initialize)
+    run = play(tiny(**changes, engine=PAIR), tmp_path / "lost", make_engine=warm_ray)
+    assert run.sha256() == expected
+    assert len(tables.read(run.folder, "events")) == 1
+
+
+def test_after_a_loss_a_visit_brings_no_more_than_before(tmp_path, warm_ray, monkeypatch):
+    """A host dies in its third visit: those of the first two are not trained again in one."""
+    visits: list[tuple[int, ...]] = []
+
+    class Notes(RayEngine):
+        def train(self, call: Call) -> list[Handle]:
+            visits.append(call.args[0].clients)
+            return super().train(call)
+
+    monkeypatch.setattr(raysim.engine.ray.engine, "RayEngine", Notes)
+    monkeypatch.setattr(scheduler, "VISIT_BYTES", 1)
+    a, b, c = cohort()
+    changes = with_client({"rounds": {"total": 1}}, "fails", how="dies", client=c, times=1, folder=str(tmp_path))
+    play(tiny(**changes, engine={"ray": {"clients_per_actor": 3}}), tmp_path / "dies", make_engine=warm_ray)
+    assert sorted(visits) == sorted([(a,), (b,), (c,)] * 2)
 
 
 @pytest.mark.parametrize("engine", ["local", PAIR], ids=["local", "ray"])
@@ -297,6 +336,7 @@ def no_room(monkeypatch) -> Callable[[], None]:
     """From the call on, every new host asks for more than the cluster has."""
 
     def start() -> None:
+        monkeypatch.setattr(Pool, "take", lambda _, nodes, *share: [None] * len(nodes))
         monkeypatch.setattr(raysim.engine.ray.engine, "START_SECONDS", 0.2)
         monkeypatch.setattr(raysim.engine.ray.engine, "new_actor", lambda node, _, gpus: new_actor(node, 10**6, gpus))
 
@@ -319,20 +359,55 @@ def test_hosts_take_over_where_there_is_no_room(tmp_path, warm_ray, no_room):
     federation.close()
 
 
+def test_the_living_share_the_work_of_all_that_died_together(tmp_path, warm_ray, no_room):
+    """Each of a node's actors is buried by itself; none takes over who is dead, too."""
+    changes = METHODS["scaffold"] | {"rounds": {"participation": 0.5}}
+    expected = undisturbed(changes, tmp_path / "undisturbed")
+    federation = Federation(tiny(**changes, engine=EACH), tmp_path / "killed", make_engine=warm_ray)
+    federation.step()
+    no_room()
+    engine = federation.engine
+    *dead, third, fourth = engine.hosts
+    for pid in [pid_of(actor) for actor in dead]:
+        kill(pid)
+    for i in range(2):
+        engine.replace_lost(HostLost({i}))
+    assert set(engine.hosts[:2]) == {third, fourth} == set(engine.hosts[2:])
+    while federation.step():
+        pass
+    federation.finish()
+    federation.close()
+    assert federation.sha256() == expected
+
+
+def test_one_new_host_does_the_work_of_all_where_there_is_room_for_one(tmp_path, warm_ray, monkeypatch):
+    federation = Federation(tiny(engine=PAIR), tmp_path, make_engine=warm_ray)
+    engine, room = federation.engine, iter([1])
+    monkeypatch.setattr(Pool, "take", lambda _, nodes, *share: [None] * len(nodes))
+    start = raysim.engine.ray.engine.new_actor
+    monkeypatch.setattr(
+        raysim.engine.ray.engine, "new_actor", lambda node, *share: start(node if next(room, 0) else "a" * 56, *share)
+    )
+    engine.replace_lost(HostLost({0, 1}))
+    assert engine.hosts[0] is engine.hosts[1]
+    assert federation.step()["clients_ok"] == 3
+    federation.close()
+
+
 def pid_of(actor: Any) -> int:
     return ray.get(actor.__ray_call__.remote(lambda _: os.getpid()))
 
 
 def test_work_that_brings_down_its_host_ends(tmp_path):
-    """After three attempts, with machine and reason; the losses before were made good."""
+    """After three attempts, with machine and reason; the two that were lost before were replaced."""
     federation = Federation(tiny(), tmp_path)
-    engine, restored = federation.engine, []
-    engine.replace = lambda lost: "another was started"  # type: ignore[method-assign]
+    engine, replaced = federation.engine, []
+    engine.replace = lambda lost: replaced.append(lost.hosts) or "another was started"  # type: ignore[method-assign]
 
     def fatal() -> None:
         raise HostLost({0}, "its node ran out of memory")
 
     with pytest.raises(MachineFailure, match="node local died 3 times at the same work: its node ran out of memory"):
-        engine.retry_after_loss(fatal, restored.append)
-    assert restored == [{0}] * 2
+        engine.retry_after_loss(fatal)
+    assert replaced == [{0}] * 2
     federation.close()

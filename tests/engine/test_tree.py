@@ -1,5 +1,6 @@
 """One order of additions, whoever adds: any packing, schedule and fan-in gives the bits of the recursive definition."""
 
+import sys
 from itertools import combinations
 
 import numpy as np
@@ -131,6 +132,14 @@ def test_blocks_and_pieces_in_one_host(ops, monkeypatch):
         for start, stop, w in pieces:
             expected = by_definition(rows[:, start:stop], w.tolist(), *node)
             assert out[start:stop].isnan().all() if expected is None else out[start:stop].equal(expected)
+
+
+def test_what_is_remembered_of_the_order_is_bounded():
+    """Of a thousand clients, in any company: 32 MiB of steps."""
+    steps = tree.additions(1000, tuple(range(1000)))
+    assert len(steps) == 999
+    size = sys.getsizeof(steps) + sum(map(sys.getsizeof, steps))
+    assert size * tree.additions.cache_info().maxsize < 32 << 20
 
 
 @given(st.integers(1, 40), st.data())

@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 import time
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -32,13 +32,13 @@ from raysim.engine.ray.placement import (
     place,
     room,
 )
-from raysim.engine.ray.pool import START_SECONDS, Pool
+from raysim.engine.ray.pool import PING_SECONDS, Pool
 from raysim.engine.ray.pulse import Stethoscope
 from raysim.host.footprint import training_bytes
 from raysim.host.messages import HostSpec, TrainRequest
 
 ROOM_SECONDS = 10  # to wait until a dead process's share is free again
-PING_SECONDS = 10  # a living actor that does not answer by then is at work
+START_SECONDS = 120  # to start the processes of actors on a busy machine
 TIMEOUT = 300.0  # least seconds for a client or another piece of work, where the configuration leaves that open
 SIGNS = 4  # of life within a time-out
 MEDIANS = 20  # ... and how many times the median client
@@ -70,7 +70,7 @@ class RayEngine(Engine):
         self._measured = False
         self._coming: dict[Any, tuple[Any, str]] = {}  # by the reference that tells when it is ready: actor and node
         self._full: set[str] = set()  # nodes whose GPUs had no memory for another actor
-        self._actors, ready = map(list, zip(*map(self._new_host, self.nodes), strict=True))
+        self._actors, ready = map(list, zip(*self._new_hosts(self.nodes), strict=True))
         _, late = ray.wait(ready, num_returns=len(ready), timeout=START_SECONDS)
         if late:
             nodes = sorted({self.nodes[ready.index(reference)][:12] for reference in late})
@@ -130,14 +130,13 @@ class RayEngine(Engine):
             )
             self.events.append(Event("actor", message, node=node))
 
-    def _new_host(self, node: str) -> tuple[Any, Any]:
-        """An actor on the node, and a reference that is there once it is ready."""
-        cpus, gpus = self.placement.cpus, self.placement.gpus
-        actor = self.pool.take(node, cpus, gpus) if self.pool else None
-        if actor is None:
-            actor = new_actor(node, cpus, gpus)
-        signs = self._least_timeout / SIGNS
-        return actor, actor.become.remote(self.spec, self._data, self._partition, signs, Path.cwd())
+    def _new_hosts(self, nodes: Sequence[str]) -> list[tuple[Any, Any]]:
+        """An actor on each node, and a reference that is there once it is ready."""
+        share = self.placement.cpus, self.placement.gpus
+        idle = self.pool.take(nodes, *share) if self.pool else [None] * len(nodes)
+        actors = [actor or new_actor(node, *share) for node, actor in zip(nodes, idle, strict=True)]
+        become = self.spec, self._data, self._partition, self._least_timeout / SIGNS, Path.cwd()
+        return [(actor, actor.become.remote(*become)) for actor in actors]
 
     @property
     def hosts(self) -> Sequence[Any]:
@@ -199,13 +198,15 @@ class RayEngine(Engine):
     def _lost(self, host: int, error: Exception) -> Exception:
         """What an error of a call to `host` means: hosts that died, or client states that went with them."""
         death = Death.of(error)
-        dead = {i for i, actor in enumerate(self._actors) if _id(actor) == death.actor_id} or self._dead()
+        dead = {i for i, actor in enumerate(self._actors) if _id(actor) == death.actor_id}
+        dead = dead or self._dead(range(len(self._actors)))
         if not dead and isinstance(error, ObjectLostError):
             return StateLost(str(error))
         return HostLost(dead or {host}, death.why, out_of_memory=death.out_of_memory)
 
-    def _dead(self) -> set[int]:
-        pings = {actor.ping.remote(): i for i, actor in enumerate(self._actors)}
+    def _dead(self, hosts: Iterable[int]) -> set[int]:
+        """Those of the hosts that are known to be dead."""
+        pings = {self._actors[i].ping.remote(): i for i in hosts}
         answered, _ = ray.wait(list(pings), num_returns=len(pings), timeout=PING_SECONDS)
         dead = set()
         for reference in answered:
@@ -228,26 +229,31 @@ class RayEngine(Engine):
         gone = defaultdict[Any, list[int]](list)  # by the actor, the hosts that it was
         for i in sorted(lost.hosts):
             gone[self._actors[i]].append(i)
-        living = {actor: node for actor, node in zip(self._actors, self.nodes, strict=True) if actor not in gone}
         for actor in gone:
             ray.kill(actor)  # one that could not be reached may be alive
             self._stethoscope.forget(_id(actor))
+        others = [i for i, actor in enumerate(self._actors) if actor not in gone]
+        # Those that died with them, for instance with their node, are reported later, one by one.
+        dead = self._dead(others)
+        living = {self._actors[i]: self.nodes[i] for i in others if i not in dead}
         then = "another was started"
         for hosts in gone.values():
             node = self.nodes[hosts[0]]
-            neighbours = [actor for actor, there in living.items() if there == node]
+            neighbours = {actor: there for actor, there in living.items() if there == node}
             if lost.out_of_memory and neighbours:  # one process fewer: fewer clients at a time
-                instead = neighbours[0], node
+                instead = neighbours
                 then = "the other actors of its node do its work"
             elif started := self._started(node, sure=not living):
-                instead = started
+                instead = dict([started])
+                living |= instead
             elif living:
-                instead = next(iter(living.items()))
+                instead = living
                 then = "the cluster has no room for another, so the living do its work"
             else:
                 raise MachineFailure("all client actors died and the cluster has no room for new ones")
             for i in hosts:
-                self._actors[i], self.nodes[i] = instead
+                self._actors[i] = min(instead, key=self._actors.count)  # who does the work of fewest
+                self.nodes[i] = instead[self._actors[i]]
         return then
 
     def _started(self, first: str, sure: bool) -> tuple[Any, str] | None:
@@ -256,31 +262,38 @@ class RayEngine(Engine):
         node = self._node_with_room(first)
         if node is None:
             return None
-        actor, ready = self._new_host(node)
+        [(actor, ready)] = self._new_hosts([node])
         if ray.wait([ready], timeout=START_SECONDS)[0]:
             with suppress(*DEATHS):
                 ray.get(ready)
-                if sure or self._memory_for(actor):
+                if sure or self._gpu_of(actor)[1]:
                     return actor, node
         ray.kill(actor)
         return None
 
-    def _memory_for(self, actor: Any) -> bool:
-        """Whether an actor that has just started finds on its GPU what it will take; the others there hold theirs already."""
+    def _gpu_of(self, actor: Any) -> tuple[str, bool]:
+        """The GPU of an actor that has just started, and whether that has the memory for it; the others there hold theirs
+        already."""
         if not self.placement.gpus:
-            return True  # `room` has looked at the machine's
-        _, free = ray.get(actor.gpu.remote())
+            return "", True  # `room` has looked at the machine's
+        gpu, free = ray.get(actor.gpu.remote())
         needed = GPU_BYTES + self.training_bytes + self.update_bytes / len(set(self._actors))
-        return bool(free * MEMORY_SHARE >= needed)
+        return gpu, free * MEMORY_SHARE >= needed
 
     def grow(self) -> None:
         if self.pace.seconds and not self._measured:
             self._measure()
+        joined = set[tuple[str, str]]()  # nodes and GPUs
         for ready in ray.wait(list(self._coming), num_returns=len(self._coming), timeout=0)[0] if self._coming else ():
             actor, node = self._coming.pop(ready)
             with suppress(*DEATHS):
                 ray.get(ready)
-                if self._memory_for(actor):
+                gpu, has_memory = self._gpu_of(actor)
+                if gpu and (node, gpu) in joined:  # whose memory is taken when it trains: it is looked at after that
+                    self._coming[ready] = actor, node
+                    continue
+                if has_memory:
+                    joined.add((node, gpu))
                     self._actors.append(actor)
                     self.nodes.append(node)
                     message = f"an actor has joined on node {node}"
@@ -293,8 +306,7 @@ class RayEngine(Engine):
         found = (
             [node for node in room(free_resources(), self.placement) if node not in self._full] if missing > 0 else []
         )
-        for node in found[:missing]:
-            actor, ready = self._new_host(node)
+        for node, (actor, ready) in zip(found[:missing], self._new_hosts(found[:missing]), strict=True):
             self._coming[ready] = actor, node
 
     def _measure(self) -> None:

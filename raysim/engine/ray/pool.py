@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
 import ray
-from ray.exceptions import GetTimeoutError
 
 from raysim.config import Config, RayEngineConfig
 from raysim.engine.ray.actors import new_actor
 from raysim.engine.ray.deaths import DEATHS
 from raysim.engine.ray.placement import PlacementError, Resources, place
 
-START_SECONDS = 120  # to start an actor's process on a busy machine
+PING_SECONDS = 10  # a living actor that does not answer by then is at work, or starts
 
 
 class Pool:
@@ -31,18 +31,28 @@ class Pool:
         nodes = (replace(n, cpus=n.cpus + idle[n.id] * cpus, gpus=n.gpus + idle[n.id] * gpus) for n in resources.nodes)
         return Resources(tuple(nodes))
 
-    def take(self, node: str, cpus: float, gpus: float) -> Any:
-        """A living actor that reserves this share of the node, or None. Actors of another share make room."""
+    def take(self, nodes: Sequence[str], cpus: float, gpus: float) -> list[Any]:
+        """For each node an actor that reserves this share of it and is not known to be dead, or None. Actors of another
+        share make room."""
         if self._share != (cpus, gpus):
             self.clear()
-        for entry in [entry for entry in self._idle if entry[0] == node]:
-            self._idle.remove(entry)
-            actor = entry[1]
-            with suppress(*DEATHS, GetTimeoutError):
-                ray.get(actor.forget.remote(), timeout=START_SECONDS)
-                return actor
-            ray.kill(actor)
-        return None
+        taken = [self._pop(node) for node in nodes]
+        asked = {actor.forget.remote(): i for i, actor in enumerate(taken) if actor}
+        for reference in ray.wait(list(asked), num_returns=len(asked), timeout=PING_SECONDS)[0]:
+            try:
+                ray.get(reference)
+            except DEATHS:
+                ray.kill(taken[asked[reference]])
+                taken[asked[reference]] = None
+        return taken
+
+    def _pop(self, node: str) -> Any:
+        """An idle actor on the node, or None."""
+        entry = next((entry for entry in self._idle if entry[0] == node), None)
+        if entry is None:
+            return None
+        self._idle.remove(entry)
+        return entry[1]
 
     def give(self, node: str, actor: Any, cpus: float, gpus: float) -> None:
         """Keep an actor that no run needs any more."""
