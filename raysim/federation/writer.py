@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -62,6 +61,7 @@ class Finished:
     shown: Mapping[str, Any]  # its summary
     events: Sequence[Event]
     wall: float  # seconds played until then
+    clock: float  # what the hosts' clocks said then, in seconds since the epoch
 
 
 class Writer:
@@ -86,8 +86,8 @@ class Writer:
             columns = {name: [getattr(event, name) for event in events] for name in ("of", "client", "node", "message")}
             self.recorder.add("events", round=t, **columns)
 
-    def write(self, finished: Finished, began: float) -> None:
-        """Record a round of the run that `began` then, in seconds since the epoch."""
+    def write(self, finished: Finished) -> None:
+        """Record a round."""
         done, add, t = finished.done, self.recorder.add, finished.done.t
         cohort, run = done.cohort, self.run
         notes = [replace(note, method=self._names.get(note.method, note.method)) for note in done.notes]
@@ -106,7 +106,7 @@ class Writer:
             add("notes", round=t, **note_rows(note, note.clients or cohort.clients, run.server.layers))
         if done.personal:
             add("personal", round=t, **personal_rows(done.personal))
-        spans = done.scheduler.spans
+        spans, began = done.scheduler.spans, finished.clock - finished.wall
         add("traffic", round=t, client=cohort.trained.asked, **traffic, transport_up=transport(done, spans))
         add(
             "timeline", round=t, host=[s.host for s in spans], node=[run.engine.nodes[s.host] for s in spans],
@@ -132,8 +132,8 @@ class Writer:
         with replacing(self.folder / name) as path:
             save_file(self.run.server.layers.state_dict(self.run.server.value), path)
 
-    def finish(self, sha256: str, began: float, played: int, board: Scoreboard) -> dict[str, Any]:
-        """Write the final model and say how the run, of so many rounds, went."""
+    def finish(self, sha256: str, wall: float, played: int, board: Scoreboard) -> dict[str, Any]:
+        """Write the final model and say how the run, of so many seconds and rounds, went."""
         self.recorder.close()
         check_complete(self.folder, played)
         rounds = read(self.folder, "rounds")
@@ -148,7 +148,7 @@ class Writer:
             "rounds": played,
             "ended": board.ended,
             "best_round": board.best and board.best[0],
-            "seconds": time.time() - began,
+            "seconds": wall,
         }
         write_json(self.folder / "result.json", result)
         return result | {"folder": str(self.folder)}
