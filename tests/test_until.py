@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import play, table, tiny
+from conftest import play, small_files, table, tiny
 
 import raysim
 from raysim.config import Config, ConfigError
@@ -114,6 +114,18 @@ def test_the_best_model_is_that_of_the_best_evaluation(whole: Path, tmp_path: Pa
     play(config(), tmp_path)
     with pytest.raises(Exception, match=r"record\.keep_best"):
         raysim.load(tmp_path).model("best")
+
+
+def test_a_full_disk_is_named_and_keeps_the_best_model_before(tmp_path: Path) -> None:
+    federation = Federation(config(), tmp_path)
+    federation.writer.keep_best()
+    before = (tmp_path / "best.safetensors").read_bytes()
+    with small_files(len(before) - 1), pytest.raises(OSError, match=r"best\.safetensors"):
+        federation.writer.keep_best()
+    assert [path.name for path in tmp_path.glob("*best*")] == ["best.safetensors"]
+    assert not [*tmp_path.glob(".*")]
+    assert (tmp_path / "best.safetensors").read_bytes() == before
+    federation.close()
 
 
 def test_what_cannot_be_judged_is_refused(tmp_path: Path) -> None:

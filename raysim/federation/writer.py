@@ -24,7 +24,7 @@ from raysim.federation.scoreboard import Scoreboard
 from raysim.federation.scores import fallen_back, personal_summary, run_summary
 from raysim.host.messages import ClientResult
 from raysim.late import Tensor, torch
-from raysim.store.atomic import replacing, write_json
+from raysim.store.atomic import replacing, write_json, write_tensors
 from raysim.store.manifest import manifest
 from raysim.store.sinks import Sinks
 from raysim.store.tables import Recorder, check_complete, read, write_table
@@ -127,10 +127,7 @@ class Writer:
         self._write_model("best.safetensors")
 
     def _write_model(self, name: str) -> None:
-        from safetensors.torch import save_file
-
-        with replacing(self.folder / name) as path:
-            save_file(self.run.server.layers.state_dict(self.run.server.value), path)
+        write_tensors(self.folder / name, self.run.server.layers.state_dict(self.run.server.value))
 
     def finish(self, sha256: str, wall: float, played: int, board: Scoreboard) -> dict[str, Any]:
         """Write the final model and say how the run, of so many seconds and rounds, went."""
