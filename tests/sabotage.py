@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import math
 import os
 import signal
@@ -54,7 +55,7 @@ class Stalls(ClientMethod):
 class Fails(ClientMethod):
     """A client that fails whenever it trains, or (client -1) all of them."""
 
-    how: Literal["dies", "hangs", "lacks_memory", "raises", "refuses", "diverges"]
+    how: Literal["dies", "hangs", "lacks_memory", "cannot_read", "raises", "refuses", "diverges"]
     client: int = -1
     t: int = 0  # from this round on
     times: int = 1 << 30  # after which it succeeds; counted in `folder`
@@ -69,6 +70,8 @@ class Fails(ClientMethod):
             time.sleep(PATIENCE)
         if self.how == "lacks_memory":
             raise MemoryError("no room for 3 numbers")
+        if self.how == "cannot_read":
+            raise OSError(errno.EIO, "the disk does not answer")
         if self.how == "raises":
             raise ArithmeticError(f"client {run.client} cannot count")
         if self.how == "refuses":
