@@ -1,6 +1,7 @@
 """Runs that end before their last round, and the model of the best evaluation."""
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,10 @@ from conftest import play, small_files, table, tiny
 
 import raysim
 from raysim.config import Config, ConfigError
+from raysim.core.task import Classification, Regression
 from raysim.federation import Federation
+from raysim.federation.scoreboard import Scoreboard
+from raysim.federation.scores import metric_column
 from raysim.play.functions import resume
 
 
@@ -56,6 +60,22 @@ def test_patience_counts_evaluations_without_a_better_score(tmp_path: Path) -> N
     assert ends < 11
     play(tiny(rounds=settings | {"total": 12, "until": {"patience": 2}}, local={"lr": 0.9}), tmp_path / "ended")
     assert json.loads((tmp_path / "ended/result.json").read_text())["rounds"] == ends + 1
+
+
+def test_a_score_that_is_no_number_is_never_the_best() -> None:
+    for task, scores, best in (
+        (Classification(), [math.nan, 0.25, math.nan, 0.75, 0.5], (3, 0.75)),
+        (Regression(), [math.nan, 4.0, math.nan, 2.0, 3.0], (3, 2.0)),
+    ):
+        board, metric = Scoreboard(config({"patience": 2}), task), task.metrics[0]
+        column = metric_column(metric.name)
+        better = [board.add(t, {column: score}, 1.0) for t, score in enumerate(scores)]
+        assert better == [False, True, False, True, False]
+        assert (board.best, board.since_best) == (best, 1)
+        assert metric.best(scores) == best[1]
+    assert math.isnan(metric.best([math.nan]))
+    board = Scoreboard(config({"patience": 2}), task)
+    assert [board.add(t, {column: math.nan}, 1.0) or board.ended is not None for t in range(2)] == [False, True]
 
 
 def test_time_ends_the_run_at_an_evaluation(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -30,7 +31,7 @@ class Scoreboard:
         if score is None:  # not evaluated
             return False
         sign = 1 if higher_is_better else -1
-        better = self.best is None or sign * score > sign * self.best[1]
+        better = not math.isnan(score) and (self.best is None or sign * score > sign * self.best[1])
         self.best, self.since_best = ((t, score), 0) if better else (self.best, self.since_best + 1)
         self.ended = self._why(score, row.get("loss"), wall)
         return better
