@@ -197,9 +197,9 @@ class Sinks:
             if writer is not None:
                 self._open[kind] = writer
 
-    def write(self, t: int, values: Mapping[str, float | None]) -> None:
-        """Write the values of round `t`, from 0, but for those that are None."""
-        known = {name: float(value) for name, value in values.items() if value is not None}
+    def write(self, t: int, values: Mapping[str, float | str | None]) -> None:
+        """Write the numbers of round `t`, from 0."""
+        known = {name: float(value) for name, value in values.items() if not isinstance(value, str | None)}
         for kind, writer in list(self._open.items()):
             self._try(kind, partial(writer.write, t + 1, known))
 

@@ -15,7 +15,7 @@ from conftest import play, table, tiny
 
 from raysim.config import Config, ConfigError, to_dict
 from raysim.federation import Federation
-from raysim.store.sinks import Sink, Sinks, Wandb
+from raysim.store.sinks import Sink, Sinks, TensorBoard, Wandb
 
 ROUNDS = {"total": 5, "participation": 0.4, "evaluate_every": 2, "checkpoint_every": 2}
 
@@ -124,6 +124,21 @@ def test_a_sink_changes_no_bit_and_its_failure_ends_no_run(tmp_path: Path) -> No
     assert failures == ["Broken failed and receives no more of this run: the disk is full"]
     assert len(table(tmp_path / "run", "rounds")["round"]) == 5
     assert digest == play(with_sinks("tensorboard"), tmp_path / "with").sha256()
+
+
+def test_of_a_row_the_numbers_are_sent(tmp_path: Path) -> None:
+    """Columns from outside may be text."""
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    row = {"accuracy": 0.5, "clients_ok": 3, "metric.auc": None, "weather": "fine"}
+    Sinks((), tmp_path, "run", {}, 0).write(0, row)
+    sinks = Sinks((TensorBoard(),), tmp_path, "run", {}, 0)
+    sinks.write(0, row)
+    sinks.close(finished=True)
+    assert sinks.complaints() == []
+    events = EventAccumulator(str(tmp_path / "tensorboard"))
+    events.Reload()
+    assert {tag: events.Scalars(tag)[0].value for tag in events.Tags()["scalars"]} == {"accuracy": 0.5, "clients_ok": 3}
 
 
 def test_a_missing_package_is_named_before_anything_starts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
