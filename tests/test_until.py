@@ -62,6 +62,28 @@ def test_patience_counts_evaluations_without_a_better_score(tmp_path: Path) -> N
     assert json.loads((tmp_path / "ended/result.json").read_text())["rounds"] == ends + 1
 
 
+def test_a_test_that_a_longer_run_would_not_have_made_does_not_end_it(tmp_path: Path) -> None:
+    """A model that stands still is tested after 4, 8 and 12 rounds, and then no evaluation of the last two was the best. One
+    that ended after 6 rounds was tested there as well."""
+    settings: dict[str, Any] = {"participation": 0.4, "evaluate_every": 4, "until": {"patience": 2}}
+    still: dict[str, Any] = {"local": {"lr": 1e-12}, "model": {"name": "mlp", "options": {"hidden": [4]}}}
+    once = play(tiny(rounds=settings | {"total": 20}, **still), tmp_path / "once")
+    play(tiny(rounds=settings | {"total": 6}, **still), tmp_path / "extended")
+    run = resume(tmp_path / "extended", rounds__total=20)
+    assert run.result["rounds"] == once.t == 12
+    assert run.result["sha256"] == once.sha256()
+
+
+def test_the_best_model_may_be_that_of_a_test_that_does_not_count() -> None:
+    board = Scoreboard(config({"patience": 2}), Classification())
+    for t, (score, counts) in enumerate([(0.5, True), (0.9, False), (0.6, True), (0.6, True)]):
+        board.add(t, {"accuracy": score}, 1.0, counts)
+    assert board.best == (1, 0.9)
+    assert board.ended is None  # 0.6 was better than 0.5, and one evaluation followed
+    board.add(4, {"accuracy": 0.6}, 1.0)
+    assert "the last 2" in str(board.ended)
+
+
 def test_a_score_that_is_no_number_is_never_the_best() -> None:
     for task, scores, best in (
         (Classification(), [math.nan, 0.25, math.nan, 0.75, 0.5], (3, 0.75)),

@@ -115,11 +115,12 @@ class Writer:
         self.recorder.maybe_flush()
 
     def scoreboard(self, t: int) -> Scoreboard:
-        """The evaluations of the first t rounds, which are on disk."""
+        """The evaluations of the first t rounds, which are on disk. The last round of a run that was extended may have been
+        tested as the last; it does not count where it is one no longer."""
         board = Scoreboard(self.run.config, self.run.spec.task)
         for row in read(self.folder, "rounds").to_pylist():
             if row["round"] < t:
-                board.add(row["round"], row, row["wall"])
+                board.add(row["round"], row, row["wall"], counts=self.run.evaluates(row["round"]))
         return board
 
     def keep_best(self) -> None:
