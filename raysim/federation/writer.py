@@ -79,6 +79,7 @@ class Writer:
     def go_back(self, t: int) -> None:
         """Rounds from `t` on are played again: forget their rows."""
         self.recorder = Recorder(self.folder, t)
+        self.sinks.go_back(t)
 
     def add_events(self, t: int, events: Sequence[Event]) -> None:
         """Record what befell round t."""

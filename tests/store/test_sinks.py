@@ -14,7 +14,8 @@ import pytest
 from conftest import play, table, tiny
 
 from raysim.config import Config, ConfigError, to_dict
-from raysim.federation import Federation
+from raysim.engine.base import StateLost
+from raysim.federation import Federation, Round, RunParts, play_round
 from raysim.store.sinks import Sink, Sinks, TensorBoard, Wandb
 
 ROUNDS = {"total": 5, "participation": 0.4, "evaluate_every": 2, "checkpoint_every": 2}
@@ -58,6 +59,25 @@ def test_tensorboard_has_every_round_once_after_a_crash(tmp_path: Path) -> None:
     for tag, values in expected.items():
         assert [step for step, _ in found[tag]] == list(values)
         assert [value for _, value in found[tag]] == pytest.approx(list(values.values()), rel=1e-6)
+
+
+def test_tensorboard_has_every_round_once_after_states_were_lost(tmp_path: Path) -> None:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    played: list[int] = []
+
+    def lossy(run: RunParts, t: int, **options: Any) -> Round:
+        played.append(t)
+        done = play_round(run, t, **options)
+        if len(played) == 4:
+            raise StateLost("gone")
+        return done
+
+    play(with_sinks("tensorboard"), tmp_path, play=lossy)
+    assert played == [0, 1, 2, 3, 2, 3, 4]
+    events = EventAccumulator(str(tmp_path / "tensorboard"))
+    events.Reload()
+    assert [event.step for event in events.Scalars("train_loss")] == [1, 2, 3, 4, 5]
 
 
 def test_mlflow_has_every_round_and_setting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
