@@ -3,11 +3,13 @@
 import atexit
 import importlib.metadata
 import os
+import resource
 import shutil
 import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -86,6 +88,17 @@ def table(folder: Path, name: str) -> dict[str, np.ndarray]:
     """The columns of one of a finished run's tables; what is null is NaN or None."""
     rows = pq.read_table(folder / name)
     return {column: rows[column].to_numpy() for column in rows.column_names}
+
+
+@contextmanager
+def small_files(most: int) -> Iterator[None]:
+    """No file grows beyond so many bytes: what is written then fails as on a full disk."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (most, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
 @pytest.fixture(scope="session")

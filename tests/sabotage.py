@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import math
 import os
 import signal
@@ -18,7 +19,7 @@ from torch import Tensor, nn
 
 from raysim.core.client import ClientMethod, LocalRun, Upload
 from raysim.core.failures import ClientFailure
-from raysim.models import Inputs
+from raysim.models import MODELS, Inputs
 
 PATIENCE = 120  # seconds until a test gives up
 
@@ -54,7 +55,7 @@ class Stalls(ClientMethod):
 class Fails(ClientMethod):
     """A client that fails whenever it trains, or (client -1) all of them."""
 
-    how: Literal["dies", "hangs", "lacks_memory", "raises", "refuses", "diverges"]
+    how: Literal["dies", "hangs", "lacks_memory", "cannot_read", "raises", "refuses", "diverges"]
     client: int = -1
     t: int = 0  # from this round on
     times: int = 1 << 30  # after which it succeeds; counted in `folder`
@@ -69,6 +70,8 @@ class Fails(ClientMethod):
             time.sleep(PATIENCE)
         if self.how == "lacks_memory":
             raise MemoryError("no room for 3 numbers")
+        if self.how == "cannot_read":
+            raise OSError(errno.EIO, "the disk does not answer")
         if self.how == "raises":
             raise ArithmeticError(f"client {run.client} cannot count")
         if self.how == "refuses":
@@ -83,6 +86,17 @@ class Fails(ClientMethod):
             except FileExistsError:
                 pass
         return bool(self.folder)
+
+
+@dataclass(frozen=True)
+class FailsInTests(Fails):
+    """A client that fails whenever its own model is tested after it has trained."""
+
+    def finish(self, run: LocalRun, upload: Upload) -> None:
+        pass
+
+    def personal(self, run: LocalRun) -> None:
+        super().finish(run, Upload(run.value))
 
 
 @dataclass(frozen=True)
@@ -163,4 +177,17 @@ def hangs_in_tests(inputs: Inputs, folder: str) -> nn.Module:
     """A model that waits for ever the first time it is tested."""
     model = _HangsInTests(nn.Flatten(), nn.Linear(math.prod(inputs.shape), inputs.classes))
     model.folder = folder
+    return model
+
+
+def lacks_memory_in_tests(inputs: Inputs) -> nn.Module:
+    """A `tiny_bn_cnn` that has no memory the first time it is tested."""
+    model, failed = MODELS["tiny_bn_cnn"](inputs), list[int]()
+
+    def fail(module: nn.Module, x: object) -> None:
+        if not (module.training or failed):
+            failed.append(1)
+            raise MemoryError("no room to test")
+
+    model.register_forward_pre_hook(fail)
     return model

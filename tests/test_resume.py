@@ -90,6 +90,36 @@ def test_lost_client_states(checkpoint_every, tmp_path):
     assert tables.read(federation.folder, "rounds")["round"].to_pylist() == list(range(6))
 
 
+def test_a_clock_that_is_set_back(tmp_path, monkeypatch):
+    """By an hour, in the second round: the checkpoint counts, and so do the seconds."""
+    real, config = time.time, tiny(rounds={"total": 4, "checkpoint_every": 2})
+    federation = Federation(config, tmp_path)
+    federation.step()
+    monkeypatch.setattr(time, "time", lambda: real() - 3600)
+    federation.step()
+    federation.close()
+    federation = Federation(config, tmp_path, resume=True)
+    assert federation.t == 2
+    while federation.step():
+        pass
+    walls = [0, *tables.read(tmp_path, "rounds")["wall"].to_pylist(), federation.finish()["seconds"]]
+    assert walls == sorted(walls)
+    federation.close()
+
+
+def test_a_checkpoint_with_a_time_below_zero_counts(tmp_path):
+    """Where the clock was set back, an older raysim wrote one."""
+    config = tiny(rounds={"total": 4, "checkpoint_every": 2})
+    federation = Federation(config, tmp_path)
+    federation.step()
+    federation.saved.save(1, -3600.0)
+    federation.close()
+    federation = Federation(config, tmp_path, resume=True)
+    assert federation.t == 1
+    assert federation.wall >= 0
+    federation.close()
+
+
 def test_the_hash_is_of_the_model_and_of_each_client(tmp_path):
     """After the model each client's number, as 8 bytes, and the SHA-256 of what it keeps: the names, types and shapes of its
     arrays as JSON, then their bytes. The same before a checkpoint, after it, and where no state is in memory."""

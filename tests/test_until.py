@@ -1,16 +1,20 @@
 """Runs that end before their last round, and the model of the best evaluation."""
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from conftest import play, table, tiny
+from conftest import play, small_files, table, tiny
 
 import raysim
 from raysim.config import Config, ConfigError
+from raysim.core.task import Classification, Regression
 from raysim.federation import Federation
+from raysim.federation.scoreboard import Scoreboard
+from raysim.federation.scores import metric_column
 from raysim.play.functions import resume
 
 
@@ -56,6 +60,44 @@ def test_patience_counts_evaluations_without_a_better_score(tmp_path: Path) -> N
     assert ends < 11
     play(tiny(rounds=settings | {"total": 12, "until": {"patience": 2}}, local={"lr": 0.9}), tmp_path / "ended")
     assert json.loads((tmp_path / "ended/result.json").read_text())["rounds"] == ends + 1
+
+
+def test_a_test_that_a_longer_run_would_not_have_made_does_not_end_it(tmp_path: Path) -> None:
+    """A model that stands still is tested after 4, 8 and 12 rounds, and then no evaluation of the last two was the best. One
+    that ended after 6 rounds was tested there as well."""
+    settings: dict[str, Any] = {"participation": 0.4, "evaluate_every": 4, "until": {"patience": 2}}
+    still: dict[str, Any] = {"local": {"lr": 1e-12}, "model": {"name": "mlp", "options": {"hidden": [4]}}}
+    once = play(tiny(rounds=settings | {"total": 20}, **still), tmp_path / "once")
+    play(tiny(rounds=settings | {"total": 6}, **still), tmp_path / "extended")
+    run = resume(tmp_path / "extended", rounds__total=20)
+    assert run.result["rounds"] == once.t == 12
+    assert run.result["sha256"] == once.sha256()
+
+
+def test_the_best_model_may_be_that_of_a_test_that_does_not_count() -> None:
+    board = Scoreboard(config({"patience": 2}), Classification())
+    for t, (score, counts) in enumerate([(0.5, True), (0.9, False), (0.6, True), (0.6, True)]):
+        board.add(t, {"accuracy": score}, 1.0, counts)
+    assert board.best == (1, 0.9)
+    assert board.ended is None  # 0.6 was better than 0.5, and one evaluation followed
+    board.add(4, {"accuracy": 0.6}, 1.0)
+    assert "the last 2" in str(board.ended)
+
+
+def test_a_score_that_is_no_number_is_never_the_best() -> None:
+    for task, scores, best in (
+        (Classification(), [math.nan, 0.25, math.nan, 0.75, 0.5], (3, 0.75)),
+        (Regression(), [math.nan, 4.0, math.nan, 2.0, 3.0], (3, 2.0)),
+    ):
+        board, metric = Scoreboard(config({"patience": 2}), task), task.metrics[0]
+        column = metric_column(metric.name)
+        better = [board.add(t, {column: score}, 1.0) for t, score in enumerate(scores)]
+        assert better == [False, True, False, True, False]
+        assert (board.best, board.since_best) == (best, 1)
+        assert metric.best(scores) == best[1]
+    assert math.isnan(metric.best([math.nan]))
+    board = Scoreboard(config({"patience": 2}), task)
+    assert [board.add(t, {column: math.nan}, 1.0) or board.ended is not None for t in range(2)] == [False, True]
 
 
 def test_time_ends_the_run_at_an_evaluation(tmp_path: Path) -> None:
@@ -114,6 +156,18 @@ def test_the_best_model_is_that_of_the_best_evaluation(whole: Path, tmp_path: Pa
     play(config(), tmp_path)
     with pytest.raises(Exception, match=r"record\.keep_best"):
         raysim.load(tmp_path).model("best")
+
+
+def test_a_full_disk_is_named_and_keeps_the_best_model_before(tmp_path: Path) -> None:
+    federation = Federation(config(), tmp_path)
+    federation.writer.keep_best()
+    before = (tmp_path / "best.safetensors").read_bytes()
+    with small_files(len(before) - 1), pytest.raises(OSError, match=r"best\.safetensors"):
+        federation.writer.keep_best()
+    assert [path.name for path in tmp_path.glob("*best*")] == ["best.safetensors"]
+    assert not [*tmp_path.glob(".*")]
+    assert (tmp_path / "best.safetensors").read_bytes() == before
+    federation.close()
 
 
 def test_what_cannot_be_judged_is_refused(tmp_path: Path) -> None:

@@ -38,8 +38,9 @@ class Metric:
         return cls(name, partial(_sum_and_count, per_sample), higher_is_better=higher_is_better)
 
     def best(self, scores: Sequence[float]) -> float:
-        """The best of some scores."""
-        return max(scores) if self.higher_is_better else min(scores)
+        """The best of some scores; NaN where there is no number among them."""
+        numbers = [score for score in scores if not math.isnan(score)] or scores
+        return max(numbers) if self.higher_is_better else min(numbers)
 
 
 def _sum_and_count(per_sample: Callable[[Tensor, Tensor], Tensor], outputs: Tensor, y: Tensor) -> Numbers:

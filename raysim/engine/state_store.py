@@ -2,24 +2,30 @@
 
 from __future__ import annotations
 
+import fcntl
 import itertools
+import os
 import shutil
 import tempfile
 import weakref
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
 from safetensors import safe_open
-from safetensors.numpy import save_file
 
+from raysim.store.atomic import as_safetensors, undone_by_an_error
+
+PREFIX = "raysim-states-"
 Arrays = Mapping[str, np.ndarray]
 
 
 class StateStore:
     """Holds at most `limit` bytes of arrays in memory. Those used longest ago move to files in the system's temporary
-    folder (which the environment variable TMPDIR names) and are read from there, one array at a time."""
+    folder (which the environment variable TMPDIR names) and are read from there, one array at a time. The files go with the
+    store; those of a process that was killed go when the next one moves a state."""
 
     def __init__(self, limit: int):
         self.limit = limit
@@ -54,16 +60,41 @@ class StateStore:
 
     def _spill(self) -> None:
         number, arrays = next(iter(self._memory.items()))
-        save_file(dict(arrays), self._path(number))
+        path = self._path(number)
+        with undone_by_an_error(path, path):  # not synced: it is of no use after a crash
+            path.write_bytes(as_safetensors(arrays))
         del self._memory[number]  # only now: a full disk must not lose what it has no room for
         self.bytes -= size(arrays)
         self.spilled += size(arrays)
 
     def _path(self, number: int) -> Path:
         if self._folder is None:
-            self._folder = Path(tempfile.mkdtemp(prefix="raysim-states-"))
-            weakref.finalize(self, shutil.rmtree, self._folder, ignore_errors=True)
+            _remove_left()
+            self._folder = Path(tempfile.mkdtemp(prefix=PREFIX))
+            weakref.finalize(self, _remove, self._folder, _locked(self._folder))
         return self._folder / f"{number}.safetensors"
+
+
+def _locked(folder: Path) -> int:
+    """The lock of the folder, which this process holds as long as it lives: an open file."""
+    lock = os.open(folder / "new", os.O_RDWR | os.O_CREAT)
+    with suppress(OSError):  # a file system without locks: nobody removes a folder that has none
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        os.rename(folder / "new", folder / "lock")  # only now can others find it
+    return lock
+
+
+def _remove(folder: Path, lock: int) -> None:
+    shutil.rmtree(folder, ignore_errors=True)
+    os.close(lock)
+
+
+def _remove_left() -> None:
+    """Remove the folders of processes that were killed."""
+    for folder in Path(tempfile.gettempdir()).glob(f"{PREFIX}*"):
+        with suppress(OSError), open(folder / "lock", "r+") as lock:  # another user's; gone meanwhile; in use
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 class StoredArrays(Mapping[str, np.ndarray]):

@@ -52,7 +52,7 @@ class Info(TypedDict):
     """What the caller of `Checkpoints.save` adds, and of it what a resumed run computes with."""
 
     __pydantic_config__ = OPEN_SHAPE  # type: ignore[misc]
-    wall: NotRequired[Annotated[int, Field(ge=0)] | Annotated[float, Field(ge=0, allow_inf_nan=False)]]
+    wall: NotRequired[int | Annotated[float, Field(allow_inf_nan=False)]]
 
 
 class CheckpointManifest(TypedDict):

@@ -52,7 +52,7 @@ class Federation:
             describe(self.run, self.folder)
         self.writer = Writer(self.run, self.folder, self.t)
         self.scoreboard = self.writer.scoreboard(self.t)
-        self._began = time.time() - wall
+        self._began = time.monotonic() - wall  # nobody sets this clock
         self._unwritten: Callable[[], None] | None = None  # records of the last round
         self._setbacks, self._furthest = 0, self.t  # losses of states since the run got further than ever
         self.engine.publish(self.server.value, self.server.shared)
@@ -71,6 +71,11 @@ class Federation:
         """Whether the last round has been played, or `rounds.until` has ended the run."""
         return self.t == self.server.rounds or self.scoreboard.ended is not None
 
+    @property
+    def wall(self) -> float:
+        """Seconds played so far."""
+        return time.monotonic() - self._began
+
     def evaluates(self, t: int) -> bool:
         """Whether models are tested in round t."""
         return self.run.evaluates(t)
@@ -86,7 +91,7 @@ class Federation:
         try:
             self.write_down()
             self.writer.recorder.flush()
-            self.saved.save(self.t, time.time() - self._began)
+            self.saved.save(self.t, self.wall)
         except StateLost:
             self._go_back()
         return self.t
@@ -98,7 +103,7 @@ class Federation:
         except StateLost:
             self._go_back()  # to the end: a complete run has a checkpoint there
             digest = self.sha256()
-        return self.writer.finish(digest, self._began, self.t, self.scoreboard)
+        return self.writer.finish(digest, self.wall, self.t, self.scoreboard)
 
     def sha256(self) -> str:
         """Hash of the model's tensors under their names, and of what every client keeps."""
@@ -136,7 +141,7 @@ class Federation:
         events += [Event("run", complaint) for complaint in self.writer.sinks.complaints()]
         shown["messages"] = [event.message for event in events]
         shown["seconds"] = time.perf_counter() - started
-        if self.scoreboard.add(t, shown, time.time() - self._began) and self.config.record.keep_best:
+        if self.scoreboard.add(t, shown, self.wall) and self.config.record.keep_best:
             self.writer.keep_best()
         self._write_later(done, shown, events)
         self.t += 1
@@ -156,12 +161,12 @@ class Federation:
 
     def _write_later(self, done: Round, shown: dict[str, Any], events: list[Event]) -> None:
         self.write_down()  # the round before, where nothing was trained meanwhile
-        finished = Finished(done, replace(self.server), shown, events, time.time() - self._began)
+        finished = Finished(done, replace(self.server), shown, events, self.wall, time.time())
         collect_logs = done.scheduler.close()
 
         def write() -> None:
             collect_logs()
-            self.writer.write(finished, self._began)
+            self.writer.write(finished)
 
         self._unwritten = write
 

@@ -163,7 +163,7 @@ class RunCheckpoints:
         unpacked = unpack(None, saved.server)
         server.value = unpacked["value"]
         server.shared, server.memory = unpacked.get("shared", {}), unpacked.get("memory", {})
-        return latest, saved.info["wall"]
+        return latest, max(0.0, saved.info["wall"])  # below 0 where an older raysim saw the clock set back
 
     def digests(self) -> bytes:
         """Of all clients that keep anything, sorted: the id as 8 bytes, and the SHA-256 of what the client keeps. What is

@@ -30,7 +30,7 @@ from raysim.store.tables import PHASES
 
 @dataclass(frozen=True)
 class Round:
-    """A finished round; instruments see it as a `raysim.core.facts.RoundView`, before it is evaluated."""
+    """A finished round; instruments see it as a `raysim.core.round_view.RoundView`, before it is evaluated."""
 
     t: int
     drawn: tuple[int, ...]  # clients asked to take part

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -20,19 +21,31 @@ class Scoreboard:
     config: Config
     task: Task
     best: tuple[int, float] | None = None  # round and score
-    since_best: int = 0  # evaluations after it
+    since_best: int = 0  # evaluations after the best of those that count
     ended: str | None = None  # why the run ends with the last round that was added
+    _to_beat: float | None = None  # the best score of those that count
 
-    def add(self, t: int, row: Row, wall: float) -> bool:
-        """Take in round t, which ended after so many seconds of the run; returns whether its score is the best so far."""
+    def add(self, t: int, row: Row, wall: float, counts: bool = True) -> bool:
+        """Take in round t, which ended after so many seconds of the run; returns whether its score is the best so far.
+        Where it does not count, the end of the run does not depend on it."""
         column, higher_is_better = judged_by(self.config, self.task)
         score = row.get(column)
         if score is None:  # not evaluated
             return False
-        sign = 1 if higher_is_better else -1
-        better = self.best is None or sign * score > sign * self.best[1]
-        self.best, self.since_best = ((t, score), 0) if better else (self.best, self.since_best + 1)
-        self.ended = self._why(score, row.get("loss"), wall)
+
+        def beats(other: float | None) -> bool:
+            if other is None:
+                return not math.isnan(score)
+            return score > other if higher_is_better else score < other
+
+        better = beats(self.best and self.best[1])
+        if better:
+            self.best = (t, score)
+        if counts:
+            self._to_beat, self.since_best = (
+                (score, 0) if beats(self._to_beat) else (self._to_beat, self.since_best + 1)
+            )
+            self.ended = self._why(score, row.get("loss"), wall)
         return better
 
     def _why(self, score: float, loss: float | None, wall: float) -> str | None:

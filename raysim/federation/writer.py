@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -25,7 +24,7 @@ from raysim.federation.scoreboard import Scoreboard
 from raysim.federation.scores import fallen_back, personal_summary, run_summary
 from raysim.host.messages import ClientResult
 from raysim.late import Tensor, torch
-from raysim.store.atomic import replacing, write_json
+from raysim.store.atomic import replacing, write_json, write_tensors
 from raysim.store.manifest import manifest
 from raysim.store.sinks import Sinks
 from raysim.store.tables import Recorder, check_complete, read, write_table
@@ -62,6 +61,7 @@ class Finished:
     shown: Mapping[str, Any]  # its summary
     events: Sequence[Event]
     wall: float  # seconds played until then
+    clock: float  # what the hosts' clocks said then, in seconds since the epoch
 
 
 class Writer:
@@ -79,6 +79,7 @@ class Writer:
     def go_back(self, t: int) -> None:
         """Rounds from `t` on are played again: forget their rows."""
         self.recorder = Recorder(self.folder, t)
+        self.sinks.go_back(t)
 
     def add_events(self, t: int, events: Sequence[Event]) -> None:
         """Record what befell round t."""
@@ -86,8 +87,8 @@ class Writer:
             columns = {name: [getattr(event, name) for event in events] for name in ("of", "client", "node", "message")}
             self.recorder.add("events", round=t, **columns)
 
-    def write(self, finished: Finished, began: float) -> None:
-        """Record a round of the run that `began` then, in seconds since the epoch."""
+    def write(self, finished: Finished) -> None:
+        """Record a round."""
         done, add, t = finished.done, self.recorder.add, finished.done.t
         cohort, run = done.cohort, self.run
         notes = [replace(note, method=self._names.get(note.method, note.method)) for note in done.notes]
@@ -106,7 +107,7 @@ class Writer:
             add("notes", round=t, **note_rows(note, note.clients or cohort.clients, run.server.layers))
         if done.personal:
             add("personal", round=t, **personal_rows(done.personal))
-        spans = done.scheduler.spans
+        spans, began = done.scheduler.spans, finished.clock - finished.wall
         add("traffic", round=t, client=cohort.trained.asked, **traffic, transport_up=transport(done, spans))
         add(
             "timeline", round=t, host=[s.host for s in spans], node=[run.engine.nodes[s.host] for s in spans],
@@ -115,11 +116,12 @@ class Writer:
         self.recorder.maybe_flush()
 
     def scoreboard(self, t: int) -> Scoreboard:
-        """The evaluations of the first t rounds, which are on disk."""
+        """The evaluations of the first t rounds, which are on disk. The last round of a run that was extended may have been
+        tested as the last; it does not count where it is one no longer."""
         board = Scoreboard(self.run.config, self.run.spec.task)
         for row in read(self.folder, "rounds").to_pylist():
             if row["round"] < t:
-                board.add(row["round"], row, row["wall"])
+                board.add(row["round"], row, row["wall"], counts=self.run.evaluates(row["round"]))
         return board
 
     def keep_best(self) -> None:
@@ -127,13 +129,10 @@ class Writer:
         self._write_model("best.safetensors")
 
     def _write_model(self, name: str) -> None:
-        from safetensors.torch import save_file
+        write_tensors(self.folder / name, self.run.server.layers.state_dict(self.run.server.value))
 
-        with replacing(self.folder / name) as path:
-            save_file(self.run.server.layers.state_dict(self.run.server.value), path)
-
-    def finish(self, sha256: str, began: float, played: int, board: Scoreboard) -> dict[str, Any]:
-        """Write the final model and say how the run, of so many rounds, went."""
+    def finish(self, sha256: str, wall: float, played: int, board: Scoreboard) -> dict[str, Any]:
+        """Write the final model and say how the run, of so many seconds and rounds, went."""
         self.recorder.close()
         check_complete(self.folder, played)
         rounds = read(self.folder, "rounds")
@@ -148,7 +147,7 @@ class Writer:
             "rounds": played,
             "ended": board.ended,
             "best_round": board.best and board.best[0],
-            "seconds": time.time() - began,
+            "seconds": wall,
         }
         write_json(self.folder / "result.json", result)
         return result | {"folder": str(self.folder)}

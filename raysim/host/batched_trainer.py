@@ -10,7 +10,7 @@ import numpy as np
 
 from raysim.core.batched_run import BatchedRun
 from raysim.core.client import overrides
-from raysim.core.failures import breaks_device, out_of_memory
+from raysim.core.failures import cause_of
 from raysim.core.flat import FlatModel, finite
 from raysim.core.local_run import LocalRun
 from raysim.host.download import Download
@@ -69,9 +69,9 @@ class BatchedTrainer(Trainer):
         try:
             return self._train_together(download, group)
         except Exception as error:
-            if not (breaks_device(error) or out_of_memory(error)):
+            if cause_of(error) != "machine":
                 return dict.fromkeys(group, " ".join(f"{type(error).__name__}: {error}".split()))
-            # Not one by one: the bits of a run must not depend on how much memory was free.
+            # Not one by one: the bits of a run must not depend on how much memory was free, or on a disk.
             failed = self._failed(error)
             failed.status += f" (batch_clients: {self.spec.batch_clients} clients train together)"
             return {client: Trained(replace(failed), self.flat.value, {}) for client in group}

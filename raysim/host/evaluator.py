@@ -40,6 +40,8 @@ class Evaluator:
     def logits(self, x: Tensor) -> Tensor:
         """Outputs [n, ...] of the loaded model in eval mode, on model inputs [n, ...]."""
         self.flat.model.eval()
-        outputs: Tensor = self.flat.model(x)
-        self.flat.model.train()
+        try:
+            outputs: Tensor = self.flat.model(x)
+        finally:
+            self.flat.model.train()  # also for those who train after one that could not be tested
         return outputs

@@ -49,6 +49,7 @@ class Trainer:
         """
         started = time.perf_counter()
         trace: dict[str, np.ndarray] = {}
+        vectors: Mapping[str, Tensor] = {}
         try:
             run = self._begin(download, client)
             self._start(run, trace)
@@ -57,12 +58,12 @@ class Trainer:
             torch.sub(upload.value, download.server, out=update)
             if check and not finite(update):
                 result = ClientResult(NOT_FINITE, cause="client")
+            else:
+                vectors = self._complete(download, run, upload, result, trace)
         except Exception as error:
             result = self._failed(error)
         result.seconds = time.perf_counter() - started
-        if result.status != "ok":
-            return result, {}
-        return result, self._complete(download, run, upload, result, trace)
+        return result, vectors
 
     def _complete(
         self, download: Download, run: LocalRun, upload: Upload, result: ClientResult, trace: Mapping[str, np.ndarray]

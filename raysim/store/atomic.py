@@ -32,7 +32,7 @@ def replacing(path: Path) -> Iterator[Path]:
     Raises `FolderGone` where the folder is not there: what was written into it before would be missing in a new one.
     """
     temporary = path.with_name(f".{path.name}.tmp")  # hidden: no reader's pattern matches it
-    with _undone_by_an_error(temporary, path):
+    with undone_by_an_error(temporary, path):
         yield temporary
         _sync(temporary)
         os.replace(temporary, path)
@@ -46,7 +46,7 @@ def creating(path: Path) -> Iterator[BinaryIO]:
     A crash may leave a part of it: it counts when a file that is written later by `replacing`, in the same folder, names
     it. Raises as `replacing`.
     """
-    with _undone_by_an_error(path, path), open(path, "xb", buffering=1 << 20) as file:
+    with undone_by_an_error(path, path), open(path, "xb", buffering=1 << 20) as file:
         yield file
         file.flush()
         os.fsync(file.fileno())
@@ -63,7 +63,7 @@ def begin_sync(file: BinaryIO, start: int) -> None:
 
 
 @contextmanager
-def _undone_by_an_error(written: Path, path: Path) -> Iterator[None]:
+def undone_by_an_error(written: Path, path: Path) -> Iterator[None]:
     """After an error remove the file that was `written`, and raise one that names the `path` it was to have."""
     try:
         yield

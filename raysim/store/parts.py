@@ -10,6 +10,7 @@ writes the folder, any number read it.
 from __future__ import annotations
 
 import re
+import stat
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -74,12 +75,15 @@ def parts_of(folder: Path) -> list[Part]:
 
 @contextmanager
 def _opened(part: Part) -> Iterator[pq.ParquetFile]:
-    if part.path.exists() and not part.path.is_file():
-        raise DamagedTable(f"{part.path} is not a regular file.")
+    irregular = DamagedTable(f"{part.path} is not a regular file.")
     try:
+        if not stat.S_ISREG(part.path.stat().st_mode):
+            raise irregular
         with pq.ParquetFile(part.path) as file:  # not read_table, which takes a folder named a=1 for a column
             yield file
     except FileNotFoundError:
+        if part.path.is_symlink():  # to nothing; other files were merged away
+            raise irregular from None
         raise
     except (pa.ArrowException, OSError) as error:
         raise DamagedTable(f"{part.path} is damaged: {error}. Remove it to go on without its rows.") from None

@@ -13,7 +13,7 @@ from __future__ import annotations
 import re
 import secrets
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from importlib.util import find_spec
@@ -189,17 +189,26 @@ class Sinks:
     """The open sinks of a run. One that fails is closed to further rounds, with a complaint; the run goes on without it."""
 
     def __init__(self, sinks: tuple[Sink, ...], folder: Path, name: str, settings: Mapping[str, Any], start: int):
+        self._opening = {type(sink).__name__: partial(sink.open, folder, name, settings) for sink in sinks}
         self._open: dict[str, Writer] = {}
         self._complaints: list[str] = []
-        for sink in sinks:
-            kind = type(sink).__name__
-            writer = self._try(kind, partial(sink.open, folder, name, settings, start))
+        self._open_at(start, self._opening)
+
+    def _open_at(self, start: int, kinds: Iterable[str]) -> None:
+        for kind in kinds:
+            writer = self._try(kind, partial(self._opening[kind], start))
             if writer is not None:
                 self._open[kind] = writer
 
-    def write(self, t: int, values: Mapping[str, float | None]) -> None:
-        """Write the values of round `t`, from 0, but for those that are None."""
-        known = {name: float(value) for name, value in values.items() if value is not None}
+    def go_back(self, t: int) -> None:
+        """Rounds from `t` on, from 0, will be written again: as after a resume, to the sinks that have not failed."""
+        for kind, writer in list(self._open.items()):
+            self._try(kind, partial(writer.close, False))
+        self._open_at(t, [*self._open])
+
+    def write(self, t: int, values: Mapping[str, float | str | None]) -> None:
+        """Write the numbers of round `t`, from 0."""
+        known = {name: float(value) for name, value in values.items() if not isinstance(value, str | None)}
         for kind, writer in list(self._open.items()):
             self._try(kind, partial(writer.write, t + 1, known))
 

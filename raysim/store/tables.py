@@ -49,14 +49,15 @@ PHASES = {
 
 _ROUND = ("round", "int", "round", "global round, from 0")
 _CLIENT = ("client", "int", "id", "client id")
+_LOSS = "nats, or the unit of the task's loss"  # the manifest's loss_unit
 
 # `rounds` comes first: it is trimmed first and flushed last, so that a round it lists is complete everywhere.
 TABLES: dict[str, pa.Schema] = {
     "rounds": schema(
         _ROUND,
         ("accuracy", "float?", "fraction", "top-1 test accuracy of the global model; null if the round or task has none"),
-        ("loss", "float?", "nats", "mean test loss of the global model"),
-        ("train_loss", "float?", "nats", "mean training loss of the cohort"),
+        ("loss", "float?", _LOSS, "mean test loss of the global model"),
+        ("train_loss", "float?", _LOSS, "mean training loss of the cohort"),
         ("personal_accuracy_micro", "float?", "fraction", "personal models: correct samples over all samples"),
         ("personal_accuracy_macro", "float?", "fraction", "personal models: mean of the clients' accuracies"),
         ("personal_accuracy_std", "float?", "fraction", "personal models: standard deviation over clients"),
@@ -75,8 +76,8 @@ TABLES: dict[str, pa.Schema] = {
         _CLIENT,
         ("samples", "int?", "samples", "training samples"),
         ("steps", "int?", "steps", "local optimiser steps taken"),
-        ("loss_first", "float?", "nats", "mean training loss of the first local epoch"),
-        ("loss_last", "float?", "nats", "mean training loss of the last local epoch"),
+        ("loss_first", "float?", _LOSS, "mean training loss of the first local epoch"),
+        ("loss_last", "float?", _LOSS, "mean training loss of the last local epoch"),
         ("weight", "float?", "fraction", "aggregation weight; null if the client was left out"),
         ("seconds", "float?", "seconds", "time of the client's visit"),
         ("status", "text", "", "'ok', or why the client was left out"),
@@ -84,7 +85,7 @@ TABLES: dict[str, pa.Schema] = {
         ("host", "int?", "id", "client host (actor) that trained the client"),
         ("test_correct", "int?", "samples", "correct test samples of the client's own shard"),
         ("test_samples", "int?", "samples", "test samples of the client's own shard"),
-        ("test_loss", "float?", "nats", "mean test loss on the client's own shard"),
+        ("test_loss", "float?", _LOSS, "mean test loss on the client's own shard"),
     ),
     "layers": schema(
         _ROUND,
@@ -104,7 +105,7 @@ TABLES: dict[str, pa.Schema] = {
         ),
         ("bytes", "int", "bytes", "sum of the ten columns before"),
         ("transport_up", "int?", "bytes", "payload really serialised on its way from the client's process"),
-        ("transport_down", "int?", "bytes", "payload really serialised on its way to the client's process"),
+        ("transport_down", "int?", "bytes", "not measured: always null"),
     ),
     "timeline": schema(
         _ROUND,
@@ -135,7 +136,7 @@ TABLES: dict[str, pa.Schema] = {
         _CLIENT,
         ("correct", "int?", "samples", "correct test samples of the client's shard, by its personal model"),
         ("samples", "int", "samples", "test samples of the client's shard"),
-        ("loss", "float?", "nats", "mean test loss on the client's shard"),
+        ("loss", "float?", _LOSS, "mean test loss on the client's shard"),
         ("auc", "float?", "fraction", "area under the ROC curve, micro average over the classes"),
     ),
 }  # fmt: skip

@@ -14,7 +14,7 @@ import ray
 import sabotage
 from conftest import play, tiny
 from ray import cloudpickle
-from sabotage import Fails, Stalls, Tells, ending, kill
+from sabotage import Fails, FailsInTests, Stalls, Tells, ending, kill
 from typer.testing import CliRunner
 
 import raysim.engine.ray.engine
@@ -49,7 +49,7 @@ METHODS = {
 @pytest.fixture(autouse=True)
 def mischief(monkeypatch):
     cloudpickle.register_pickle_by_value(sabotage)  # no process but this one can import it
-    for method in (Stalls, Fails, Tells):
+    for method in (Stalls, Fails, FailsInTests, Tells):
         monkeypatch.setitem(CLIENTS, method.__name__.lower(), method)
 
 
@@ -210,6 +210,39 @@ def test_client_that_fails_twice_trains_again(how, policy, engine, early, tmp_pa
     events = tables.read(run.folder, "events").to_pylist()
     assert [(e["round"], e["of"], e["client"]) for e in events] == [(0, "client", cohort()[1])] * 2
     assert all("trains again" in e["message"] for e in events)
+
+
+TESTED: dict[str, Any] = {
+    "data": {"client_test_frac": 0.25},
+    "evaluate": {"personal": "after_train"},
+    "rounds": {"evaluate_every": 1},
+}
+
+
+def test_client_that_lacks_memory_when_it_is_tested_trains_again(tmp_path, monkeypatch):
+    """To the same bits. So do those after it on the same host, whose models are kept and not trained again."""
+    changes = TESTED | METHODS["fedlws"]
+    expected = play(tiny(**changes), tmp_path / "undisturbed")
+    monkeypatch.setitem(MODELS, "forgetful", sabotage.lacks_memory_in_tests)
+    run = play(tiny(**changes, model={"name": "forgetful"}), tmp_path / "fails")
+    assert run.sha256() == expected.sha256()
+    tested = [tables.read(folder, "personal") for folder in (run.folder, expected.folder)]
+    assert tested[0].equals(tested[1])
+    [event] = tables.read(run.folder, "events").to_pylist()
+    assert re.search("no room to test", event["message"])
+
+
+@pytest.mark.parametrize(
+    ("how", "message"),
+    [("refuses", r"on_client_failure is stop.\nclient \d"), ("raises", "error in a client's training.*cannot count")],
+)
+def test_client_that_fails_when_it_is_tested_ends_a_run_as_one_that_fails_in_training(how, message, tmp_path):
+    changes = with_client(TESTED, "failsintests", how=how)
+    changes["rounds"] = {**TESTED["rounds"], "on_client_failure": "stop"}
+    federation = Federation(tiny(**changes), tmp_path)
+    with pytest.raises(RoundFailed, match=re.compile(message, re.DOTALL)):
+        federation.step()
+    federation.close()
 
 
 @pytest.mark.parametrize(

@@ -5,12 +5,13 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from conftest import play, tiny
+from conftest import play, small_files, tiny
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -71,13 +72,55 @@ def test_files_go_with_their_handles_and_the_folder_with_the_store():
     state_store = StateStore(0)
     handles = [state_store.put(arrays(i, 5)) for i in range(3)]
     folder = state_store._folder
-    assert len(list(folder.iterdir())) == 3
+    assert len(list(folder.glob("*.safetensors"))) == 3
     del handles[1:]
     gc.collect()
-    assert len(list(folder.iterdir())) == 1
+    assert len(list(folder.glob("*.safetensors"))) == 1
     del handles, state_store
     gc.collect()
     assert not folder.exists()
+
+
+def test_a_full_disk_is_named_and_loses_nothing():
+    state_store = StateStore(0)
+    kept = state_store.put(arrays(0, 5))
+    with small_files(3000), pytest.raises(OSError, match="raysim-states-"):
+        state_store.put(arrays(1, 1000))
+    assert len(list(state_store._folder.glob("*safetensors*"))) == 1
+    same(kept, arrays(0, 5))
+
+
+ENDLESS = """
+import time
+from raysim.engine.state_store import StateStore
+import numpy as np
+state = StateStore(0).put({"x": np.ones(1000)})
+print("spilled", flush=True)
+time.sleep(600)
+"""
+
+
+def test_what_a_killed_process_has_spilled_goes_with_the_next_that_spills(tmp_path, monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    command, environment = [sys.executable, "-c", ENDLESS], os.environ | {"TMPDIR": str(tmp_path)}
+    killed, living = (subprocess.Popen(command, env=environment, stdout=subprocess.PIPE) for _ in range(2))
+    try:
+        for process in (killed, living):
+            assert process.stdout.readline() == b"spilled\n"
+        killed.kill()
+        killed.wait()
+        assert len(list(tmp_path.iterdir())) == 2
+        state_store = StateStore(0)
+        stored = state_store.put(arrays(0, 5))
+        assert len(list(tmp_path.iterdir())) == 2  # that of the living, and the new one
+        del stored, state_store
+        gc.collect()
+        [left] = tmp_path.iterdir()
+        assert [*left.glob("*.safetensors")]
+    finally:
+        for process in (killed, living):
+            process.kill()
+            process.communicate()
 
 
 def test_a_missing_name_is_a_key_error():
@@ -132,7 +175,7 @@ import json, sys
 from pathlib import Path
 import ray
 from ray._private.internal_api import memory_summary
-from conftest import play, tiny
+from conftest import play, small_files, tiny
 from raysim import machine
 from raysim.engine.ray.cluster import cluster
 from raysim.engine.ray.engine import ray_engine

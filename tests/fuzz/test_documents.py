@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import json
+import math
 import random
 import shutil
 import time
@@ -154,7 +155,7 @@ def checkpoint(folder: Path) -> None:
     latest = checkpoints.latest()
     if latest is not None:
         saved = checkpoints.load(latest)
-        assert saved.info["wall"] >= 0
+        assert abs(saved.info["wall"]) < math.inf
         for segment in checkpoints.states.segments:
             assert segment.path.resolve().is_relative_to(folder.resolve())
         assert all(array.size >= 0 for state in checkpoints.states.values() for array in state.values())

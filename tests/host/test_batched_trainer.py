@@ -128,7 +128,7 @@ def test_ray_starts_no_more_actors_than_there_are_groups_and_plays_the_same_bits
     assert ray.sha256() == local.sha256()
 
 
-@pytest.mark.parametrize("how", ["diverges", "lacks_memory"])
+@pytest.mark.parametrize("how", ["diverges", "lacks_memory", "cannot_read"])
 def test_a_client_that_tries_again_does_so_with_its_group(
     how: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -14,8 +14,9 @@ import pytest
 from conftest import play, table, tiny
 
 from raysim.config import Config, ConfigError, to_dict
-from raysim.federation import Federation
-from raysim.store.sinks import Sink, Sinks, Wandb
+from raysim.engine.base import StateLost
+from raysim.federation import Federation, Round, RunParts, play_round
+from raysim.store.sinks import Sink, Sinks, TensorBoard, Wandb
 
 ROUNDS = {"total": 5, "participation": 0.4, "evaluate_every": 2, "checkpoint_every": 2}
 
@@ -58,6 +59,25 @@ def test_tensorboard_has_every_round_once_after_a_crash(tmp_path: Path) -> None:
     for tag, values in expected.items():
         assert [step for step, _ in found[tag]] == list(values)
         assert [value for _, value in found[tag]] == pytest.approx(list(values.values()), rel=1e-6)
+
+
+def test_tensorboard_has_every_round_once_after_states_were_lost(tmp_path: Path) -> None:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    played: list[int] = []
+
+    def lossy(run: RunParts, t: int, **options: Any) -> Round:
+        played.append(t)
+        done = play_round(run, t, **options)
+        if len(played) == 4:
+            raise StateLost("gone")
+        return done
+
+    play(with_sinks("tensorboard"), tmp_path, play=lossy)
+    assert played == [0, 1, 2, 3, 2, 3, 4]
+    events = EventAccumulator(str(tmp_path / "tensorboard"))
+    events.Reload()
+    assert [event.step for event in events.Scalars("train_loss")] == [1, 2, 3, 4, 5]
 
 
 def test_mlflow_has_every_round_and_setting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -124,6 +144,21 @@ def test_a_sink_changes_no_bit_and_its_failure_ends_no_run(tmp_path: Path) -> No
     assert failures == ["Broken failed and receives no more of this run: the disk is full"]
     assert len(table(tmp_path / "run", "rounds")["round"]) == 5
     assert digest == play(with_sinks("tensorboard"), tmp_path / "with").sha256()
+
+
+def test_of_a_row_the_numbers_are_sent(tmp_path: Path) -> None:
+    """Columns from outside may be text."""
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    row = {"accuracy": 0.5, "clients_ok": 3, "metric.auc": None, "weather": "fine"}
+    Sinks((), tmp_path, "run", {}, 0).write(0, row)
+    sinks = Sinks((TensorBoard(),), tmp_path, "run", {}, 0)
+    sinks.write(0, row)
+    sinks.close(finished=True)
+    assert sinks.complaints() == []
+    events = EventAccumulator(str(tmp_path / "tensorboard"))
+    events.Reload()
+    assert {tag: events.Scalars(tag)[0].value for tag in events.Tags()["scalars"]} == {"accuracy": 0.5, "clients_ok": 3}
 
 
 def test_a_missing_package_is_named_before_anything_starts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

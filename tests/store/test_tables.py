@@ -13,7 +13,7 @@ import pytest
 import torch
 
 import raysim
-from raysim.store.parts import MERGE
+from raysim.store.parts import MERGE, DamagedTable
 from raysim.store.tables import FLUSH_SECONDS, PHASES, TABLES, Recorder, read, schema, write_table
 
 ROOT = Path(raysim.__file__).parents[1]
@@ -277,6 +277,16 @@ def test_a_crash_loses_and_doubles_nothing(tmp_path, monkeypatch, doing):
         if finished:
             break
     assert moment > 5
+
+
+def test_a_link_to_nothing_is_named(tmp_path):
+    """To whoever reads, and to whoever goes on writing."""
+    written(tmp_path)
+    link = tmp_path / "rounds" / "part-000020-000023-000005.parquet"
+    link.symlink_to(tmp_path / "nothing")
+    for use in (lambda: read(tmp_path, "rounds"), lambda: Recorder(tmp_path, 24)):
+        with pytest.raises(DamagedTable, match=f"{link} is not a regular file"):
+            use()
 
 
 def test_unknown_table(tmp_path):
