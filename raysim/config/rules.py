@@ -179,6 +179,18 @@ def _check_downlink(config: Config) -> Found:
         yield "client", f"{' and '.join(map(repr, names))} both decide what clients are sent; a stack can have one."
 
 
+def _check_peers(config: Config) -> Found:
+    keepers, readers = (
+        [name for _, name, method in _methods(config, "client") if getattr(method, what)]
+        for what in ("personal_layers", "peer_models")
+    )
+    if keepers and readers:
+        yield (
+            "client",
+            f"{readers[0]!r} gives clients the models of others, of which {keepers[0]!r} never sends a part.",
+        )
+
+
 def _check_rescale(config: Config) -> Found:
     names = [name for _, name, method in _methods(config, "weighting") if method.stage == "rescale"]
     if len(set(names)) > 1:
@@ -273,6 +285,7 @@ _CHECKS = (
         _check_twice,
         _check_hooks,
         _check_downlink,
+        _check_peers,
     ),
     *(_check_rescale, _check_order, _check_proxy, _check_evaluation, _check_record, _check_instruments, _check_methods),
 )

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from raysim.core.client import ClientMethod, LocalRun
+from raysim.core.client import ClientMethod, LocalRun, overrides
+from raysim.core.facts import RunFacts
 
 
 @dataclass(frozen=True)
@@ -17,6 +18,10 @@ class FineTune(ClientMethod):
 
     ft_epochs: int = 10
     """Passes that fine-tune the download before it is tested."""
+
+    def check(self, facts: RunFacts) -> str | None:
+        other = next((method for method in facts.client if overrides(method, "train")), None)
+        return f"trains all of the model in the usual way, and {type(other).__name__} in its own." if other else None
 
     def start(self, run: LocalRun) -> None:
         run.receive()

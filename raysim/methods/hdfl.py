@@ -38,6 +38,7 @@ class HDFL(Weighting):
     select: Literal["random", "by_loss"] = "random"
     """Which these are: random ones, or those with the greatest training loss."""
     stage: ClassVar[str] = "select"
+    rank: ClassVar[int] = -1  # before those that choose layers, of the clients that send
 
     @property
     def plans_early(self) -> bool:  # type: ignore[override]

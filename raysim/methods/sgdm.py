@@ -35,6 +35,8 @@ class SGDM(ClientMethod):
             return f"its momentum is sgd's, but local.optimizer is {facts.optimizer.name}."
         if facts.optimizer.momentum:
             return f"brings its own momentum rho; leave out local.momentum, which is {facts.optimizer.momentum}."
+        if any(getattr(method, "official_sgd", False) for method in facts.client):
+            return "brings a momentum, and fedprox's official_sgd takes it away. Set official_sgd: false."
         if self.reading == "mfl" and facts.persist:
             return "mfl starts every round at the global momentum; local.state: persist would keep another."
         return None

@@ -54,6 +54,10 @@ def test_all_go_together(client, weighting, tmp_path):
         ),
         ({"weighting": [{"fedldf": 1}], "server": ["fedbe"], **PROXY}, "with FedLDF not every client sends its whole"),
         ({"client": ["fedrep"], "server": ["feddf"], **PROXY}, "FedRep never sends its head"),
+        ({"client": ["fedrep", "fedamp"], "rounds": {"participation": 1.0}}, "of which 'fedrep' never sends a part"),
+        ({"client": ["finetune", "fedbabu"]}, "trains all of the model in the usual way, and FedBABU in its own"),
+        ({"client": ["finetune", "pfedme"]}, "trains all of the model in the usual way, and pFedMe in its own"),
+        ({"client": ["sgdm", {"fedprox": {"official_sgd": True}}], "local": {"momentum": 0.0}}, "official_sgd: false"),
         (
             {"server": ["fedlws", "step_size", "fedavgm"]},
             "server.2: fedavgm remembers updates, which fedlws before it has",
@@ -75,6 +79,14 @@ def test_weights_are_refined_in_one_order(tmp_path):
     ]
     assert hashes[0] == hashes[1]
     assert len({*hashes}) == 3
+
+
+def test_clients_are_selected_before_their_layers(tmp_path):
+    """However the two are listed, every layer is sent, by a client that HDFL has taken."""
+    stack = [{"fedldf": 1}, {"hdfl": {"n": 1, "select": "by_loss"}}]
+    played = [play(tiny(weighting=order), tmp_path / str(i)) for i, order in enumerate((stack, stack[::-1]))]
+    assert played[0].sha256() == played[1].sha256()
+    assert (table(tmp_path / "0", "layers")["update_norm"] > 0).all()
 
 
 def test_scaffold_with_ccn_and_fedldf(tmp_path):
