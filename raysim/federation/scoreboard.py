@@ -29,7 +29,7 @@ class Scoreboard:
         """Take in round t, which ended after so many seconds of the run; returns whether its score is the best so far.
         Where it does not count, the end of the run does not depend on it."""
         column, higher_is_better = judged_by(self.config, self.task)
-        score = row.get(column)
+        score: float | None = row.get(column)
         if score is None:  # not evaluated
             return False
 
@@ -42,9 +42,10 @@ class Scoreboard:
         if better:
             self.best = (t, score)
         if counts:
-            self._to_beat, self.since_best = (
-                (score, 0) if beats(self._to_beat) else (self._to_beat, self.since_best + 1)
-            )
+            if beats(self._to_beat):
+                self._to_beat, self.since_best = score, 0
+            else:
+                self.since_best += 1
             self.ended = self._why(score, row.get("loss"), wall)
         return better
 
