@@ -4,11 +4,14 @@ import numpy as np
 import pytest
 from toy import ToyCohort, noted, planned, toy_server
 
-from raysim.config import from_dict
+from raysim.config import from_dict, load
+from raysim.config.shipped import find
+from raysim.core.client import ClientStack
 from raysim.core.layers import LayerMap
 from raysim.data import Dataset, make_partition
 from raysim.data.partition import DirichletCounts, IIDEqual
 from raysim.methods.feddisco import FedDisco
+from raysim.methods.feddyn import FedDyn
 from raysim.methods.fedlws import FedLWS
 from raysim.models import Inputs, build
 
@@ -97,3 +100,12 @@ def test_the_file_wins(preset):
     assert config.data.client_val_frac == 0.2
     assert config.model.layer_by == "tensor"
     assert (config.server[0].beta, config.server[0].tau_clamp) == (0.5, None)
+
+
+def test_official_003_weighs_feddyns_clients_by_size():
+    """Also in the table of FedLAW's, whose FedDyn takes no weighting."""
+    row = ["weighting=[]", "model.bn_stats=average", "client=[{feddyn: {alpha: 0.01}}]"]
+    config = load(find("fedlaw/table3"), ["preset=official_003", *row])
+    assert config.client == (FedDyn(0.01, unsquared=True, weights="size"),)
+    assert ClientStack(config.client).base_weights == "size"
+    assert ClientStack((FedDyn(),)).base_weights == "uniform"

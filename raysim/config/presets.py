@@ -54,13 +54,12 @@ PRESETS: dict[str, dict[str, Any]] = {
         "local": {"state": "persist"},
         "fields": {
             "fedprox": {"official_sgd": True},
-            "feddyn": {"unsquared": True},
+            "feddyn": {"unsquared": True, "weights": "size"},
             "server_ft": {"server_ft_official": True},
             "feddf": {"server_ft_official": True},
             "fedbe": {"server_ft_official": True},
         },
         "with": {
-            "feddyn": {"weighting": [{"fedavg": {"weights": "size"}}]},
             "fedlaw": {"model": {"bn_stats": "proxy"}},
             "attentive_law": {"model": {"bn_stats": "proxy"}},
             "adaptive_gws": {"model": {"bn_stats": "proxy"}},

@@ -124,7 +124,7 @@ class ClientMethod:
         """After training: update the state, replace or extend what is uploaded."""
 
 
-def overrides(method: ClientMethod, hook: str) -> bool:
+def overrides(method: object, hook: str) -> bool:
     """Whether the method's class has a `hook` of its own."""
     return getattr(type(method), hook) is not getattr(ClientMethod, hook)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 from raysim.core.client import ClientMethod, LocalRun, Upload
 from raysim.core.cohort import Cohort
@@ -28,10 +28,9 @@ class FedDyn(ClientMethod):
     """Regularised so that all clients agree at the optimum (FedDyn, 2021): min F_k(w) − ⟨g_k, w⟩ + alpha/2 ‖w − w_g‖².
 
     Then g_k ← g_k − alpha Δ_k, and the server moves to mean(w_k) + h with h ← h + (1/N) Σ Δ_k. alpha cancels in h, so
-    that alpha = 0 is not the limit but FedAvg with uniform weights. Other weights: `weighting: [fedavg: {weights:
-    size}]`. `unsquared` takes ‖·‖ for ‖·‖², as FedLAW's code does; `adaptive_alpha` divides alpha by the client's
-    relative size, as the original code does. Only parameters are corrected: BatchNorm's statistics are averaged.
-    Gradient clipping is `local.grad_clip`.
+    that alpha = 0 is not the limit but FedAvg with uniform `weights`. `unsquared` takes ‖·‖ for ‖·‖², as
+    FedLAW's code does; `adaptive_alpha` divides alpha by the client's relative size, as the original code does. Only
+    parameters are corrected: BatchNorm's statistics are averaged. Gradient clipping is `local.grad_clip`.
     """
 
     alpha: float = 0.01
@@ -40,8 +39,13 @@ class FedDyn(ClientMethod):
     """Penalise the distance to the global model instead of its square."""
     adaptive_alpha: bool = False
     """Divide alpha by the client's size relative to the mean."""
-    base_weights: ClassVar[str | None] = "uniform"
+    weights: Literal["uniform", "size"] = "uniform"
+    """Whether clients count alike or by their samples, as in FedLAW's code; `weighting: [fedavg]` decides before it."""
     batched: ClassVar[bool] = True
+
+    @property
+    def base_weights(self) -> str:  # type: ignore[override]
+        return self.weights
 
     def check(self, facts: RunFacts) -> str | None:
         return f"alpha is {self.alpha}; a negative one pushes the model away." if self.alpha < 0 else None

@@ -39,7 +39,7 @@ SWITCHES = {
         {"threshold": 1e9}, {"rounds": {"total": 4, "participation": 0.75}},
     ),
     "fedprox": Switches({"mu": 0.1, "official_sgd": True}),
-    "feddyn": Switches({"alpha": 0.1, "unsquared": True, "adaptive_alpha": True}),
+    "feddyn": Switches({"alpha": 0.1, "unsquared": True, "adaptive_alpha": True, "weights": "size"}),
     "sgdm": Switches({"reading": "mfl", "rho": 0.5}, sections=PLAIN),
     "fedbabu": Switches({"ft_epochs": 2, "ft_part": "head"}, {"ft_epochs": 1}),
     "moon": Switches({"mu": 0.5, "tau": 1.0}),
