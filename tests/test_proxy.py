@@ -288,7 +288,7 @@ def test_preset_sets_what_the_released_code_does():
     assert official(client=["fedprox"]).client[0].official_sgd
     feddyn = official(client=["feddyn"])
     assert feddyn.client[0].unsquared
-    assert [w.weights for w in feddyn.weighting] == ["size"]
+    assert feddyn.client[0].weights == "size"
 
 
 def test_what_the_file_says_wins_over_the_preset():
@@ -296,7 +296,7 @@ def test_what_the_file_says_wins_over_the_preset():
     config = official(weighting=["fedlaw"], **kept)
     assert config.model.bn_stats == "first"
     assert not config.server[0].server_ft_official
-    assert official(client=["feddyn"], weighting=[]).weighting == ()
+    assert official(client=[{"feddyn": {"weights": "uniform"}}]).client[0].weights == "uniform"
     assert from_dict(to_dict(config)) == config
 
 
