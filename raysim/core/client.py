@@ -38,6 +38,7 @@ class ClientMethod:
     batches_per_step: ClassVar[int] = 1  # batches that `step` is given as one
     base_weights: ClassVar[str | None] = None  # "uniform" where the paper averages without sizes
     peer_models: ClassVar[bool] = False  # every client's last upload is kept, for others and as `run.previous`
+    needs_global: ClassVar[bool] = False  # reads `received`, which is not sent where clients get others' models
     needs_classes: ClassVar[bool] = False  # works only where every sample has one class
     reads_gather_bytes: ClassVar[bool] = False
     reads_total_rounds: ClassVar[bool] = False  # depends on the number of rounds; such a run cannot be extended

@@ -21,6 +21,7 @@ class ListedClientMethod(Protocol):
     """A client method, as the methods beside it see it."""
 
     personal_layers: ClassVar[str | None]
+    needs_global: ClassVar[bool]
 
     def server_steps(self) -> tuple[ListedStep, ...]: ...
 
@@ -59,6 +60,11 @@ class RunFacts:
     """Server steps, in the order of the configuration, without those that client methods bring."""
     starts_elsewhere: bool
     """Whether a client method brings its own local initialisation, so that training need not begin at the download."""
+
+    @property
+    def needs_global(self) -> str | None:
+        """The client method that reads the model received, where there is one."""
+        return next((type(method).__name__ for method in self.client if method.needs_global), None)
 
     @property
     def cohort_size(self) -> int | None:

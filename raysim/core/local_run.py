@@ -93,8 +93,8 @@ class LocalRun:
     """One client in one round; built by the host, seen by the hooks.
 
     `value` [S], `params` [P], `buffers` [B] and `grad` [P] are the model's own storage. `received` [S], `shared` and
-    `peers` are what the server sent and must not be written to. An update is always client minus server:
-    `run.params - run.received[: run.layers.P]`.
+    `peers` are what the server sent and must not be written to; layers of `received` that the server never gets are the
+    client's own. An update is always client minus server: `run.params - run.received[: run.layers.P]`.
     """
 
     def __init__(
@@ -103,12 +103,13 @@ class LocalRun:
         client_state: ClientState,
     ):  # fmt: skip
         self.client, self.round_info, self.flat, self.task, self.settings = client, round_info, flat, task, settings
-        self.stack, self.data, self.received, self.shared, self.peers = stack, data, received, shared, peers
+        self.stack, self.data, self.shared, self.peers = stack, data, shared, peers
         self.layers: LayerMap = flat.layers
         self.model, self.value, self.grad = flat.model, flat.value, flat.grad
         self.params, self.buffers = flat.params, flat.buffers
         self.uploaded = flat.value  # [S] what the server gets to see, for probes: a method may send another model
         self.client_state = client_state
+        self.received = received if client_state.personal is None else self._with_personal(received.clone())
         self.lr = round_info.lr
         self.optimizer: SGD | Adam = stack.optimizer(settings.optimizer).build(self.params, self.grad, self.lr)
         if settings.persist and client_state.optimizer is not None:
@@ -176,11 +177,15 @@ class LocalRun:
 
     def load(self, value: Tensor) -> None:
         """Load a model `value` [S], except the layers and buffers that stay with the client."""
-        self.value.copy_(value)
-        if self.client_state.personal is not None:
-            self.params[self.layers.span(self.stack.personal_layers or "head")] = self.client_state.personal
+        self._with_personal(self.value.copy_(value))
         if self.settings.local_buffers and self.client_state.buffers is not None:
             self.buffers.copy_(self.client_state.buffers)
+
+    def _with_personal(self, value: Tensor) -> Tensor:
+        """`value` [S], in which the layers that stay with the client are now its own."""
+        if self.client_state.personal is not None:
+            value[self.layers.span(self.stack.personal_layers or "head")] = self.client_state.personal
+        return value
 
     def batches(
         self, fraction: float = 1.0, purpose: str = "batches", batch_size: int | None = None

@@ -175,15 +175,20 @@ def check_network(config: Config, data: Dataset, clients: int) -> None:
         faults += _misfits(model, learned, data)
     if faults:
         raise ConfigError(faults)
-    _warn_of_statistics(config, model)
+    if any(isinstance(m, nn.modules.batchnorm._BatchNorm) and m.track_running_stats for m in model.modules()):
+        _warn_of_statistics(config)
+    _warn_of_own_models(config)
 
 
-def _warn_of_statistics(config: Config, model: nn.Module) -> None:
+def _warn_of_statistics(config: Config) -> None:
     """Scaled weights under the running statistics of others cost FedLAW's ResNet8 15 points of accuracy."""
-    tracked = any(
-        isinstance(module, nn.modules.batchnorm._BatchNorm) and module.track_running_stats for module in model.modules()
-    )
-    for stack in ("weighting", "server") if tracked and config.model.bn_stats == "average" else ():
+    if config.model.bn_stats == "local" and config.evaluate.global_:
+        warnings.warn(
+            "evaluate.global: with model.bn_stats: local no client sends BatchNorm's statistics, and the global model is tested "
+            "with those that it began with; it scores far too low. Set evaluate.global to false, or bn_stats to recalibrate.",
+            stacklevel=2,
+        )
+    for stack in ("weighting", "server") if config.model.bn_stats == "average" else ():
         for i, method in enumerate(getattr(config, stack)):
             if method.scales:
                 way = "proxy or recalibrate" if method.needs_proxy else "recalibrate, with some data.proxy.samples"
@@ -192,6 +197,19 @@ def _warn_of_statistics(config: Config, model: nn.Module) -> None:
                     f"keeps BatchNorm's statistics of the unscaled ones; the model scores far too low. Set it to {way}.",
                     stacklevel=2,
                 )
+
+
+def _warn_of_own_models(config: Config) -> None:
+    """Weights and server steps make the global model, which some methods send nobody."""
+    for i, sender in enumerate(config.client):
+        names = [name_in(STACKS["weighting"].entries, w) for w in config.weighting if w.stage != "select"]
+        names += [name_in(STACKS["server"].entries, step) for step in config.server]
+        if sender.downlink_rule() is not None and names:
+            warnings.warn(
+                f"client.{i}.{name_in(STACKS['client'].entries, sender)}: sends each client a model of its own; "
+                f"{' and '.join(names)} change the global model alone, from which no client trains.",
+                stacklevel=2,
+            )
 
 
 def _misfits(model: nn.Module, task: Task, data: Dataset) -> list[str]:

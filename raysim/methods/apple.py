@@ -62,6 +62,8 @@ class APPLE(ClientMethod, DownlinkRule):
             )
         if self.models is not None and self.models < 1:
             return f"models is {self.models}; at least the client's own must be sent."
+        if facts.needs_global:
+            return f"sends clients one another's models, and not the global one that {facts.needs_global} reads."
         return None if 0 < self.epsilon <= 1 else f"epsilon is {self.epsilon:g}; it must be in (0, 1]."
 
     def new_state(self, layers: LayerMap) -> Relations:

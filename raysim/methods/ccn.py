@@ -36,7 +36,7 @@ class LatentMean(Probe):
     def begin(self, run: LocalRun) -> None:
         if self.at == "before":
             started = run.value.clone()
-            run.value.copy_(run.received)
+            run.receive()
             run.scratch["ccn"] = self.sweep(run)
             run.value.copy_(started)
 

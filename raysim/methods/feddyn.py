@@ -41,6 +41,7 @@ class FedDyn(ClientMethod):
     """Divide alpha by the client's size relative to the mean."""
     weights: Literal["uniform", "size"] = "uniform"
     """Whether clients count alike or by their samples, as in FedLAW's code; `weighting: [fedavg]` decides before it."""
+    needs_global: ClassVar[bool] = True
     batched: ClassVar[bool] = True
 
     @property

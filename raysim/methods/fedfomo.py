@@ -48,6 +48,8 @@ class FedFomo(ClientMethod, DownlinkRule):
             return "weighs models on validation samples, but data.client_val_frac is 0. FedALA's authors use 0.2."
         if self.models is not None and self.models < 1:
             return f"models is {self.models}; at least one must be sent."
+        if facts.needs_global:
+            return f"sends clients one another's models, and not the global one that {facts.needs_global} reads."
         return None if 0 <= self.epsilon <= 1 else f"epsilon is {self.epsilon:g}; it is a probability."
 
     def new_state(self, layers: LayerMap) -> Origin:

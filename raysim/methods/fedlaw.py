@@ -208,7 +208,8 @@ class FedLAW(LearnedWeights):
 class AttentiveLAW(LearnedWeights):
     """Client weights λ learned on proxy data without shrinking, γ = 1 (FedLAW, 2023, attentive LAW).
 
-    From round `stop_round` on clients count by their samples again. `swa` averages λ's iterates.
+    From round `stop_round` on clients count by their samples again; with `bn_stats: proxy` BatchNorm's statistics then
+    stay as learning last left them, so set `recalibrate`. `swa` averages λ's iterates.
     """
 
     swa: bool = False

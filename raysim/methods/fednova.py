@@ -33,7 +33,8 @@ class FedNova(Weighting):
     """Mean direction times mean number of steps (FedNova, Wang et al., 2020): w + τ_eff Σ p_k Δ_k / A_k.
 
     A_k comes from counted steps, momentum and proximal term; of Adam, which has no closed form, steps are counted. Its
-    optional server momentum is `server: [fedavgm: {scale_by_lr: true}]`. Buffers are averaged with p.
+    optional server momentum is `server: [fedavgm: {scale_by_lr: true}]`. Buffers are averaged with p. Where p does not
+    sum to one, as L-DAWA's, its sum is the factor of w.
     """
 
     stage: ClassVar[str] = "rescale"
@@ -54,7 +55,8 @@ class FedNova(Weighting):
         applied, effective = measured[:, 0].numpy(), measured[:, -1].numpy()  # [K]
         tau = effective @ prior.base.numpy()[:, : server.layers.T]  # τ_eff over the uploaders of each tensor  [T]
         inverse = np.divide(1.0, applied, out=np.zeros_like(applied), where=applied > 0)
-        anchor = 1 - tau * (inverse @ prior.weights.numpy())
+        shrunk = (prior.base.numpy()[:, : server.layers.T] - prior.weights.numpy()).sum(0)  # 0 where p sums to one  [T]
+        anchor = 1 - shrunk - tau * (inverse @ prior.weights.numpy())
         server.note(self, "normaliser", measured[:, 0], "client")
         server.note(self, "tau_eff", prior.lam @ measured[:, -1] / prior.lam.sum())
         return prior.scaled(torch.from_numpy(np.outer(inverse, tau)), torch.from_numpy(anchor))

@@ -22,6 +22,7 @@ class FedProx(ClientMethod):
     """Strength of the proximal term (μ)."""
     official_sgd: bool = False
     """Train without momentum and weight decay."""
+    needs_global: ClassVar[bool] = True
     batched: ClassVar[bool] = True
 
     def check(self, facts: RunFacts) -> str | None:

@@ -25,6 +25,7 @@ class MOON(ClientMethod):
     """Temperature of the contrastive term (τ)."""
     keeps_params: ClassVar[bool] = True
     initial_previous: ClassVar[bool] = True
+    needs_global: ClassVar[bool] = True
     batched: ClassVar[bool] = True
 
     def check(self, facts: RunFacts) -> str | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-from raysim.core.client import ClientMethod, LocalRun, Upload
+from raysim.core.client import ClientMethod, LocalRun, Upload, overrides
 from raysim.core.cohort import Cohort
 from raysim.core.facts import RunFacts
 from raysim.core.layers import LayerMap
@@ -36,9 +36,13 @@ class SCAFFOLD(ClientMethod):
     c_update: Literal["option_2", "option_1", "mean_grad"] = "option_2"
     """How a client's control variate is computed: from its drift, its full gradient or the mean gradient of its steps."""
     base_weights: ClassVar[str | None] = "uniform"
+    needs_global: ClassVar[bool] = True
     batched: ClassVar[bool] = True
 
     def check(self, facts: RunFacts) -> str | None:
+        own = next((type(m).__name__ for m in facts.client if overrides(m, "step") or overrides(m, "train")), None)
+        if own:
+            return f"its controls are of steps by gradients of the whole model, and {own} trains in its own way."
         if self.c_update != "option_2":
             return None
         if facts.optimizer.name != "sgd" or facts.optimizer.momentum or facts.optimizer.weight_decay:

@@ -71,9 +71,9 @@ def test_many_clients_do_not_overflow():
 # Latents, measured again on the traced round.
 
 
-def traced(folder, **fields) -> Traced:
-    local = {"epochs": 2}
-    return Traced(folder, 2, play(tiny(weighting=[{"ccn": fields}], local=local, record={"trace": [2]}), folder))
+def traced(folder, bn_stats: str = "average", **fields) -> Traced:
+    changes = {"local": {"epochs": 2}, "model": {"bn_stats": bn_stats}, "record": {"trace": [2]}}
+    return Traced(folder, 2, play(tiny(weighting=[{"ccn": fields}], **changes), folder))
 
 
 def bare(state: dict) -> dict:
@@ -92,9 +92,13 @@ def samples(round_: Traced, client) -> torch.Tensor:
     return inputs(round_.federation, round_.federation.partition.train[client.id])[0]
 
 
-def test_latents_before_training_are_the_global_models(tmp_path):
-    round_ = traced(tmp_path, latent_at="before")
-    latents = [forward(bare(round_.before), samples(round_, c), train=False)[0].mean(0) for c in round_.clients]
+@pytest.mark.parametrize("bn_stats", ["average", "local"])
+def test_latents_before_training_are_the_global_models(bn_stats, tmp_path):
+    """Under a client's own BatchNorm statistics, where those stay with it."""
+    round_ = traced(tmp_path, bn_stats, latent_at="before")
+    latents = [forward(bare(c.init), samples(round_, c), train=False)[0].mean(0) for c in round_.clients]
+    for client in round_.clients if bn_stats == "average" else ():
+        assert all(np.array_equal(client.init[name], round_.before[name]) for name in round_.before)
     np.testing.assert_allclose(round_.note("ccn", "lambda"), expected(round_, latents), atol=1e-6)
 
 

@@ -9,6 +9,7 @@ from case import UNITS, State, Traced, cases, fedavg, minus, norm
 from conftest import play, table, tiny
 
 from raysim.config import ConfigError
+from raysim.federation.builder import prepare
 from raysim.methods import CLIENTS
 
 PROXY = {"data": {"proxy": {"samples": 8}}}
@@ -57,6 +58,12 @@ def test_all_go_together(client, weighting, tmp_path):
         ({"client": ["fedrep", "fedamp"], "rounds": {"participation": 1.0}}, "of which 'fedrep' never sends a part"),
         ({"client": ["finetune", "fedbabu"]}, "trains all of the model in the usual way, and FedBABU in its own"),
         ({"client": ["finetune", "pfedme"]}, "trains all of the model in the usual way, and pFedMe in its own"),
+        (
+            {"client": ["scaffold", "fedrep"], "local": {"momentum": 0.0, "weight_decay": 0.0}},
+            "FedRep trains in its own way",
+        ),
+        ({"client": ["fedprox", "fedfomo"], "data": {"client_val_frac": 0.2}}, "not the global one that FedProx reads"),
+        ({"client": ["apple", "moon"], "rounds": {"participation": 1.0}}, "not the global one that MOON reads"),
         ({"client": ["sgdm", {"fedprox": {"official_sgd": True}}], "local": {"momentum": 0.0}}, "official_sgd: false"),
         (
             {"server": ["fedlws", "step_size", "fedavgm"]},
@@ -68,6 +75,28 @@ def test_all_go_together(client, weighting, tmp_path):
 def test_what_cannot_compose_is_refused_with_the_reason(changes, reason):
     with pytest.raises(ConfigError, match=reason):
         tiny(**changes)
+
+
+def test_a_private_head_is_not_drawn_to_the_servers(tmp_path):
+    """Where a round takes one step of the head and one of the body, each starts where FedProx holds it: nothing pulls."""
+    alike = {"rounds": {"participation": 1.0}, "local": {"batch_size": 1000, "epochs": 1}}
+    held = [
+        play(tiny(client=[{"fedrep": {"head_epochs": 1}}, {"fedprox": {"mu": mu}}], **alike), tmp_path / str(mu))
+        for mu in (0.5, 0.0)
+    ]
+    assert held[0].sha256() == held[1].sha256()
+
+
+def test_fednova_keeps_what_ldawa_shrinks(tmp_path):
+    """Clients of as many steps have equal normalisers, and FedNova then changes nothing."""
+    alike = {"data": {"partition": {"iid_equal": {"clients": 8}}}}
+    shrunk, both = (
+        play(tiny(weighting=weighting, **alike), tmp_path / str(i)).server.value
+        for i, weighting in enumerate(([{"ldawa": {"warmup": 0}}], [{"ldawa": {"warmup": 0}}, "fednova"]))
+    )
+    plain = play(tiny(weighting=["fednova"], **alike), tmp_path / "plain").server.value
+    assert torch.allclose(both, shrunk, atol=1e-6)
+    assert not torch.allclose(both, plain, atol=1e-3)
 
 
 def test_weights_are_refined_in_one_order(tmp_path):
@@ -113,6 +142,27 @@ def test_what_stays_with_the_clients_is_not_shrunk(step, tmp_path):
     head = server.layers.span("head")
     assert torch.equal(server.value[head], plain.value[head])
     assert not torch.equal(server.value, plain.value)
+
+
+@pytest.mark.parametrize(
+    ("changes", "warning"),
+    [
+        ({"model": {"bn_stats": "local"}}, "tested with those that it began with"),
+        (
+            {
+                "client": ["fedamp"],
+                "weighting": ["ccn", {"fedldf": 2}],
+                "server": ["fedlws"],
+                "rounds": {"participation": 1.0},
+            },
+            "ccn and fedlws change the global model alone",
+        ),
+    ],
+    ids=["local statistics", "models of their own"],
+)
+def test_what_reaches_no_client_or_no_test_warns(changes, warning):
+    with pytest.warns(UserWarning, match=warning):
+        prepare(tiny(**changes))
 
 
 SENDERS = 2
