@@ -44,7 +44,7 @@ class Coherence(Instrument):
 
     def observe(self, done: RoundView, population: Population) -> Iterator[Note]:
         assert done.mixture is not None
-        cohort, lam = done.cohort, done.mixture.lam / done.mixture.lam.sum()
+        cohort, lam = done.cohort, done.mixture.shares
         layers = cohort.layers
         shared = done.mixture.sent.any(0)  # [T + Tb]
         per_tensor = cohort.distances(done.before[: layers.P], layers.regroup("tensor"))  # ‖Δ‖ [K, T]

@@ -23,10 +23,9 @@ class Heterogeneity(Instrument):
 
     def observe(self, done: RoundView, population: Population) -> Iterator[Note]:
         assert done.mixture is not None
-        lam = done.mixture.lam / done.mixture.lam.sum()
         labels = population.labels.double()  # [N, C]
         own = labels[list(done.cohort.clients)]
-        seen = lam @ (own / own.sum(1, keepdim=True))  # [C]
+        seen = done.mixture.shares @ (own / own.sum(1, keepdim=True))  # [C]
         every = labels.sum(0) / labels.sum()
         yield self.note("cosine", F.cosine_similarity(seen, every, dim=0))
         yield self.note("overlap", torch.minimum(seen, every).sum())

@@ -79,6 +79,13 @@ class Mixture:
         return Mixture.of(torch.ones_like(self.lam), self.layers).select(self.sent)
 
     @cached_property
+    def shares(self) -> Tensor:
+        """What each client counts among those that sent something, [K]; their sum is one."""
+        counted = self.lam * self.sent.any(1)
+        total = counted.sum()
+        return counted / total if total > 0 else counted
+
+    @cached_property
     def base(self) -> Tensor:
         """Convex weights over the uploaders of every tensor [K, T + Tb]; an all-zero column where there are none."""
         weights = self.lam.numpy()[:, None] * self.sent.numpy()

@@ -172,7 +172,7 @@ class Writer:
 def client_rows(done: Round, run: RunParts) -> Rows:
     """One row for each client drawn; those without training samples were not asked."""
     cohort, trained, nodes = done.cohort, done.cohort.trained, run.engine.nodes
-    weights = (done.mixture.lam / done.mixture.lam.sum()).tolist() if done.mixture is not None else []
+    weights = done.mixture.shares.tolist() if done.mixture is not None else []
     position = {c: i for i, c in enumerate(cohort.clients)}
     host_of = {c: i for i, clients in done.scheduler.held.items() for c in clients}
     empty = ClientResult("has no training samples")

@@ -58,5 +58,5 @@ class FedNova(Weighting):
         shrunk = (prior.base.numpy()[:, : server.layers.T] - prior.weights.numpy()).sum(0)  # 0 where p sums to one  [T]
         anchor = 1 - shrunk - tau * (inverse @ prior.weights.numpy())
         server.note(self, "normaliser", measured[:, 0], "client")
-        server.note(self, "tau_eff", prior.lam @ measured[:, -1] / prior.lam.sum())
+        server.note(self, "tau_eff", prior.shares @ measured[:, -1])
         return prior.scaled(torch.from_numpy(np.outer(inverse, tau)), torch.from_numpy(anchor))

@@ -37,3 +37,11 @@ def test_the_others_send_nothing(tmp_path):
     assert (traffic["up_params"].reshape(3, 3) == whole * federation.server.layers.P * 4).all()
     assert (traffic["up_scalars"] == 4).all()  # every client reports its loss
     assert (traffic["down_masks"] == 1).all()  # and is told whether to send
+
+
+def test_weights_are_those_of_the_clients_that_send(tmp_path):
+    play(tiny(weighting=[{"hdfl": 2}, "ccn"]), tmp_path)
+    weight, notes = table(tmp_path, "clients")["weight"].reshape(3, 3), table(tmp_path, "notes")
+    sent = notes["value"][notes["name"] == "uploads"].reshape(3, 3) == 1
+    assert ((weight > 0) == sent).all()
+    np.testing.assert_allclose(weight.sum(1), 1)
