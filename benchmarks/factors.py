@@ -26,13 +26,14 @@ from raysim.store.manifest import manifest
 from raysim.sweep.items import find
 
 
-def factors(run: Run, notes: dict[str, np.ndarray], K: int) -> dict[str, float]:
+def factors(run: Run, notes: dict[str, np.ndarray]) -> dict[str, float]:
     """Of a run in which all K clients take part in every round."""
+    clients = run.columns("clients")
+    K = len(np.unique(clients["client"]))
 
     def noted(name: str) -> np.ndarray:
         return notes["value"][notes["name"] == name].reshape(-1, K)  # of each round, by client
 
-    clients = run.columns("clients")
     samples = clients["samples"][clients["round"] == 0]
     relative, rows = noted("factor") * K / (K - 1), noted("similarity")
     loser = relative.argmin(axis=1)
@@ -59,7 +60,7 @@ def main() -> None:
             run = Run(point.folder)
             notes = run.columns("notes")
             if "factor" in notes["name"]:
-                found[" ".join(cell.row)].append(factors(run, notes, len(np.unique(notes["client"]))))
+                found[" ".join(cell.row)].append(factors(run, notes))
     if not found:
         parser.error(f"no run with CCN has ended in {args.out}")
     told = {row: {what: float(np.mean([s[what] for s in seeds])) for what in seeds[0]} for row, seeds in found.items()}
