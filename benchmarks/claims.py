@@ -21,6 +21,7 @@ from typing import Any
 
 from scipy.stats import ttest_rel
 
+from raysim.config import ConfigError
 from raysim.store.manifest import manifest
 from raysim.sweep.items import find
 from raysim.sweep.text import sheets, table_text
@@ -34,7 +35,7 @@ def difference(a: Mapping[int, float], b: Mapping[int, float]) -> dict[str, Any]
     if len(seeds) > 1:
         test = ttest_rel([a[seed] for seed in seeds], [b[seed] for seed in seeds])
         interval = [float(end) for end in test.confidence_interval(0.95)]
-    return {"differences": found, "mean": statistics.mean(found or [math.nan]), "interval": interval}
+    return {"differences": found, "mean": statistics.mean(found), "interval": interval}
 
 
 def main() -> None:
@@ -46,8 +47,18 @@ def main() -> None:
     parser.add_argument("--set", action="append", default=[], help="with which the runs were played")
     parser.add_argument("--seeds", type=int, nargs="*", default=[])
     args = parser.parse_args()
-    item, against, found = find(args.item), dict(args.pair), []
-    points = item.runs(args.scale, args.seeds, args.set, args.out)
+    try:
+        item = find(args.item)
+        points = item.runs(args.scale, args.seeds, args.set, args.out)
+    except ConfigError as error:
+        parser.error(str(error))
+    finished = [point for point in points.values() if point.finished]
+    if not finished:
+        parser.error(f"no run of {args.item} has ended in {args.out}")
+    against, found = dict(args.pair), []
+    rows = {" ".join(cell.row) for cell in points}
+    for row in {*against, *against.values()} - rows:
+        parser.error(f"--pair: there is no row {row!r}. There are {', '.join(sorted(rows))}.")
     lines = [
         table_text(item, points, args.scale, args.set),
         "",
@@ -56,9 +67,14 @@ def main() -> None:
     ]
     for sheet in sheets(item, points, args.scale):
         for column in sheet.columns:
-            scores = {row: entry.by_seed for row, entry in zip(sheet.rows, column.entries, strict=True)}
+            scores = {
+                row: {seed: score for seed, score in entry.by_seed.items() if math.isfinite(score)}
+                for row, entry in zip(sheet.rows, column.entries, strict=True)
+            }
             for row in sheet.rows[1:]:
                 other = against.get(row, sheet.rows[0])
+                if not scores[row].keys() & scores[other].keys():  # not played yet, or a method without this score
+                    continue
                 of = difference(scores[row], scores[other])
                 score = " ".join(filter(None, (sheet.title, column.heading)))
                 found.append({"row": row, "against": other, "score": score, **of})
@@ -68,7 +84,6 @@ def main() -> None:
     print(text)
     name = f"claims-{args.item.replace('/', '-')}-{time.strftime('%Y-%m-%dT%H%M')}"
     stem = Path(__file__).parent / "results" / name
-    finished = [point for point in points.values() if point.finished]
     told = {
         "command": " ".join(sys.argv), "runs": f"{len(finished)} of {len(points)}", "pairs": found,
         "results": {point.name: json.loads((point.folder / "result.json").read_text()) for point in finished},

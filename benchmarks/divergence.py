@@ -20,6 +20,7 @@ from pathlib import Path
 
 import numpy as np
 
+from raysim.config import ConfigError
 from raysim.report.runs import Run
 from raysim.store.manifest import manifest
 from raysim.sweep.items import find
@@ -65,7 +66,11 @@ def main() -> None:
     parser.add_argument("--scale", default="medium")
     args = parser.parse_args()
     went, chose = defaultdict[str, list[dict[str, float]]](list), list[dict[str, dict[str, float]]]()
-    for cell, point in find(args.item).runs(args.scale, (), (), args.out).items():
+    try:
+        points = find(args.item).runs(args.scale, (), (), args.out)
+    except ConfigError as error:
+        parser.error(str(error))
+    for cell, point in points.items():
         if point.finished:
             row, run = " ".join(cell.row), Run(point.folder)
             went[row].append(steps(run))

@@ -21,6 +21,7 @@ from pathlib import Path
 
 import numpy as np
 
+from raysim.config import ConfigError
 from raysim.report.runs import Run
 from raysim.store.manifest import manifest
 from raysim.sweep.items import find
@@ -55,7 +56,11 @@ def main() -> None:
     parser.add_argument("--scale", default="medium")
     args = parser.parse_args()
     found = defaultdict[str, list[dict[str, float]]](list)
-    for cell, point in find(args.item).runs(args.scale, (), (), args.out).items():
+    try:
+        points = find(args.item).runs(args.scale, (), (), args.out)
+    except ConfigError as error:
+        parser.error(str(error))
+    for cell, point in points.items():
         if point.finished:
             run = Run(point.folder)
             notes = run.columns("notes")

@@ -15,6 +15,7 @@ import sys
 import time
 from pathlib import Path
 
+from raysim.config import ConfigError
 from raysim.report.runs import Run
 from raysim.store.manifest import manifest
 from raysim.sweep.items import find
@@ -31,10 +32,13 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True, help="where the runs are, or are to be")
     parser.add_argument("--parallel", type=int, default=2)
     args = parser.parse_args()
-    item, played = find(args.item), {}
+    played = {}
     for rate in args.rates:
         changes = [f"rounds.total={args.rounds}", f"local.lr={rate}"]
-        cells = item.runs("medium", [args.seed], changes, args.out / args.item / f"lr{rate:g}")
+        try:
+            cells = find(args.item).runs("medium", [args.seed], changes, args.out / args.item / f"lr{rate:g}")
+        except ConfigError as error:
+            parser.error(str(error))
         baseline = next(iter(cells)).row
         played[rate] = {" ".join(cell.column): point for cell, point in cells.items() if cell.row == baseline}
     status = play_all([point for points in played.values() for point in points.values()], at_once=args.parallel)
