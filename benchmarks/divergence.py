@@ -4,9 +4,11 @@
     python benchmarks/divergence.py fedldf/figure3 --out runs/fedldf
 
 By layer: how much more the chosen clients' have changed than the round's mean client's; how often the client is chosen that is
-chosen most, against an equal share; how many of the round's choices are those of the round before, of clients that took part
-in both. And each method's step of the model, ‖w_g(t+1) − w_g(t)‖, root mean square over the rounds. Means over the seeds.
-Writes to benchmarks/results/.
+chosen most, against an equal share, and in which share of its rounds; how many clients never are; how often a client is chosen,
+correlated with its images and with the share of its largest class; how many of the round's choices are those of the round before,
+of clients that took part in both. And each method's step of the model, ‖w_g(t+1) − w_g(t)‖, root mean square over the rounds, and
+by how many points its accuracy changes from one evaluation to the next. Means over the seeds, and each seed. Writes to
+benchmarks/results/.
 """
 
 from __future__ import annotations
@@ -27,16 +29,28 @@ from raysim.sweep.items import find
 
 
 def steps(run: Run) -> dict[str, float]:
-    """By layer, and of the whole model."""
+    """By layer, and of the whole model; and how much the accuracy jumps, in points."""
     layers = run.columns("layers")
     by_layer = {name: layers["update_norm"][layers["name"] == name] for name in dict.fromkeys(layers["name"])}
     by_layer["model"] = np.sqrt(sum(norms**2 for norms in by_layer.values()))
-    return {name: float(np.sqrt(np.mean(norms**2))) for name, norms in by_layer.items()}
+    accuracy = run.columns("rounds")["accuracy"]
+    jumps = np.abs(np.diff(100 * accuracy[~np.isnan(accuracy)])).mean()
+    return {name: float(np.sqrt(np.mean(norms**2))) for name, norms in by_layer.items()} | {"jumps": float(jumps)}
+
+
+def holdings(run: Run) -> tuple[np.ndarray, np.ndarray]:
+    """Each client's training samples [N], and the share of its largest class [N]."""
+    held = run.columns("partition")
+    train = held["split"] == "train"
+    counts = np.zeros((held["client"].max() + 1, held["label"].max() + 1))
+    np.add.at(counts, (held["client"][train], held["label"][train]), 1)
+    return counts.sum(1), counts.max(1) / counts.sum(1)
 
 
 def choices(run: Run) -> dict[str, dict[str, float]]:
     """By layer, from what FedLDF notes: each client's divergence, and whether it was chosen."""
     notes, found = run.columns("notes"), {}
+    images, largest = holdings(run)
     of = {name: notes["name"] == name for name in ("divergence", "uploads")}
     for layer in dict.fromkeys(notes["layer"][of["uploads"]]):
         here = notes["layer"] == layer
@@ -54,6 +68,10 @@ def choices(run: Run) -> dict[str, dict[str, float]]:
         found[layer] = {
             "chosen / mean": float(np.mean([s[c].mean() / s.mean() for s, c in zip(size, chosen, strict=True)])),
             "most chosen": float(times.max() / chosen.mean()),
+            "of its rounds": float(times.max()),
+            "never chosen": float((times[drawn > 0] == 0).sum()),
+            "with images": float(np.corrcoef(times, images)[0, 1]),
+            "with largest class": float(np.corrcoef(times, largest)[0, 1]),
             "chosen again": float(np.mean(again)),
         }
     return found
@@ -64,10 +82,11 @@ def main() -> None:
     parser.add_argument("item")
     parser.add_argument("--out", type=Path, required=True, help="where the runs are")
     parser.add_argument("--scale", default="medium")
+    parser.add_argument("--set", action="append", default=[], help="with which the runs were played")
     args = parser.parse_args()
     went, chose = defaultdict[str, list[dict[str, float]]](list), list[dict[str, dict[str, float]]]()
     try:
-        points = find(args.item).runs(args.scale, (), (), args.out)
+        points = find(args.item).runs(args.scale, (), args.set, args.out)
     except ConfigError as error:
         parser.error(str(error))
     for cell, point in points.items():
@@ -90,8 +109,9 @@ def main() -> None:
         for name, values in part.items():
             print(f"| {name} | {' | '.join(f'{value:.3f}' for value in values.values())} |")
         print()
-    seeds = {row: len(of) for row, of in went.items()}
-    told |= {"command": " ".join(sys.argv), "seeds": seeds, "machine": manifest("", 0, {})}
+    told |= {
+        "command": " ".join(sys.argv), "steps of each seed": went, "choices of each seed": chose, "machine": manifest("", 0, {}),
+    }  # fmt: skip
     name = f"divergence-{args.item.replace('/', '-')}-{time.strftime('%Y-%m-%dT%H%M')}.json"
     path = Path(__file__).parent / "results" / name
     path.write_text(json.dumps(told, indent=1) + "\n")

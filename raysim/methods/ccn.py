@@ -88,8 +88,8 @@ class CCN(Weighting):
 
     row_k = Σ_p cos(z_k, z_p) of the clients' mean latents, ν are the weights of the base method. The paper leaves open
     its `temperature` (below 1), when latents are computed and on which side of the activation. A zero latent resembles
-    nothing but itself. Where no weight is left, as of a single client, the weights stay ν. Of all weight, at most
-    m/(1 − m) changes hands, where m is the largest share ν: with many clients expect little.
+    nothing but itself. Where no weight is left, as of a single client, the weights stay ν. Of all weight, no
+    more than the largest client's share changes hands: with many clients expect little.
     """
 
     temperature: Positive = 0.5
