@@ -131,7 +131,11 @@ class HostedCohort:
         def run() -> Any:
             held = scheduler.held.items() if models else ()
             updates = [engine.call(Call(i, "rows", (clients,))) for i, clients in held]
-            return engine.ask([Call(0, "compute", (function, seed, engine.published, payload, *updates))])[0]
+            place = {client: row for row, client in enumerate(self.clients)}
+            places = [
+                [place[client] for client in clients] for _, clients in held
+            ]  # of who trained again, not in order
+            return engine.ask([Call(0, "compute", (function, seed, engine.published, payload, places, *updates))])[0]
 
         return scheduler.retry(run)
 

@@ -191,10 +191,16 @@ class ClientHost:
         return distances.between_models(blocks, models, self.layers.P, self.device)
 
     def compute(
-        self, function: Callable[..., Any], seed: int, value: np.ndarray, payload: tuple[Any, ...], *models: np.ndarray
-    ) -> Tensor | tuple[Tensor, ...]:
-        """The server's work on data: `function(workbench, *payload)`; `models` are rows of updates from all hosts."""
-        updates = torch.cat([on_device(m, self.device) for m in models]) if models else None
+        self, function: Callable[..., Any], seed: int, value: np.ndarray, payload: tuple[Any, ...],
+        places: Sequence[Sequence[int]], *models: np.ndarray,
+    ) -> Tensor | tuple[Tensor, ...]:  # fmt: skip
+        """The server's work on data: `function(workbench, *payload)`; `models` are rows of updates from all hosts, and
+        `places` where in the cohort each of them is."""
+        updates = None
+        if models:
+            updates = torch.empty(sum(map(len, models)), self.layers.S, device=self.device)
+            for rows, of_host in zip(places, models, strict=True):
+                updates[list(rows)] = on_device(of_host, self.device)
         bench = Workbench(self.flat, on_device(value, self.device), updates, self.samples.rows, self.task)
         with self._global_stream():
             seed_layers(seed, self.device)

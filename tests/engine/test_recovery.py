@@ -45,6 +45,10 @@ METHODS = {
     "fedala": {"client": ["fedala"]},
 }
 
+GATHERED = {  # FedLAW gives each row of a matrix of all updates a weight of its own
+    "weighting": [{"fedlaw": {"epochs": 2}}], "data": {"proxy": {"samples": 8}}, "model": {"bn_stats": "recalibrate"}
+}  # fmt: skip
+
 
 @pytest.fixture(autouse=True)
 def mischief(monkeypatch):
@@ -195,13 +199,12 @@ def test_client_that_kills_its_process_ends_the_run(tmp_path, warm_ray):
     assert (end["of"], "could not train a client" in end["message"]) == ("run", True)
 
 
-@pytest.mark.parametrize("early", [True, False], ids=["summed", "kept"])
+@pytest.mark.parametrize("method", [{}, METHODS["fedlws"], GATHERED], ids=["summed", "kept", "gathered"])
 @pytest.mark.parametrize("engine", ["local", PAIR], ids=["local", "ray"])
 @pytest.mark.parametrize(("how", "policy"), [("lacks_memory", "drop"), ("refuses", "retry")])
-def test_client_that_fails_twice_trains_again(how, policy, engine, early, tmp_path, request):
-    """To the same bits, whether hosts sum models while they train or keep them."""
+def test_client_that_fails_twice_trains_again(how, policy, engine, method, tmp_path, request):
+    """To the same bits, whether hosts sum models while they train, keep them, or one of them learns on all."""
     make_engine = local_engine if engine == "local" else request.getfixturevalue("warm_ray")
-    method = {} if early else METHODS["fedlws"]
     expected = undisturbed(method, tmp_path / "undisturbed")
     rounds = {"on_client_failure": policy}
     changes = with_client(method, "fails", how=how, client=cohort()[1], times=2, folder=str(tmp_path))
