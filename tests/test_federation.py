@@ -199,6 +199,14 @@ def test_statistics_of_the_first_client_or_of_each(bn_stats, tmp_path):
     assert sent == ({0} if bn_stats == "local" else {0, 4 * 50})
 
 
+@pytest.mark.parametrize("weighting", [{"hdfl": 1}, {"fedldf": 1}], ids=["before training", "after it"])
+def test_statistics_of_the_first_client_that_sends(weighting, tmp_path):
+    for round_ in traced({"model": {"bn_stats": "first"}, "weighting": [weighting], "rounds": {"total": 5}}, tmp_path):
+        assert all(
+            not np.array_equal(round_.after[n], round_.before[n]) for n in round_.before if n.endswith(STATISTICS)
+        )
+
+
 def test_evaluation_of_the_global_model(tmp_path):
     """In eval mode, on the whole test set, in the order of rounds that was asked for."""
     rounds = traced({"rounds": {"total": 4, "evaluate_every": 3}, "evaluate": {"batch_size": 100}}, tmp_path)

@@ -62,12 +62,17 @@ class Mixture:
         scaled.__dict__["base"] = self.base  # which depends on neither
         return scaled
 
-    def with_buffers_of(self, client: int | None) -> Mixture:
-        """Take the buffers of the client at one position, or of nobody: then they are not sent and stay as they are."""
+    def without_buffers(self) -> Mixture:
+        """Nobody sends buffers: they stay as they are."""
         sent = self.sent.clone()
         sent[:, self.layers.T :] = False
-        if client is not None:
-            sent[client, self.layers.T :] = True
+        return replace(self, sent=sent)
+
+    def with_first_buffers(self) -> Mixture:
+        """Each buffer is sent by the first client alone of those that would."""
+        sent = self.sent.clone()
+        buffers = sent[:, self.layers.T :]
+        buffers &= buffers.cumsum(0) == 1
         return replace(self, sent=sent)
 
     def support(self) -> Mixture:

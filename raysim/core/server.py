@@ -333,17 +333,19 @@ class Aggregator:
         mixture = early.mixture if early else self._plan_early(cohort, server)
         for weighting in self._in_order[1]:
             mixture = weighting.plan(cohort, server, mixture)
-        return mixture
+        return mixture.with_first_buffers() if self._in_order[1] and self.bn_stats == "first" else mixture
 
     def _plan_early(self, cohort: AskedCohort | Cohort, server: Server) -> Mixture:
         mixture = cohort.by_size() if self.base_weights == "size" else cohort.uniform()
         if self.personal_layers:
             personal = server.layers.where(self.personal_layers)
             mixture = mixture.select(~personal.expand(len(cohort.clients), -1))
-        if self.bn_stats != "average":
-            mixture = mixture.with_buffers_of(0 if self.bn_stats == "first" else None)
+        if self.bn_stats not in ("average", "first"):
+            mixture = mixture.without_buffers()
         for weighting in self._in_order[0]:  # which promise to read only what an `AskedCohort` has
             mixture = weighting.plan(cast(Cohort, cohort), server, mixture)
+        if self.bn_stats == "first" and not self._in_order[1]:  # else the clients that send are not chosen yet
+            mixture = mixture.with_first_buffers()
         _ = mixture.coefficients  # computed now, while nobody waits
         return mixture
 

@@ -77,9 +77,10 @@ def test_reweighting_refuses_what_is_no_average():
 def test_buffers_of_one_client_or_of_none():
     """`bn_stats: first` and `local`."""
     mixture = Mixture.of(torch.tensor([1.0, 3.0]), LAYERS)
-    assert mixture.with_buffers_of(1).buffers.equal(weights([0] * 3, [1] * 3))
-    assert mixture.with_buffers_of(1).weights.equal(mixture.weights)
-    local = mixture.with_buffers_of(None)
+    assert mixture.with_first_buffers().buffers.equal(weights([1] * 3, [0] * 3))
+    assert mixture.with_first_buffers().weights.equal(mixture.weights)
+    assert mixture.select(torch.tensor([False, True])).with_first_buffers().buffers.equal(weights([0] * 3, [1] * 3))
+    local = mixture.without_buffers()
     assert not local.buffers.any()
     assert not local.sent[:, T:].any()
     assert local.server_coefficient.tolist() == [1] * TENSORS
