@@ -30,9 +30,9 @@ class FlatModel:
         modules = dict(model.named_modules())
         for spec in layers.tensors:
             owner, leaf = modules[spec.module], spec.name.rpartition(".")[2]
-            if spec.kind == "parameter":
-                parameter = owner._parameters[leaf]
-                parameter.data, parameter.grad = spec.view(self.value), spec.view(self.grad)
+            if (parameter := owner._parameters.get(leaf)) is not None:
+                parameter.data = spec.view(self.value)
+                parameter.grad = spec.view(self.grad) if spec.kind == "parameter" else None
             else:
                 # .data: a version counter of its own, or autograd takes one layer's statistics for another's weights
                 owner._buffers[leaf] = spec.view(self.value).data

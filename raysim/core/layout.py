@@ -48,10 +48,11 @@ class TensorSpec:
 
 
 def tensors_of(model: nn.Module, channels_last: bool = False) -> tuple[TensorSpec, ...]:
-    """The tensors of `model`, one after the other: parameters, then buffers, then counters."""
+    """The tensors of `model`, one after the other: parameters, then buffers, then counters. A parameter that is frozen
+    (`requires_grad` False) is a buffer: nobody trains or scales it."""
     modules = dict(model.named_modules())
     stages = {name: index for index, (name, _) in enumerate(model.named_children())}
-    trainable = {name for name, _ in model.named_parameters()}
+    trainable = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
     state = {name: (order, tensor) for order, (name, tensor) in enumerate(model.state_dict(keep_vars=True).items())}
 
     def kind(name: str, tensor: Tensor) -> str:

@@ -63,13 +63,22 @@ def assemble(name: str, builder: Callable[..., Model], inputs: Inputs, options: 
             takes = f" It takes {', '.join(known) or 'none'}."
             raise ModelError(f"{name}: unknown option '{option}'.{_nearest(option, known)}{takes}")
     try:
-        return _with_constants(builder(inputs, **options))
+        return _with_constants(_untied(builder(inputs, **options)))
     except ModelError as error:
         raise ModelError(f"{name}: {error}") from error
     except (TypeError, ValueError) as error:
         if not options:
             raise
         raise ModelError(f"{name}: cannot be made with model.options {dict(options)}: {error}") from error
+
+
+def _untied(model: Model) -> Model:
+    """A vector of parameters has a place for each name."""
+    once = {name for name, _ in model.named_parameters()}
+    twice = [name for name, _ in model.named_parameters(remove_duplicate=False) if name not in once]
+    if twice:
+        raise ModelError(f"{twice[0]} is a parameter that has another name, too. raysim cannot train tied weights.")
+    return model
 
 
 def _with_constants(model: Model) -> Model:

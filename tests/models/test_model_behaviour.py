@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn import functional as F
 
-from raysim.models import MODELS, Inputs, build
+from raysim.models import MODELS, Inputs, ModelError, build
 from raysim.models.model import Model
 from raysim.models.modules import Recurrent
 
@@ -137,6 +137,39 @@ def test_tables_of_integers_are_constants(monkeypatch: pytest.MonkeyPatch, tmp_p
     assert federation.server.layers.S == sum(p.numel() for p in model.parameters()) == (2 + 1) * 3 + (3 + 1) * 4
     assert model.body.places.tolist() == [2, 0]
     assert model.body.hidden.dtype == torch.bool
+
+
+@pytest.mark.parametrize("together", [1, 3])
+@pytest.mark.parametrize("frozen", ["body.0", "body"], ids=["a layer", "the body"])
+def test_frozen_parameters_stay(frozen, together, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Under weight decay, with clients that step together, and where the model is scaled."""
+
+    def made(inputs: Inputs) -> Model:
+        body = nn.Sequential(nn.Linear(3, 5), nn.ReLU(), nn.Linear(5, 4), nn.ReLU())
+        model = Model(OrderedDict(body=body, head=nn.Linear(4, inputs.classes)))
+        model.get_submodule(frozen).requires_grad_(False)
+        return model
+
+    monkeypatch.setitem(MODELS, "partly_frozen", made)
+    shape = {"name": {"synthetic": {"samples": 260, "shape": [3], "classes": 4}}}
+    local = {"batch_size": 8, "weight_decay": 0.1}
+    engine = {"local": {"batch_clients": together}}
+    changes = {"model": {"name": "partly_frozen"}, "data": shape, "local": local, "engine": engine}
+    value = {n: play(tiny(**changes, rounds={"total": n}, server=["fedlws"]), tmp_path / str(n)).server for n in (1, 3)}
+    first, last = (server.layers.state_dict(server.value) for server in value.values())
+    for name in first:
+        assert torch.equal(first[name], last[name]) == name.startswith(frozen)
+
+
+def test_tied_weights_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    def tied(inputs: Inputs) -> Model:
+        model = Model(OrderedDict(body=nn.Linear(3, 3), head=nn.Linear(3, inputs.classes)))
+        model.head.bias = model.body.bias
+        return model
+
+    monkeypatch.setitem(MODELS, "tied", tied)
+    with pytest.raises(ModelError, match=r"tied: head\.bias is a parameter that has another name, too"):
+        build("tied", Inputs((3,), 3))
 
 
 def test_fasttext_averages_over_the_padding() -> None:
