@@ -91,7 +91,7 @@ def partitioned(config: Config) -> tuple[Dataset, Partition]:
 def prepare(config: Config) -> tuple[Dataset, Partition]:
     """`checked_data`, and find what the network has against it. Raises `ConfigError`, `DataError` and `ModelError`."""
     data, partition = checked_data(config)
-    check_network(config, data, partition.clients)
+    check_network(config, data, partition)
     return data, partition
 
 
@@ -147,9 +147,9 @@ def _warn_of_scattered(data: Dataset, partition: Partition) -> None:
             )
 
 
-def check_network(config: Config, data: Dataset, clients: int) -> None:
-    """Raises `ModelError`, and `ConfigError` where layers or methods do not go with the network, the data or the number
-    of clients."""
+def check_network(config: Config, data: Dataset, partition: Partition) -> None:
+    """Raises `ModelError`, and `ConfigError` where layers or methods do not go with the network, the data or how they are
+    partitioned."""
     try:
         model, layers = host_spec(config, data).network()
     except GroupingError as error:
@@ -163,7 +163,7 @@ def check_network(config: Config, data: Dataset, clients: int) -> None:
                 faults.append(f"{stack}.{i}.{name}: needs one class for each sample, which {data.name} does not have.")
             if stack != "client" and (problem := method.fits(model, layers, data.num_classes)):
                 faults.append(f"{stack}.{i}.{name_in(STACKS[stack].entries, method)}: {problem}")
-    cohort = config.rounds.cohort_size(clients)
+    clients, cohort = partition.clients, config.rounds.cohort_size(partition.clients)
     for i, method in enumerate(config.client):
         if method.sends_all and (sent := 4 * layers.S * cohort * clients) > SENT_BYTES:
             faults.append(
@@ -173,6 +173,8 @@ def check_network(config: Config, data: Dataset, clients: int) -> None:
             )
     if not faults and (data.is_text or not data.has_classes):
         faults += _misfits(model, learned, data)
+    if not faults:
+        faults += _single_samples(config, model, data, partition)
     if faults:
         raise ConfigError(faults)
     if any(isinstance(m, nn.modules.batchnorm._BatchNorm) and m.track_running_stats for m in model.modules()):
@@ -210,6 +212,32 @@ def _warn_of_own_models(config: Config) -> None:
                 f"{' and '.join(names)} change the global model alone, from which no client trains.",
                 stacklevel=2,
             )
+
+
+def _single_samples(config: Config, model: nn.Module, data: Dataset, partition: Partition) -> list[str]:
+    """Where training comes to a batch of one sample, on which BatchNorm may not be able to work."""
+    cannot = "one sample, on which this model's BatchNorm cannot train"
+    try:
+        with torch.random.fork_rng(devices=[]), torch.no_grad():
+            model.train()(torch.zeros(1, *data.sample_shape, dtype=torch.long if data.is_text else None))
+        return []
+    except Exception as error:
+        if "more than 1 value per channel" not in str(error):  # whatever else it is, training will tell
+            return []
+    local, parts = config.local, max((method.batches_per_step for method in config.client), default=1)
+    size, faults = local.batch_size * parts, []
+    rest = np.where(partition.sizes >= size, 0 if local.drop_last else partition.sizes % size, partition.sizes)
+    short = np.flatnonzero((partition.sizes > 0) & np.where(rest > 0, rest < 2 * parts, local.batch_size == 1))
+    if len(short):
+        names = ", ".join(map(str, short[:5])) + (", ..." if len(short) > 5 else "")
+        way = "Ask for another batch size" if local.drop_last else "Set local.drop_last to true, or another batch size"
+        faults.append(f"local.batch_size: {len(short)} clients ({names}) come to a batch of {cannot}. {way}.")
+    for stack, i, method in ((s, i, m) for s in ("weighting", "server") for i, m in enumerate(getattr(config, s))):
+        proxies = getattr(method, "batch_size", 0)
+        if method.needs_proxy and proxies and len(partition.proxy) % proxies == 1:
+            where = f"{stack}.{i}.{name_in(STACKS[stack].entries, method)}.batch_size"
+            faults.append(f"{where}: {proxies} leaves a batch of {cannot}. Ask for one proxy sample more or less.")
+    return faults
 
 
 def _misfits(model: nn.Module, task: Task, data: Dataset) -> list[str]:

@@ -37,7 +37,7 @@ class Federation:
         torch.set_num_threads(config.engine.threads)
         self.config, self.folder, self.play = config, Path(out), play
         self.data, self.partition = partitioned or checked_data(config)
-        check_network(config, self.data, self.partition.clients)
+        check_network(config, self.data, self.partition)
         if resume:
             check_samples(self.folder, self.data, self.partition)
         self.run = build(config, make_engine, self.data, self.partition)

@@ -3,6 +3,7 @@
 import copy
 from collections import OrderedDict
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -11,6 +12,8 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn import functional as F
 
+from raysim.config import ConfigError
+from raysim.federation.builder import prepare
 from raysim.models import MODELS, Inputs, ModelError, build
 from raysim.models.model import Model
 from raysim.models.modules import Recurrent
@@ -159,6 +162,29 @@ def test_frozen_parameters_stay(frozen, together, monkeypatch: pytest.MonkeyPatc
     first, last = (server.layers.state_dict(server.value) for server in value.values())
     for name in first:
         assert torch.equal(first[name], last[name]) == name.startswith(frozen)
+
+
+def test_a_batch_of_one_sample_is_refused_where_batchnorm_cannot_train_on_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    def normed(inputs: Inputs) -> Model:
+        return Model(
+            OrderedDict(body=nn.Sequential(nn.Linear(3, 5), nn.BatchNorm1d(5)), head=nn.Linear(5, inputs.classes))
+        )
+
+    monkeypatch.setitem(MODELS, "normed", normed)
+    data: dict[str, Any] = {
+        "name": {"synthetic": {"samples": 252, "shape": [3], "classes": 4}}, "proxy": {"samples": 9},
+        "partition": {"iid_equal": {"clients": 3}},
+    }  # fmt: skip
+    changes = {"data": data, "server": [{"server_ft": {"batch_size": 5}}]}
+    sizes = prepare(tiny(**changes, model={"name": "normed"}, local={"batch_size": 1000}))[1].sizes
+    assert len({*sizes.tolist()}) == 1
+    lone = {"batch_size": int(sizes[0]) - 1}
+    with pytest.raises(
+        ConfigError, match=r"local.batch_size: 3 clients \(0, 1, 2\) come to a batch of one sample"
+    ) as error:
+        prepare(tiny(**changes | {"server": [{"server_ft": {"batch_size": 4}}]}, model={"name": "normed"}, local=lone))
+    assert "server.0.server_ft.batch_size: 4 leaves a batch of one sample" in str(error.value)
+    prepare(tiny(**changes, model={"name": "normed"}, local=lone | {"drop_last": True}))
 
 
 def test_tied_weights_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
