@@ -82,7 +82,7 @@ def test_values_may_be_whole_lists(base: Path) -> None:
     assert [len(point.config.server) for point in points] == [0, 2, 1]
     assert points[2].config.server[0].beta == 0.5
     assert [point.name for point in points] == ["no-server", "fedavgm-fedlws", "fedlws-beta0.5"]
-    long = [f"[{{fedlws: {{beta: 0.{'1' * 60}{last}}}}}]" for last in "12"]
+    long = [f"[{{fedavgm: {{beta: 0.123456789}}}}, {{fedlws: {{beta: 0.{last}}}}}]" for last in "12"]
     first, second = grid(base, [f"server={','.join(long)}"], [], Path("out"))
     assert len({first.name, second.name}) == 2 and max(len(first.name), len(second.name)) < 60
 
@@ -127,6 +127,9 @@ def test_all_faults_of_a_grid_are_told_once(base: Path) -> None:
     assert len(caught.value.faults) == 2
     with pytest.raises(ConfigError, match=r"base\.yaml: two runs would be called lr0\.1"):
         grid(base, ["local.lr=0.1,0.2,0.1"], [], Path("out"))
+    with pytest.raises(ConfigError, match=r"lr0\.1-seed8 and lr0\.2-seed8 are the same run: .* overrides it") as caught:
+        grid(base, ["local.lr=0.1,0.2", "local.lr=0.3"], [8, 9], Path("out"))
+    assert len(caught.value.faults) == 2
     assert sweep(base, "--out", "out", "--seeds", "8,x").stderr.startswith("--seeds 8,x: must be whole numbers")
     assert not Path("out").exists()
 
