@@ -311,6 +311,10 @@ def test_resume_of_a_complete_run_says_so_and_changes_nothing(tiny: Path) -> Non
     assert again.output.startswith("This run is complete.\n")
     assert again.output.splitlines()[2:] == ran.output.splitlines()[-5:]
     assert before == {path: path.read_bytes() for path in Path("run").rglob("*.*")}
+    changed = raysim("resume", "run", "evaluate.batch_size=7", "record.pairs=false", "engine.local.batch_clients=1")
+    told = "run: the run is complete, so evaluate.batch_size, record.pairs have no effect; a larger rounds.total"
+    assert changed.exit_code == 0 and changed.stderr.startswith(f"raysim: {told}")
+    assert before == {path: path.read_bytes() for path in Path("run").rglob("*.*")}
 
 
 @pytest.mark.parametrize("manifest", [None, "{", "[]", '{"settings": 5}'])

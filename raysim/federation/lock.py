@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from raysim.config import Config, ConfigError, fingerprint
+from raysim.config import Config, ConfigError, differences, fingerprint, load
 from raysim.store.documents import read_result
 from raysim.store.manifest import manifest, read_manifest
 
@@ -47,6 +47,14 @@ def finished_result(config: Config, folder: Path) -> dict[str, Any] | None:
     if result.get("ended"):  # which other settings might not have done
         complete |= read_manifest(folder).get("config_hash") == fingerprint(config)
     return result | {"folder": folder} if complete else None
+
+
+def without_effect(config: Config, folder: Path) -> list[str]:
+    """A sentence on the settings that the complete run in `folder` does not have and cannot take any more, if any."""
+    paths = differences(load(folder / "config.yaml"), config)
+    have = "has" if len(paths) == 1 else "have"
+    way_out = "a larger rounds.total lets it go on with new settings"
+    return [f"{folder}: the run is complete, so {', '.join(paths)} {have} no effect; {way_out}"] if paths else []
 
 
 def how_to_continue(folder: Path) -> str:
