@@ -253,6 +253,19 @@ def test_a_scale_that_a_table_does_not_have_is_refused(item: Item) -> None:
         ),
         ("{gap: FedAvg + LWS}", "{gap: FedAvg + LAW}", "table.score: gap: there is no row 'FedAvg + LAW'"),
         ("{error at MB: 0.015}", "{error at MB: 0.015, rounds: [1, 2]}", "score: error at MB takes no 'rounds'"),
+        *(
+            ("{error at MB: 0.015}", score, f"table.score: {fault}")
+            for score, fault in (
+                ("{note: gamma}", "note: must be METHOD.NAME, such as fedlws.gamma, but is 'gamma'"),
+                ("{accuracy after: two}", "accuracy after: must be a whole number > 0, but is 'two'"),
+                ("{error at MB: many}", "error at MB: must be a number > 0, but is 'many'"),
+                (
+                    "{note: fedlws.gamma, rounds: 5}",
+                    "rounds: must be the first and the last round, such as [90, 110], but is 5",
+                ),
+                ("{note: fedlws.gamma, layers: '['}", "layers: must be a regular expression, but is '['"),
+            )
+        ),
         ("small:\n", "smal:\n", "table.smal: "),
         ("    fast: {}", "    digits: {}", "'digits' names two choices"),
     ],
