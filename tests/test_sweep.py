@@ -25,7 +25,7 @@ from raysim.config import ConfigError, load
 from raysim.data import Dataset
 from raysim.report.runs import Run
 from raysim.sweep.grid import grid
-from raysim.sweep.parallel import carried, start
+from raysim.sweep.parallel import _outcome, carried, start
 from raysim.sweep.playing import play_all
 
 ROOT = Path(__file__).parent.parent
@@ -220,6 +220,14 @@ def test_several_at_a_time_stop_together_and_give_the_same_bits(
     for point in (points[0], points[2]):
         straight = play(point.config, Path("straight", point.name)).sha256()
         assert json.loads((point.folder / "result.json").read_text())["sha256"] == straight
+
+
+def test_what_tests_personal_models_alone_says_their_accuracy(base: Path) -> None:
+    alone = ["evaluate={global: false, personal: after_train}", "data.client_test_frac=0.2", "rounds.total=1"]
+    (point,) = grid(base, alone, [], Path("out"))
+    play(point.config, point.folder)
+    personal = Run(point.folder).result["personal"]["final"]
+    assert _outcome(point, 0) == f"personal accuracy {100 * personal:.2f} %"
 
 
 def test_a_run_ends_with_the_process_that_started_it(base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
