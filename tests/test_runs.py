@@ -14,7 +14,7 @@ from typer.testing import CliRunner, Result
 
 import raysim
 from raysim.cli.app import app
-from raysim.cli.runs import age
+from raysim.cli.runs import age, last_score
 from raysim.paths import natural
 from raysim.report.watch import Watch, serving
 
@@ -48,6 +48,17 @@ def test_runs_have_a_line_each(played: Path) -> None:
     assert (cells[0][3], cells[0][-1]) == ("1/3", "stopped")
     assert (cells[1][-1], cells[2][-1]) == ("finished", "finished")
     assert command("runs", played / "nowhere").exit_code == 1
+
+
+def test_a_run_that_goes_on_shows_its_tasks_own_score(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    data = {"name": "diabetes", "partition": {"iid_equal": {"clients": 4}}}
+    model, rounds = {"name": "mlp", "options": {"hidden": [8]}}, {"total": 2, "evaluate_every": 1}
+    simulation = raysim.stream(tiny(data=data, model=model, rounds=rounds), out="runs/numbers")
+    first = next(simulation)
+    simulation.save()
+    simulation.stop()
+    assert last_score(raysim.load("runs/numbers")) == f"{first.score:.4f}"
 
 
 def test_compare_names_what_differs(played: Path) -> None:

@@ -116,12 +116,15 @@ def rm(
 
 def last_score(run: Run) -> str:
     """The score by which the run is judged, as the last evaluation has it; `-` before the first."""
-    from raysim.report.summary import PERSONAL, final, judged_by
+    from raysim.report.summary import METRIC, PERSONAL, final, judged_by, metric_names
 
-    column = judged_by([run])
-    if column != PERSONAL and (result := run.result) and result["final"] is not None:
+    if judged_by([run]) == PERSONAL:
+        return f"{percent(final(run, PERSONAL))} (personal)"
+    if (result := run.result) and result["final"] is not None:
         return scored(result.get("headline") or "accuracy", result["final"])
-    return percent(final(run, column)) + (" (personal)" if column == PERSONAL else "")
+    tested = {"accuracy": final(run, "accuracy")} | {name: final(run, f"{METRIC}{name}") for name in metric_names(run)}
+    name = next((name for name, value in tested.items() if value is not None), "accuracy")  # the task's first
+    return scored(name, tested[name]) + (" (personal)" if name.startswith("personal_") else "")
 
 
 def age(run: Run) -> str:
