@@ -559,6 +559,7 @@ STATEFUL = ("--set", "client=[fedala]", "--set", "data.client_test_frac=0.2")
 def test_a_finished_run_is_extended_to_the_bits_of_a_longer_one(tiny: Path, methods: tuple[str, ...]) -> None:
     longer = raysim("run", tiny, "--out", "longer", "--set", "rounds.total=6", *methods)
     assert raysim("run", tiny, "--out", "run", *methods).exit_code == 0
+    began = Path("run/config.yaml").stat().st_mtime_ns
     extended = raysim("resume", "run", "--set", "rounds.total=6", "--set", "evaluate.batch_size=7")
     assert extended.exit_code == 0, extended.output
     assert extended.output.splitlines()[1].startswith("round 4/6 ")
@@ -566,6 +567,7 @@ def test_a_finished_run_is_extended_to_the_bits_of_a_longer_one(tiny: Path, meth
     config = load("run/config.yaml")
     assert (config.rounds.total, config.evaluate.batch_size) == (6, 7)
     assert manifest.read_manifest(Path("run"))["config_hash"] == fingerprint(config)
+    assert Path("run/config.yaml").stat().st_mtime_ns == began  # which is what `raysim runs` takes a run's age from
     assert tables.read(Path("run"), "rounds")["round"].to_pylist() == list(range(6))
     again = raysim("resume", "run")
     assert again.output.startswith("This run is complete.\n")
