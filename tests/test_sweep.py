@@ -152,6 +152,14 @@ def test_a_sweep_ends_in_one_table_and_one_report(base: Path) -> None:
     assert more.output.splitlines()[0] == "6 runs, of which 4 are finished"
 
 
+def test_an_address_that_no_run_joins_is_refused(base: Path) -> None:
+    for several in ((), ("--parallel", "2")):
+        result = sweep(base, "--seeds", "8,9", "--out", "out", "--address", "127.0.0.1:1", *several)
+        assert result.exit_code == 2
+        assert result.stderr == "--address: engine is local, which joins no cluster. Use --set engine=ray.\n"
+    assert not Path("out").exists()
+
+
 def test_a_folder_of_another_configuration_is_not_touched(base: Path) -> None:
     assert sweep(base, "--seeds", "8", "--out", "out").exit_code == 0
     result = sweep(base, "--seeds", "8", "--out", "out", "--set", "local.lr=0.3")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import fcntl
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,8 @@ from raysim.store.manifest import manifest, read_manifest
 
 @contextmanager
 def run_lock(folder: Path) -> Iterator[None]:
-    """Hold the run in `folder`, which is made if need be. Raises `ConfigError` where another process holds it."""
+    """Hold the run in `folder`, which is made if need be, and removed where nothing was written. Raises
+    `ConfigError` where another process holds it."""
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / ".lock"
     with path.open("a") as lock:
@@ -30,6 +31,8 @@ def run_lock(folder: Path) -> Iterator[None]:
         finally:
             if folder.is_dir() and list(folder.iterdir()) == [path]:  # a launch that failed leaves nothing behind
                 path.unlink()
+                with suppress(OSError):  # somebody else may have begun there just now
+                    folder.rmdir()
 
 
 def machine_changes(folder: Path) -> list[str]:

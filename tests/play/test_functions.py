@@ -68,6 +68,9 @@ def test_what_is_wrong_starts_nothing(tmp_path: Path) -> None:
     assert "Did you mean 'total'" in str(error.value)
     assert "local.lr" in str(error.value)
     assert not (tmp_path / "run").exists()
+    with pytest.raises(ConfigError, match="--address: engine is local"):
+        raysim.run(settings(record={"dir": str(tmp_path / "runs")}), address="127.0.0.1:1")
+    assert not list((tmp_path / "runs").iterdir())
 
 
 def test_a_loop_is_left_and_taken_up_again(tmp_path: Path) -> None:
