@@ -72,7 +72,9 @@ def test_compare_names_what_differs(played: Path) -> None:
     assert command("compare", "runs/r2").exit_code == 2
 
 
-def test_rm_asks_and_leaves_alone_what_is_no_run_or_is_being_played(played: Path) -> None:
+def test_rm_asks_and_leaves_alone_what_is_no_run_or_is_being_played(
+    played: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     assert command("rm", "runs/r2", input="n\n").exit_code == 0
     assert (played / "r2").is_dir()
     assert command("rm", "runs", "--yes").exit_code == 1
@@ -81,7 +83,17 @@ def test_rm_asks_and_leaves_alone_what_is_no_run_or_is_being_played(played: Path
         refused = command("rm", "runs/r2", "runs/half", "--yes")
     assert refused.stderr == "runs/half: being played. Stop it first (Ctrl-C).\n"
     assert (played / "r2").is_dir()
-    assert command("rm", "runs/r2", "runs/half", "--yes").output == "removed runs/r2, runs/half\n"
+    with (played / "half/.lock").open("a") as lock:
+
+        def begun_meanwhile(_: str) -> bool:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            return True
+
+        monkeypatch.setattr("typer.confirm", begun_meanwhile)
+        refused = command("rm", "runs/half")
+    assert refused.stderr == "runs/half: being played. Stop it first (Ctrl-C).\n"
+    removed = command("rm", "runs/r2", played.resolve() / "r2", "runs/half", "--yes")
+    assert (removed.exit_code, removed.output) == (0, "removed runs/r2\nremoved runs/half\n")
     assert {path.name for path in played.iterdir()} == {"r10"}
 
 
