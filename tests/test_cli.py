@@ -311,6 +311,10 @@ def test_resume_of_a_complete_run_says_so_and_changes_nothing(tiny: Path) -> Non
     assert again.output.startswith("This run is complete.\n")
     assert again.output.splitlines()[2:] == ran.output.splitlines()[-5:]
     assert before == {path: path.read_bytes() for path in Path("run").rglob("*.*")}
+    changed = raysim("resume", "run", "evaluate.batch_size=7", "record.pairs=false", "engine.local.batch_clients=1")
+    told = "run: the run is complete, so evaluate.batch_size, record.pairs have no effect; a larger rounds.total"
+    assert changed.exit_code == 0 and changed.stderr.startswith(f"raysim: {told}")
+    assert before == {path: path.read_bytes() for path in Path("run").rglob("*.*")}
 
 
 @pytest.mark.parametrize("manifest", [None, "{", "[]", '{"settings": 5}'])
@@ -555,6 +559,7 @@ STATEFUL = ("--set", "client=[fedala]", "--set", "data.client_test_frac=0.2")
 def test_a_finished_run_is_extended_to_the_bits_of_a_longer_one(tiny: Path, methods: tuple[str, ...]) -> None:
     longer = raysim("run", tiny, "--out", "longer", "--set", "rounds.total=6", *methods)
     assert raysim("run", tiny, "--out", "run", *methods).exit_code == 0
+    began = Path("run/config.yaml").stat().st_mtime_ns
     extended = raysim("resume", "run", "--set", "rounds.total=6", "--set", "evaluate.batch_size=7")
     assert extended.exit_code == 0, extended.output
     assert extended.output.splitlines()[1].startswith("round 4/6 ")
@@ -562,6 +567,7 @@ def test_a_finished_run_is_extended_to_the_bits_of_a_longer_one(tiny: Path, meth
     config = load("run/config.yaml")
     assert (config.rounds.total, config.evaluate.batch_size) == (6, 7)
     assert manifest.read_manifest(Path("run"))["config_hash"] == fingerprint(config)
+    assert Path("run/config.yaml").stat().st_mtime_ns == began  # which is what `raysim runs` takes a run's age from
     assert tables.read(Path("run"), "rounds")["round"].to_pylist() == list(range(6))
     again = raysim("resume", "run")
     assert again.output.startswith("This run is complete.\n")

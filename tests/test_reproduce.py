@@ -253,7 +253,22 @@ def test_a_scale_that_a_table_does_not_have_is_refused(item: Item) -> None:
         ),
         ("{gap: FedAvg + LWS}", "{gap: FedAvg + LAW}", "table.score: gap: there is no row 'FedAvg + LAW'"),
         ("{error at MB: 0.015}", "{error at MB: 0.015, rounds: [1, 2]}", "score: error at MB takes no 'rounds'"),
+        *(
+            ("{error at MB: 0.015}", score, f"table.score: {fault}")
+            for score, fault in (
+                ("{note: gamma}", "note: must be METHOD.NAME, such as fedlws.gamma, but is 'gamma'"),
+                ("{accuracy after: two}", "accuracy after: must be a whole number > 0, but is 'two'"),
+                ("{error at MB: many}", "error at MB: must be a number > 0, but is 'many'"),
+                (
+                    "{note: fedlws.gamma, rounds: 5}",
+                    "rounds: must be the first and the last round, such as [90, 110], but is 5",
+                ),
+                ("{note: fedlws.gamma, layers: '['}", "layers: must be a regular expression, but is '['"),
+            )
+        ),
         ("small:\n", "smal:\n", "table.smal: "),
+        ("{Table 1: shrinking (raysim plot accuracy), Figure 2: its curves}", "{}", "table.items: names no table"),
+        ("seeds: [8, 9]", "seeds: []", "table.small.seeds: names no seed"),
         ("    fast: {}", "    digits: {}", "'digits' names two choices"),
     ],
 )
@@ -276,6 +291,25 @@ def test_own_tables_stand_beside_those_of_the_papers(item: Item) -> None:
     assert items()["toy/table1"].path == Path("configs/toy/table1.yaml")
     assert find("fedlws/table1").path == shipped.folder() / "fedlws/table1.yaml"
     assert "toy/plain" not in items()
+
+
+def test_foreign_files_take_nothing_down(item: Item) -> None:
+    Path("configs/toy/latin.yaml").write_bytes("name: Größe\n".encode("latin-1"))
+    Path("configs/toy/latin_table.yaml").write_bytes("table: Größe\n".encode("latin-1"))
+    Path("configs/toy/desk.yaml").write_text("table: made of wood\n")
+    Path("configs/toy/elsewhere.yaml").write_text(TABLE.replace("data: {name: digits,", "data: {kind: digits,"))
+    assert "toy/latin" not in items()
+    listed = reproduce("--list")
+    assert listed.exit_code == 0, listed.output
+    said = listed.output.splitlines()
+    for name, sentence in (
+        ("desk", "table: Input should"),
+        ("latin_table", "cannot be read"),
+        ("elsewhere", "data.name"),
+    ):
+        assert sentence in said[said.index(f"  toy/{name}") + 1]
+    assert "    full: 9 runs × 3 seeds; digits, nowhere.npz (absent)" in said
+    assert find("toy/table1").path == item.path
 
 
 def test_the_list_has_every_file_and_every_table_and_figure() -> None:

@@ -14,7 +14,7 @@ from typer.testing import CliRunner, Result
 
 import raysim
 from raysim.cli.app import app
-from raysim.cli.runs import age
+from raysim.cli.runs import age, last_score
 from raysim.paths import natural
 from raysim.report.watch import Watch, serving
 
@@ -50,6 +50,17 @@ def test_runs_have_a_line_each(played: Path) -> None:
     assert command("runs", played / "nowhere").exit_code == 1
 
 
+def test_a_run_that_goes_on_shows_its_tasks_own_score(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    data = {"name": "diabetes", "partition": {"iid_equal": {"clients": 4}}}
+    model, rounds = {"name": "mlp", "options": {"hidden": [8]}}, {"total": 2, "evaluate_every": 1}
+    simulation = raysim.stream(tiny(data=data, model=model, rounds=rounds), out="runs/numbers")
+    first = next(simulation)
+    simulation.save()
+    simulation.stop()
+    assert last_score(raysim.load("runs/numbers")) == f"{first.score:.4f}"
+
+
 def test_compare_names_what_differs(played: Path) -> None:
     rows = {line.split()[0]: line for line in command("compare", "runs/r2", "runs/r10").output.splitlines() if line}
     assert rows["seed"].split() == ["seed", "3", "4"]
@@ -61,7 +72,9 @@ def test_compare_names_what_differs(played: Path) -> None:
     assert command("compare", "runs/r2").exit_code == 2
 
 
-def test_rm_asks_and_leaves_alone_what_is_no_run_or_is_being_played(played: Path) -> None:
+def test_rm_asks_and_leaves_alone_what_is_no_run_or_is_being_played(
+    played: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     assert command("rm", "runs/r2", input="n\n").exit_code == 0
     assert (played / "r2").is_dir()
     assert command("rm", "runs", "--yes").exit_code == 1
@@ -70,7 +83,17 @@ def test_rm_asks_and_leaves_alone_what_is_no_run_or_is_being_played(played: Path
         refused = command("rm", "runs/r2", "runs/half", "--yes")
     assert refused.stderr == "runs/half: being played. Stop it first (Ctrl-C).\n"
     assert (played / "r2").is_dir()
-    assert command("rm", "runs/r2", "runs/half", "--yes").output == "removed runs/r2, runs/half\n"
+    with (played / "half/.lock").open("a") as lock:
+
+        def begun_meanwhile(_: str) -> bool:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            return True
+
+        monkeypatch.setattr("typer.confirm", begun_meanwhile)
+        refused = command("rm", "runs/half")
+    assert refused.stderr == "runs/half: being played. Stop it first (Ctrl-C).\n"
+    removed = command("rm", "runs/r2", played.resolve() / "r2", "runs/half", "--yes")
+    assert (removed.exit_code, removed.output) == (0, "removed runs/r2\nremoved runs/half\n")
     assert {path.name for path in played.iterdir()} == {"r10"}
 
 

@@ -25,7 +25,7 @@ from raysim.config import ConfigError, load
 from raysim.data import Dataset
 from raysim.report.runs import Run
 from raysim.sweep.grid import grid
-from raysim.sweep.parallel import carried, start
+from raysim.sweep.parallel import _outcome, carried, start
 from raysim.sweep.playing import play_all
 
 ROOT = Path(__file__).parent.parent
@@ -82,7 +82,7 @@ def test_values_may_be_whole_lists(base: Path) -> None:
     assert [len(point.config.server) for point in points] == [0, 2, 1]
     assert points[2].config.server[0].beta == 0.5
     assert [point.name for point in points] == ["no-server", "fedavgm-fedlws", "fedlws-beta0.5"]
-    long = [f"[{{fedlws: {{beta: 0.{'1' * 60}{last}}}}}]" for last in "12"]
+    long = [f"[{{fedavgm: {{beta: 0.123456789}}}}, {{fedlws: {{beta: 0.{last}}}}}]" for last in "12"]
     first, second = grid(base, [f"server={','.join(long)}"], [], Path("out"))
     assert len({first.name, second.name}) == 2 and max(len(first.name), len(second.name)) < 60
 
@@ -127,6 +127,9 @@ def test_all_faults_of_a_grid_are_told_once(base: Path) -> None:
     assert len(caught.value.faults) == 2
     with pytest.raises(ConfigError, match=r"base\.yaml: two runs would be called lr0\.1"):
         grid(base, ["local.lr=0.1,0.2,0.1"], [], Path("out"))
+    with pytest.raises(ConfigError, match=r"lr0\.1-seed8 and lr0\.2-seed8 are the same run: .* overrides it") as caught:
+        grid(base, ["local.lr=0.1,0.2", "local.lr=0.3"], [8, 9], Path("out"))
+    assert len(caught.value.faults) == 2
     assert sweep(base, "--out", "out", "--seeds", "8,x").stderr.startswith("--seeds 8,x: must be whole numbers")
     assert not Path("out").exists()
 
@@ -147,6 +150,14 @@ def test_a_sweep_ends_in_one_table_and_one_report(base: Path) -> None:
 
     more = sweep(base, "--set", "server=[],[fedlws]", "--seeds", "8,9,10", "--out", "out")
     assert more.output.splitlines()[0] == "6 runs, of which 4 are finished"
+
+
+def test_an_address_that_no_run_joins_is_refused(base: Path) -> None:
+    for several in ((), ("--parallel", "2")):
+        result = sweep(base, "--seeds", "8,9", "--out", "out", "--address", "127.0.0.1:1", *several)
+        assert result.exit_code == 2
+        assert result.stderr == "--address: engine is local, which joins no cluster. Use --set engine=ray.\n"
+    assert not Path("out").exists()
 
 
 def test_a_folder_of_another_configuration_is_not_touched(base: Path) -> None:
@@ -217,6 +228,14 @@ def test_several_at_a_time_stop_together_and_give_the_same_bits(
     for point in (points[0], points[2]):
         straight = play(point.config, Path("straight", point.name)).sha256()
         assert json.loads((point.folder / "result.json").read_text())["sha256"] == straight
+
+
+def test_what_tests_personal_models_alone_says_their_accuracy(base: Path) -> None:
+    alone = ["evaluate={global: false, personal: after_train}", "data.client_test_frac=0.2", "rounds.total=1"]
+    (point,) = grid(base, alone, [], Path("out"))
+    play(point.config, point.folder)
+    personal = Run(point.folder).result["personal"]["final"]
+    assert _outcome(point, 0) == f"personal accuracy {100 * personal:.2f} %"
 
 
 def test_a_run_ends_with_the_process_that_started_it(base: Path, monkeypatch: pytest.MonkeyPatch) -> None:

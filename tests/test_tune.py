@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from pathlib import Path
 
 import pytest
+import torch
 from conftest import play, table
+from torch import nn
 
+import raysim
 import raysim.sweep.tune
 from raysim.config import ConfigError, LocalEngineConfig, load
+from raysim.registry import REGISTRY
 
 BASE = """
 data: {name: {synthetic: {samples: 60, test_samples: 20}}, partition: {iid_equal: {clients: 4}}}
@@ -49,6 +54,27 @@ def test_trials_are_runs_that_report_every_evaluation(cluster: object, base: Pat
     assert load(first).engine == LocalEngineConfig(threads=2)
     best = results.get_best_result()
     assert best.metrics["loss"] == min(result.metrics["loss"] for result in results)
+
+
+def test_trials_know_what_the_script_has_added(cluster: object, base: Path, tmp_path: Path) -> None:
+    tune = pytest.importorskip("ray.tune", reason="needs raysim[tune]")
+
+    class Flat(nn.Module):
+        def __init__(self, inputs: raysim.Inputs):
+            super().__init__()
+            self.features, self.head = nn.Flatten(), nn.Linear(math.prod(inputs.shape), inputs.classes)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.head(self.features(x))
+
+    REGISTRY.register("model", "our_flat", Flat)
+    try:
+        trials = raysim.sweep.tune.trainable(base, ["model={name: our_flat}", "rounds.total=1"])
+    finally:
+        del REGISTRY.table("model")["our_flat"]
+    run_config = tune.RunConfig(storage_path=str(tmp_path / "trials"), verbose=0)
+    results = tune.Tuner(trials, run_config=run_config).fit()
+    assert results.num_errors == 0, results.errors
 
 
 def test_what_is_wrong_shows_before_any_trial(base: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
 from pathlib import Path
 from typing import Annotated
 
@@ -40,11 +39,7 @@ def run(
             print(f"{to_yaml(settings)}\n{preview(settings, address)}")
             return
         folder = new_folder(out, Path(settings.record.dir), settings.name)
-        try:
-            status = play(settings, folder, address, resume=False)
-        finally:
-            with suppress(OSError):
-                folder.rmdir()  # succeeds only while it is empty: a launch that failed leaves nothing behind
+        status = play(settings, folder, address, resume=False)
     raise typer.Exit(status)
 
 

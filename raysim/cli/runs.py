@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -99,29 +100,39 @@ def rm(
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
 ) -> None:
     """Remove runs with all they have written. Folders that are no run, and runs that are being played, are left alone."""
-    from raysim.config import ConfigError
     from raysim.report.runs import Run
 
     with reported():
-        found = [Run(folder) for folder in folders]  # raises where one is no run
-        if playing := [str(run.folder) for run in found if run.state == "running"]:
-            raise ConfigError(f"{', '.join(playing)}: being played. Stop it first (Ctrl-C).")
-        names = ", ".join(str(run.folder) for run in found)
-        if not yes and not typer.confirm(f"Remove {names}?"):
+        once = {folder.resolve(): folder for folder in reversed(folders)}
+        found = [Run(folder) for folder in reversed(once.values())]  # raises where one is no run
+        _check_idle(found)
+        if not yes and not typer.confirm(f"Remove {', '.join(str(run.folder) for run in found)}?"):
             return
         for run in found:
+            _check_idle([run])  # again: it may have been taken up meanwhile
             shutil.rmtree(run.folder)
-        print(f"removed {names}")
+            print(f"removed {run.folder}")
+
+
+def _check_idle(found: Sequence[Run]) -> None:
+    """Raises `ConfigError` where one of these runs is being played."""
+    from raysim.config import ConfigError
+
+    if playing := [str(run.folder) for run in found if run.state == "running"]:
+        raise ConfigError(f"{', '.join(playing)}: being played. Stop it first (Ctrl-C).")
 
 
 def last_score(run: Run) -> str:
     """The score by which the run is judged, as the last evaluation has it; `-` before the first."""
-    from raysim.report.summary import PERSONAL, final, judged_by
+    from raysim.report.summary import METRIC, PERSONAL, final, judged_by, metric_names
 
-    column = judged_by([run])
-    if column != PERSONAL and (result := run.result) and result["final"] is not None:
+    if judged_by([run]) == PERSONAL:
+        return f"{percent(final(run, PERSONAL))} (personal)"
+    if (result := run.result) and result["final"] is not None:
         return scored(result.get("headline") or "accuracy", result["final"])
-    return percent(final(run, column)) + (" (personal)" if column == PERSONAL else "")
+    tested = {"accuracy": final(run, "accuracy")} | {name: final(run, f"{METRIC}{name}") for name in metric_names(run)}
+    name = next((name for name, value in tested.items() if value is not None), "accuracy")  # the task's first
+    return scored(name, tested[name]) + (" (personal)" if name.startswith("personal_") else "")
 
 
 def age(run: Run) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+from collections.abc import Iterator
 from dataclasses import MISSING
 from pathlib import Path
 from typing import Any, get_args
@@ -33,6 +34,19 @@ def to_yaml(config: Config) -> str:
 def fingerprint(config: Config) -> str:
     """SHA-256 of the resolved configuration, independent of the order in which it was written."""
     return hashlib.sha256(json.dumps(to_dict(config), sort_keys=True).encode()).hexdigest()
+
+
+def differences(one: Config, other: Config) -> list[str]:
+    """Paths of the settings in which two configurations differ."""
+    return list(_differing(to_dict(one), to_dict(other), ""))
+
+
+def _differing(one: Any, other: Any, path: str) -> Iterator[str]:
+    if isinstance(one, dict) and isinstance(other, dict) and one.keys() == other.keys():
+        for key in one:
+            yield from _differing(one[key], other[key], f"{path}.{key}" if path else key)
+    elif one != other:
+        yield path
 
 
 READ = {"rounds.total": "reads_total_rounds", "engine.gather_bytes": "reads_gather_bytes"}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 from raysim.config import Config, fingerprint, to_yaml
@@ -14,8 +15,10 @@ def rewrite(config: Config, folder: Path) -> None:
     """Let the folder of a run that goes on tell of `config`, and no more of an end that is not one any longer."""
     described = read_manifest(folder)
     if described.get("config_hash") != fingerprint(config):
+        before = (folder / "config.yaml").stat()
         with replacing(folder / "config.yaml") as path:
             path.write_text(to_yaml(config), encoding="utf-8")
+            os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))  # which say when the run began
         write_json(folder / "manifest.json", described | {"config_hash": fingerprint(config)})
     result = read_result(folder)
     if result is not None and result["rounds"] != config.rounds.total:

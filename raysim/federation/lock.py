@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import fcntl
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from raysim.config import Config, ConfigError, fingerprint
+from raysim.config import Config, ConfigError, differences, fingerprint, load
 from raysim.store.documents import read_result
 from raysim.store.manifest import manifest, read_manifest
 
 
 @contextmanager
 def run_lock(folder: Path) -> Iterator[None]:
-    """Hold the run in `folder`, which is made if need be. Raises `ConfigError` where another process holds it."""
+    """Hold the run in `folder`, which is made if need be, and removed where nothing was written. Raises
+    `ConfigError` where another process holds it."""
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / ".lock"
     with path.open("a") as lock:
@@ -30,6 +31,8 @@ def run_lock(folder: Path) -> Iterator[None]:
         finally:
             if folder.is_dir() and list(folder.iterdir()) == [path]:  # a launch that failed leaves nothing behind
                 path.unlink()
+                with suppress(OSError):  # somebody else may have begun there just now
+                    folder.rmdir()
 
 
 def machine_changes(folder: Path) -> list[str]:
@@ -47,6 +50,14 @@ def finished_result(config: Config, folder: Path) -> dict[str, Any] | None:
     if result.get("ended"):  # which other settings might not have done
         complete |= read_manifest(folder).get("config_hash") == fingerprint(config)
     return result | {"folder": folder} if complete else None
+
+
+def without_effect(config: Config, folder: Path) -> list[str]:
+    """A sentence on the settings that the complete run in `folder` does not have and cannot take any more, if any."""
+    paths = differences(load(folder / "config.yaml"), config)
+    have = "has" if len(paths) == 1 else "have"
+    way_out = "a larger rounds.total lets it go on with new settings"
+    return [f"{folder}: the run is complete, so {', '.join(paths)} {have} no effect; {way_out}"] if paths else []
 
 
 def how_to_continue(folder: Path) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping
 from contextlib import nullcontext
 from pathlib import Path
@@ -59,7 +60,10 @@ def continued(run: str | Path | Run, *, address: str | None = None, **settings: 
     folder = run.folder if isinstance(run, Run) else Path(run)
     if not (folder / "config.yaml").is_file():
         raise ConfigError(f"{folder}: holds no config.yaml, so it is not the folder of a run.")
-    return Simulation(read_config(folder / "config.yaml", **settings), folder, resume=True, address=address)
+    simulation = Simulation(read_config(folder / "config.yaml", **settings), folder, resume=True, address=address)
+    for warning in simulation.warnings:
+        warnings.warn(warning, stacklevel=2)
+    return simulation
 
 
 def resume(

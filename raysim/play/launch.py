@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -21,6 +21,13 @@ def check_address(address: str | None) -> None:
         raise ConfigError(f"{'--address' if address else 'RAY_ADDRESS'}: no Ray cluster answers at {joined}.")
 
 
+def check_joined(configs: Sequence[Config], address: str | None) -> None:
+    """Raises `ConfigError` where there is an `address`, and none of these runs is on Ray."""
+    if address and configs and not any(isinstance(config.engine, RayEngineConfig) for config in configs):
+        name = name_in(ENGINES, configs[0].engine)
+        raise ConfigError(f"--address: engine is {name}, which joins no cluster. Use --set engine=ray.")
+
+
 @contextmanager
 def launcher(
     config: Config, address: str | None, resources: Resources | None
@@ -33,9 +40,7 @@ def launcher(
         with session(config, address, resources) as launch:
             yield launch
         return
-    if address:
-        name = name_in(ENGINES, config.engine)
-        raise ConfigError(f"--address: engine is {name}, which joins no cluster. Use --set engine=ray.")
+    check_joined([config], address)
     from raysim.federation import Federation
 
     yield (

@@ -19,7 +19,7 @@ def header(config: Config) -> str:
     stack = [name_in(CLIENTS, m) for m in config.client] + [name_in(WEIGHTINGS, m) for m in config.weighting]
     stack = (stack or ["fedavg"]) + [name_in(STEPS, m) for m in config.server]
     clients = config.clients
-    share = f"{config.rounds.participation:.0%} of all"
+    share = f"{100 * config.rounds.participation:.3g}% of all"
     drawn = f"{config.cohort_size} of {clients}" if clients else share
     parts = [
         config.name,

@@ -13,7 +13,7 @@ from typing import Any, Self
 from raysim.config import Config, ConfigError, check_unchanged
 from raysim.engine.ray.placement import Resources
 from raysim.federation.extend import rewrite
-from raysim.federation.lock import finished_result, how_to_continue, machine_changes, run_lock
+from raysim.federation.lock import finished_result, how_to_continue, machine_changes, run_lock, without_effect
 from raysim.late import nn
 from raysim.play.interrupts import Interrupts
 from raysim.play.launch import launcher
@@ -88,6 +88,8 @@ class Simulation(Iterator[PlayedRound]):
                 doubt = "; bits may differ from those of a run that was not stopped"
                 self.warnings += [change + doubt for change in machine_changes(folder)]
                 self.result = finished_result(config, folder)
+                if self.result is not None:
+                    self.warnings += without_effect(config, folder)
 
     def __enter__(self) -> Self:
         return self

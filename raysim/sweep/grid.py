@@ -14,8 +14,8 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -88,9 +88,21 @@ def runs(base: Path, cells: Iterable[Sequence[Choice]], out: Path) -> list[Point
         points.append(point)
     names = [point.name for point in points]
     faults += [f"{base}: two runs would be called {name}." for name, times in Counter(names).items() if times > 1]
+    faults += _alike(base, points)
     if faults:
         raise ConfigError(list(dict.fromkeys(faults)))
     return points
+
+
+def _alike(base: Path, points: Sequence[Point]) -> Iterator[str]:
+    """A fault for all runs that are one but for their names: labels would lie, and means would count a run twice."""
+    same: dict[str, dict[str, None]] = defaultdict(dict)  # names in their order
+    for point in points:
+        same[json.dumps(to_dict(point.config) | {"name": ""}, sort_keys=True)][point.name] = None
+    for names in same.values():
+        if len(names) > 1:
+            which = " and ".join(names)
+            yield f"{base}: {which} are the same run: they differ in nothing, or a later setting overrides it."
 
 
 def choices(axis: Mapping[str, Mapping[str, Any] | None]) -> dict[str, Choice]:

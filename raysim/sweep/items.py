@@ -14,7 +14,7 @@ from typing import Any
 from raysim.config import ConfigError, load
 from raysim.config.shipped import folder as configurations
 from raysim.paths import natural
-from raysim.store.documents import parse_yaml, read_yaml
+from raysim.store.documents import YAML_BYTES, DamagedFile, parse_yaml, read_bytes, read_yaml
 from raysim.sweep.grid import Choice, Point, choices, overrides, runs, seeded
 from raysim.sweep.table import Axis, Label, Table, labels, read_table
 
@@ -96,7 +96,7 @@ class Item:
 def items() -> dict[str, Item]:
     """Every table and figure that has a file, by name: what comes with raysim, and those in `configs` in the working
     directory, which come first."""
-    own = [path for path in Path("configs").glob("*/*.yaml") if re.search(r"^table:", path.read_text("utf-8"), re.M)]
+    own = [path for path in Path("configs").glob("*/*.yaml") if _has_table(path)]
     shipped = [
         path for path in configurations().glob("*/*.yaml") if path.parent.name != "cluster"
     ]  # where runs are played
@@ -104,6 +104,14 @@ def items() -> dict[str, Item]:
     return {
         name: Item(name, found[name]) for name in sorted(found, key=lambda name: (name.split("/")[0], natural(name)))
     }
+
+
+def _has_table(path: Path) -> bool:
+    """Whether a file, which may be anything, has a key `table`."""
+    try:
+        return re.search(rb"^table:", read_bytes(path, YAML_BYTES), re.M) is not None
+    except (OSError, DamagedFile):
+        return False
 
 
 def find(name: str) -> Item:
@@ -117,22 +125,30 @@ def find(name: str) -> Item:
 
 
 def listing(there: Mapping[str, Item]) -> Iterator[str]:
-    """Every item with the papers' tables and figures that it makes, the data it needs, and what it costs."""
+    """Every item with the papers' tables and figures that it makes, the data it needs, and what it costs; or what is wrong
+    with its file."""
     paper = ""
     for name, item in there.items():
         if item.path.parent.name != paper:
             paper = item.path.parent.name
             yield f"\n{PAPERS.get(paper, paper)}"
         yield f"\n  {name}"
-        table = item.table
-        width = max(map(len, table.items))
-        yield from (f"    {place:<{width}}  {what}" for place, what in table.items.items())
-        for name, scale in table.scales.items():
-            planned = item.plan(name, (), ())
-            seeds = len({cell.seed for cell in planned})
-            size = f"{len(planned) // seeds} run{'s' * (len(planned) > seeds)} × {seeds} seed{'s' * (seeds > 1)}"
-            took = f"; took {scale.minutes:g} minutes of one core" if scale.minutes else ""
-            yield f"    {name}: {size}; {_data(item, planned.values())}{took}"
+        try:
+            yield from [f"    {line}" for line in _described(item)]
+        except ConfigError as error:
+            yield from (f"    {fault}" for fault in error.faults)
+
+
+def _described(item: Item) -> Iterator[str]:
+    table = item.table
+    width = max(map(len, table.items))
+    yield from (f"{place:<{width}}  {what}" for place, what in table.items.items())
+    for name, scale in table.scales.items():
+        planned = item.plan(name, (), ())
+        seeds = len({*scale.seeds})
+        size = f"{len(planned) // seeds} run{'s' * (len(planned) > seeds)} × {seeds} seed{'s' * (seeds > 1)}"
+        took = f"; took {scale.minutes:g} minutes of one core" if scale.minutes else ""
+        yield f"{name}: {size}; {_data(item, planned.values())}{took}"
 
 
 def _data(item: Item, planned: Collection[Sequence[Choice]]) -> str:
@@ -146,7 +162,10 @@ def _data(item: Item, planned: Collection[Sequence[Choice]]) -> str:
         if change:
             raw = parse_yaml(change.partition("=")[2])
         else:
-            raw = read_yaml(item.path)["data"]["name"]
+            try:
+                raw = read_yaml(item.path)["data"]["name"]
+            except (KeyError, TypeError):
+                raise ConfigError(f"{item.path}: data.name: must say which data the runs read.") from None
         missing = ""
         try:
             load(item.path, [change] if change else [])
@@ -158,7 +177,7 @@ def _data(item: Item, planned: Collection[Sequence[Choice]]) -> str:
 
 def _named(raw: Any) -> str:
     """A data set as people call it: `cifar10`, or the folder that a source reads."""
-    if not isinstance(raw, Mapping):
+    if not isinstance(raw, Mapping) or len(raw) != 1:
         return str(raw)
     ((source, settings),) = raw.items()
     if isinstance(settings, Mapping):

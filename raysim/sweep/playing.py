@@ -9,7 +9,7 @@ from contextlib import ExitStack
 
 from raysim.config import RayEngineConfig
 from raysim.play.errors import faults_of
-from raysim.play.launch import check_address
+from raysim.play.launch import check_address, check_joined
 from raysim.play.terminal import play
 from raysim.sweep.grid import Point
 from raysim.sweep.parallel import carried, play_parallel
@@ -19,8 +19,10 @@ def play_all(points: Sequence[Point], address: str | None = None, at_once: int |
     """Play what is not finished; returns the exit code. A run that fails does not keep the others from being played.
 
     `at_once` runs at a time, None: as many as the machine carries. One at a time they are played in this process, with
-    one cluster for all; several each in a process of its own.
+    one cluster for all; several each in a process of its own. Raises `ConfigError` where no run joins
+    the cluster at `address`.
     """
+    check_joined([point.config for point in points], address)
     left = [point for point in points if not point.finished]
     print(f"{len(points)} runs, of which {len(points) - len(left)} are finished", flush=True)
     with ExitStack() as stack:

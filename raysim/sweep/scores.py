@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -157,6 +158,42 @@ BETWEEN = ("gap",)  # the score's argument is a row, with whose run of the same 
 
 OPTIONS = {"note": ("rounds", "layers")}  # what may stand beside a score's argument
 
+
+def _number(value: Any) -> bool:
+    return isinstance(value, int | float) and 0 < value < math.inf
+
+
+def _whole(value: Any) -> bool:
+    return _number(value) and value == int(value)
+
+
+def _span(value: Any) -> bool:
+    return isinstance(value, tuple) and value[0] <= value[1]
+
+
+def _note_name(value: Any) -> bool:
+    return isinstance(value, str) and re.fullmatch(r"[^.]+\.[^.]+", value) is not None
+
+
+def _expression(value: Any) -> bool:
+    try:
+        re.compile(value)
+    except (re.error, TypeError):
+        return False
+    return True
+
+
+# What an argument or an option must be, and whether a value is that. The rows that BETWEEN names are for the table to check.
+MUST_BE: dict[str, tuple[str, Callable[[Any], bool]]] = {
+    "accuracy after": ("a whole number > 0", _whole),
+    "converged": ("a whole number > 0", _whole),
+    "error at MB": ("a number > 0", _number),
+    "MB to error": ("a number > 0", _number),
+    "note": ("METHOD.NAME, such as fedlws.gamma", _note_name),
+    "rounds": ("the first and the last round, such as [90, 110]", _span),
+    "layers": ("a regular expression", _expression),
+}
+
 # A key of SCORES, or {key: argument} where it has no words for a heading; its options stand beside it:
 # {note: fedlws.gamma, rounds: [90, 110], layers: attention}
 Measure = str | dict[str, float | str | tuple[int, int]]
@@ -172,6 +209,10 @@ def wrong_scores(score: Score) -> Iterator[str]:
             yield f"score: {name} takes no {unknown[0]!r}."
         elif bool(argument) == bool(SCORES[name][1]):
             yield f"score: write {name!r} {'alone' if argument else f'as {{HEADING: {{{name}: VALUE}}}}'}."
+        elif isinstance(measure, dict):
+            for key, (words, right) in MUST_BE.items():
+                if key in measure and not right(measure[key]):
+                    yield f"score: {key}: must be {words}, but is {measure[key]!r}."
 
 
 def key_of(measure: Measure) -> tuple[str, tuple[Any, ...], dict[str, Any]]:

@@ -110,7 +110,11 @@ class Table:
     def faults(self) -> Iterator[str]:
         """What cannot be told from the types."""
         scales = self.scales
+        if not self.items:
+            yield "items: names no table or figure."
         for name in scales:
+            if not scales[name].seeds:
+                yield f"{name}.seeds: names no seed."
             choices = self.choices(name)
             yield from (f"{choice!r} names two choices." for choice, times in Counter(choices).items() if times > 1)
             special = [*scales[name].cells, *(self.cells if name == "full" else ())]
@@ -170,8 +174,8 @@ def read_table(path: Path) -> Table:
     except (KeyError, TypeError):
         raise ConfigError(f"{path}: has no key `table`, which says what to reproduce.") from None
     except ValidationError as error:
-        places = {".".join(map(str, fault["loc"])): fault["msg"] for fault in error.errors()}
-        raise ConfigError([f"{path}: table.{place}: {message}." for place, message in places.items()]) from None
+        places = {".".join(map(str, ("table", *fault["loc"]))): fault["msg"] for fault in error.errors()}
+        raise ConfigError([f"{path}: {place}: {message}." for place, message in places.items()]) from None
     if faults := list(table.faults()):
         raise ConfigError([f"{path}: table.{fault}" for fault in faults])
     return table

@@ -24,6 +24,7 @@ from typing import Any
 from raysim.config import EngineConfig, LocalEngineConfig, load
 from raysim.config.shipped import find
 from raysim.federation import Federation
+from raysim.registry import REGISTRY, OwnEntry
 from raysim.store.tables import OPEN
 
 REPORTED = ("accuracy", "loss", "train_loss", "personal_accuracy_micro", "personal_accuracy_macro")
@@ -42,12 +43,13 @@ def trainable(base: str | Path, overrides: Sequence[str] = ()) -> Callable[[Mapp
         from ray.tune import get_context, report
     except ImportError:
         raise ImportError("a search needs Ray Tune: pip install 'raysim[tune]'") from None
-    path, here = find(base).resolve(), Path.cwd()
+    path, here, own = find(base).resolve(), Path.cwd(), REGISTRY.own()
     load(path, overrides)
 
     def train(settings: Mapping[str, Any]) -> None:
         with suppress(FileNotFoundError):  # on a machine of a cluster that has no such folder
             os.chdir(here)  # where relative paths of the configuration begin
+        _adopt(own)
         config = load(path, [*overrides, *settings.items()])
         if not isinstance(config.engine, LocalEngineConfig):
             kept = {field.name: getattr(config.engine, field.name) for field in fields(EngineConfig)}  # of its bits
@@ -66,3 +68,9 @@ def trainable(base: str | Path, overrides: Sequence[str] = ()) -> Callable[[Mapp
             federation.close()
 
     return train
+
+
+def _adopt(own: Sequence[OwnEntry]) -> None:
+    """Let the trial's process know what the script has added. A function of the module, since a registry that `train`
+    named would travel with it, as a copy that nobody reads."""
+    REGISTRY.adopt(own)

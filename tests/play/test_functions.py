@@ -68,6 +68,9 @@ def test_what_is_wrong_starts_nothing(tmp_path: Path) -> None:
     assert "Did you mean 'total'" in str(error.value)
     assert "local.lr" in str(error.value)
     assert not (tmp_path / "run").exists()
+    with pytest.raises(ConfigError, match="--address: engine is local"):
+        raysim.run(settings(record={"dir": str(tmp_path / "runs")}), address="127.0.0.1:1")
+    assert not list((tmp_path / "runs").iterdir())
 
 
 def test_a_loop_is_left_and_taken_up_again(tmp_path: Path) -> None:
@@ -104,6 +107,8 @@ def test_a_finished_run_is_extended(tmp_path: Path) -> None:
     short = raysim.run(settings(), out=tmp_path / "run", rounds__total=2)
     longer = raysim.resume(short, rounds__total=4)
     assert longer.result["sha256"] == raysim.run(settings(), out=tmp_path / "whole").result["sha256"]
+    with pytest.warns(UserWarning, match=r"complete, so evaluate\.batch_size has no effect"):
+        raysim.resume(longer, evaluate__batch_size=7)
     for change in ({"local__lr": 0.5}, {"engine__local__threads": 2}):
         with pytest.raises(ConfigError, match=r"(local\.lr|engine\.threads) was"):
             raysim.resume(longer, rounds__total=6, **change)

@@ -14,6 +14,8 @@ from pathlib import Path
 import pytest
 from conftest import tiny
 
+from raysim.play.lines import header
+from raysim.play.preview import _lasting
 from raysim.play.progress import round_line
 from raysim.play.simulation import PlayedRound
 from raysim.play.terminal import play
@@ -81,3 +83,19 @@ def test_a_round_shows_the_clients_own_models_where_the_global_one_is_not_tested
     assert "accuracy 12.50 %" in round_line(replace(played, accuracy=0.125))
     assert "rmse  0.7500" in round_line(replace(played, headline="rmse", metrics={"rmse": 0.75}))
     assert "accuracy" not in round_line(replace(played, headline=None, metrics={}))
+
+
+def test_times_and_shares_are_written_as_people_write_them() -> None:
+    times = {
+        0.0123: "0.012 s",
+        9.96: "10 s",
+        99.5: "100 s",
+        112.0: "112 s",
+        119.6: "120 s",
+        120.0: "2 min",
+        7200.0: "2 h",
+    }
+    assert {seconds: _lasting(seconds) for seconds in times} == times
+    for share, said in ((0.004, "0.4%"), (0.4, "40%"), (1.0, "100%")):
+        config = tiny(data={"partition": "natural"}, rounds={"participation": share})
+        assert f"synthetic, {said} of all clients" in header(config)
