@@ -20,9 +20,9 @@ class Balance(Instrument):
 
     The round made γ (w + d) of the model w, γ being what the weights' sum and the server's steps scale each layer by.
     `gradient` is ‖γ d‖, `decay` is ‖(1 − γ) w‖, `norm` is ‖w‖, `moved` is ‖d‖, `gamma` is the γ of the whole model, the
-    mean over its layers where they differ, and `tau` the mean distance of the clients from their unweighted mean. The
-    two papers' ratios are each other's inverse: `fedlaw_ratio` = gradient / decay, `fedlws_ratio` = decay / gradient; they
-    are negative where γ > 1, so that the model grew.
+    mean over its layers where they differ, and `tau` the mean distance of the clients from their unweighted mean, over
+    the clients that sent something and what they sent. The two papers' ratios are each other's inverse: `fedlaw_ratio` =
+    gradient / decay, `fedlws_ratio` = decay / gradient; they are negative where γ > 1, so that the model grew.
     A round that did not shrink, or did not move, lacks the ratio that it would make infinite. A decay below a millionth
     of the norm is rounding and counts as 0.
     """
@@ -49,9 +49,10 @@ class Balance(Instrument):
         gradient, decay = whole(gamma * moved), whole((1 - gamma) * before)
         decay = decay * (decay > 1e-6 * whole(before))
         along = ((1 - gamma) * before.square()).sum()  # ⟨(1 − γ) w, w⟩: below 0 the model grows
-        distances = cohort.distances_to_mixture(mixture.support())  # [K, L]
+        sent, centre = mixture.sent[:, : layers.T], cohort.reduce(mixture.support())[: layers.P]
+        squares = cohort.distances(centre, layers.regroup("tensor")).square() * sent  # [K, T]
         yield self.note("gamma", gamma.mean())
-        yield self.note("tau", distances.square().sum(1).sqrt().mean())
+        yield self.note("tau", squares.sum(1).sqrt()[sent.any(1)].mean())
         for name, value in {"norm": whole(before), "moved": whole(moved), "gradient": gradient, "decay": decay}.items():
             yield self.note(name, value)
         if decay > 0:

@@ -121,6 +121,14 @@ def test_balance_where_the_weights_or_the_layers_shrink() -> None:
     assert plain["fedlws_ratio"] == plain["decay"] == 0  # rounding is no shrinking
 
 
+def test_balance_counts_the_clients_and_tensors_that_are_sent() -> None:
+    """Of head and body, one layer here, the body alone is sent; the third client sends nothing."""
+    layers = TWO_LAYERS.regroup("model")
+    mixture = Mixture.of(torch.ones(3), layers).select(torch.tensor([[True, False], [True, False], [False, False]]))
+    found = seen(Balance(), toy_server(layers), [[1.0, 5.0], [4.0, -5.0], [100.0, 0.0]], mixture=mixture)
+    assert found["tau"] == pytest.approx(1.5)
+
+
 def test_balance_gives_the_ratio_that_fedlws_was_derived_from() -> None:
     """Of one layer, γ solves fedlws_ratio = β τ."""
     found = seen(Balance(), toy_server(), step=FedLWS(beta=0.3))
