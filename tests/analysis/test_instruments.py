@@ -21,6 +21,7 @@ from raysim.analysis.heterogeneity import Heterogeneity
 from raysim.analysis.instrument import Instrument
 from raysim.analysis.similarity import Similarity
 from raysim.config import ConfigError
+from raysim.core.layers import LayerMap
 from raysim.core.mixture import Mixture
 from raysim.core.server import Server
 from raysim.federation import MakeEngine
@@ -119,6 +120,16 @@ def test_balance_where_the_weights_or_the_layers_shrink() -> None:
     plain = seen(Balance(), server)
     assert "fedlaw_ratio" not in plain
     assert plain["fedlws_ratio"] == plain["decay"] == 0  # rounding is no shrinking
+
+
+def test_balance_where_the_tensors_of_a_layer_shrink_differently() -> None:
+    """As with L-DAWA: the γ of weight and bias, which are one layer, are 0.9 and 0.5; w = (3, 4), d = (¼, −¾)."""
+    server = toy_server(LayerMap.of(torch.nn.Linear(1, 1)))
+    found = seen(Balance(), server, mixture=Mixture.of(vector(1, 1, 2), server.layers).scaled(vector(0.9, 0.5)))
+    assert found["gamma"] == pytest.approx(0.7)
+    assert found["moved"] == pytest.approx(np.sqrt(0.625))
+    assert found["gradient"] == pytest.approx(np.hypot(0.9 * 0.25, 0.5 * 0.75))
+    assert found["decay"] == pytest.approx(np.hypot(0.1 * 3, 0.5 * 4))
 
 
 def test_balance_counts_the_clients_and_tensors_that_are_sent() -> None:
