@@ -146,6 +146,21 @@ def test_balance_gives_the_ratio_that_fedlws_was_derived_from() -> None:
     assert found["fedlws_ratio"] == pytest.approx(0.3 * found["tau"])
 
 
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"client": [{"scaffold": {"c_update": "mean_grad"}}]},
+        {"client": [{"sgdm": {"reading": "mfl"}}], "local": {"momentum": 0}},
+        {"client": ["fedfomo"], "data": {"client_val_frac": 0.2}},
+        {"client": ["apple"], "rounds": {"participation": 1}},
+    ],
+)
+def test_balance_beside_server_halves_that_leave_the_model_alone(changes: dict[str, Any], tmp_path: Path) -> None:
+    record = {"instruments": ["balance"], "trace": [0]}
+    federation = play(tiny(**changes, server=[{"fixed_shrink": {"gamma": 0.9}}], record=record), tmp_path)
+    assert Traced(tmp_path, 0, federation).note("balance", "gamma") == pytest.approx(0.9)
+
+
 def test_similarity_to_the_new_model() -> None:
     found = seen(Similarity(), toy_server())["client"]
     models, after = np.array([[4, 4], [3, 5], [3, 2]]), np.array([3.25, 3.25])
@@ -244,7 +259,7 @@ def test_a_round_of_one_client(tmp_path: Path) -> None:
     [
         ({"record": {"instruments": ["coherence", "coherence"]}}, r"instruments.1: 'coherence' is listed twice"),
         ({"record": {"instruments": ["balance"]}, "server": ["fedavgm"]}, r"0.balance: tells what .* but FedAvgM does"),
-        ({"record": {"instruments": ["balance"]}, "client": ["scaffold"]}, r"0.balance: tells what shrinking does"),
+        ({"record": {"instruments": ["balance"]}, "client": ["feddyn"]}, r"0.balance: tells what shrinking does"),
         (
             {"record": {"instruments": [{"coherence": {"groups": {"a": [8]}}}]}},
             r"0.coherence: groups.a names client 8; .* 0 to 7",
