@@ -265,6 +265,10 @@ class LocalRun:
             observe(self)
         for correct in self.stack.corrections:
             correct(self)
+        self.clip()
+
+    def clip(self) -> None:
+        """Shorten the gradient of what is trained to `local.grad_clip`."""
         if self.settings.grad_clip is not None:
             grad = self.grad[self.trained]
             grad.mul_((self.settings.grad_clip / grad.norm().clamp_min(1e-12)).clamp_max(1.0))
