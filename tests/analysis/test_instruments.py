@@ -167,6 +167,13 @@ def test_similarity_to_the_new_model() -> None:
     np.testing.assert_allclose(found, models @ after / np.linalg.norm(models, axis=1) / np.linalg.norm(after))
 
 
+def test_similarity_of_what_is_sent() -> None:
+    """The second layer stays with the clients. In the first one models at 4 and −4 meet a new one at 2."""
+    first = Mixture.of(vector(3, 1), TWO_LAYERS).select(torch.tensor([[True, False]] * 2))
+    found = seen(Similarity(), toy_server(TWO_LAYERS), [[1.0, 5.0], [-7.0, 9.0]], [3, 1], first)
+    np.testing.assert_allclose(found["client"], [1, -1])
+
+
 # ----------------------------------------------------------------------------------------------------------- whole runs
 
 ALL = [{"coherence": {"groups": {"low": [0, 1, 2, 3]}}}, "heterogeneity", "balance", "similarity", "objective"]
