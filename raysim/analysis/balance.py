@@ -18,11 +18,12 @@ from raysim.late import torch
 class Balance(Instrument):
     """Balance of optimization and regularization where the model shrinks (FedLAW, 2023; FedLWS, 2025); reads the models.
 
-    The round made γ (w + d) of the model w, γ being what the weights' sum and the server's steps scale each layer by.
+    The round made γ (w + d) of the model w, γ being what the weights' sum and the server's steps scale each tensor by.
     `gradient` is ‖γ d‖, `decay` is ‖(1 − γ) w‖, `norm` is ‖w‖, `moved` is ‖d‖, `gamma` is the γ of the whole model, the
-    mean over its layers where they differ, and `tau` the mean distance of the clients from their unweighted mean. The
-    two papers' ratios are each other's inverse: `fedlaw_ratio` = gradient / decay, `fedlws_ratio` = decay / gradient; they
-    are negative where γ > 1, so that the model grew.
+    mean over its layers (of the means over their tensors) where they differ, and `tau` the mean distance of the clients
+    from their unweighted mean, over the clients that sent something and what they sent. The two papers' ratios are each
+    other's inverse: `fedlaw_ratio` = gradient / decay, `fedlws_ratio` = decay / gradient; they are negative where γ > 1,
+    so that the model grew.
     A round that did not shrink, or did not move, lacks the ratio that it would make infinite. A decay below a millionth
     of the norm is rounding and counts as 0.
     """
@@ -37,21 +38,25 @@ class Balance(Instrument):
     def observe(self, done: RoundView, population: Population) -> Iterator[Note]:
         assert done.mixture is not None
         cohort, mixture, layers = done.cohort, done.mixture, done.cohort.layers
-        before, target, after = (layers.norms(value[: layers.P]) for value in (done.before, done.target, done.after))
-        planned = layers.collect(torch.cat([mixture.own + mixture.weights.sum(0), mixture.buffers.sum(0)]))  # [L]
-        gamma = planned * torch.where(target > 0, after / target, 1.0)
-        mean = layers.scaled(done.target[: layers.P], layers.expand(1 / planned)[: layers.T])
-        moved = layers.norms(mean - done.before[: layers.P])
+        T, P, tensors = layers.T, layers.P, layers.regroup("tensor")
+        target, after = layers.norms(done.target[:P]), layers.norms(done.after[:P])
+        planned = mixture.own + mixture.weights.sum(0)  # [T]: L-DAWA's differ within a layer
+        gamma = planned * layers.expand(torch.where(target > 0, after / target, 1.0))[:T]
+        mean = layers.scaled(done.target[:P], 1 / planned)
+        before, moved = tensors.norms(done.before[:P]), tensors.norms(mean - done.before[:P])
+        members = torch.bincount(torch.tensor(layers.groups[:T]), minlength=layers.L).double()
+        shares = layers.expand(1 / members)[:T]  # of each tensor in its layer
 
-        def whole(per_layer: torch.Tensor) -> torch.Tensor:
-            return per_layer.square().sum().sqrt()
+        def whole(per_tensor: torch.Tensor) -> torch.Tensor:
+            return per_tensor.square().sum().sqrt()
 
         gradient, decay = whole(gamma * moved), whole((1 - gamma) * before)
         decay = decay * (decay > 1e-6 * whole(before))
         along = ((1 - gamma) * before.square()).sum()  # ⟨(1 − γ) w, w⟩: below 0 the model grows
-        distances = cohort.distances_to_mixture(mixture.support())  # [K, L]
-        yield self.note("gamma", gamma.mean())
-        yield self.note("tau", distances.square().sum(1).sqrt().mean())
+        sent, centre = mixture.sent[:, :T], cohort.reduce(mixture.support())[:P]
+        squares = cohort.distances(centre, tensors).square() * sent  # [K, T]
+        yield self.note("gamma", (shares * gamma).sum() / shares.sum())
+        yield self.note("tau", squares.sum(1).sqrt()[sent.any(1)].mean())
         for name, value in {"norm": whole(before), "moved": whole(moved), "gradient": gradient, "decay": decay}.items():
             yield self.note(name, value)
         if decay > 0:

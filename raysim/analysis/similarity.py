@@ -16,16 +16,22 @@ from raysim.late import Tensor
 
 @dataclass(frozen=True)
 class Similarity(Instrument):
-    """Cosine of each client's model with the new global one, `client` (CCN, figure 1b); reads the models."""
+    """Cosine of each client's model with the new global one, `client` (CCN, figure 1b); reads the models.
+
+    Counted are the layers that somebody sends.
+    """
 
     reads_models: ClassVar[bool] = True
 
     def observe(self, done: RoundView, population: Population) -> Iterator[Note]:
-        yield self.note("client", done.cohort.each(cosine, done.before, done.after), "client")
+        assert done.mixture is not None
+        shared = done.mixture.sent.any(0)[: done.cohort.layers.T]
+        yield self.note("client", done.cohort.each(cosine, done.before, done.after, shared), "client")
 
 
-def cosine(update: Tensor, layers: LayerMap, before: Tensor, after: Tensor) -> Tensor:
-    """cos(before + update, after) over the parameters of values [S], float64."""
-    whole = layers.regroup("model")
+def cosine(update: Tensor, layers: LayerMap, before: Tensor, after: Tensor, shared: Tensor) -> Tensor:
+    """cos(before + update, after) over the `shared` [T] tensors of values [S], float64."""
+    tensors = layers.regroup("tensor")
     model, other = (before + update)[: layers.P], after[: layers.P]
-    return whole.dots(model, other)[0] / (whole.dots(model, model)[0] * whole.dots(other, other)[0]).sqrt()
+    squares, others = tensors.dots(model, model)[shared].sum(), tensors.dots(other, other)[shared].sum()
+    return tensors.dots(model, other)[shared].sum() / (squares * others).sqrt()

@@ -11,6 +11,7 @@ from pydantic import NonNegativeInt, PositiveInt
 
 from raysim.analysis.measure import Measure, MeasureError, Taken
 from raysim.analysis.run_view import RunView
+from raysim.core.task import Classification
 from raysim.late import torch
 
 
@@ -38,6 +39,8 @@ class Transport(Measure):
     def take(self, run: RunView) -> Taken:
         from scipy.stats import spearmanr
 
+        if not isinstance(run.task, Classification):
+            raise MeasureError(f"{run.folder}: its task is {run.task.name}; it compares data class by class.")
         if run.is_text:
             raise MeasureError(f"{run.folder}: its samples are tokens, between which there is no distance.")
         t = run.of_rounds(() if self.round is None else (self.round,))[0]

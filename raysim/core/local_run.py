@@ -112,6 +112,7 @@ class LocalRun:
         self.received = received if client_state.personal is None else self._with_personal(received.clone())
         self.lr = round_info.lr
         self.optimizer: SGD | Adam = stack.optimizer(settings.optimizer).build(self.params, self.grad, self.lr)
+        self.optimizer.private = self.layers.span(stack.personal_layers) if stack.personal_layers else None
         if settings.persist and client_state.optimizer is not None:
             self.optimizer.load(client_state.optimizer)
         self.trained = slice(None)  # the parameters that an optimiser step moves
@@ -265,6 +266,10 @@ class LocalRun:
             observe(self)
         for correct in self.stack.corrections:
             correct(self)
+        self.clip()
+
+    def clip(self) -> None:
+        """Shorten the gradient of what is trained to `local.grad_clip`."""
         if self.settings.grad_clip is not None:
             grad = self.grad[self.trained]
             grad.mul_((self.settings.grad_clip / grad.norm().clamp_min(1e-12)).clamp_max(1.0))

@@ -37,6 +37,8 @@ class SGD:
         self.momentum = torch.zeros_like(params) if spec.momentum else None  # [P]
         self.proximal = 0.0  # μ of a proximal term in the gradient: it contracts what was applied before by 1 - lr·μ
         self.normaliser, self._weight = 0.0, 0.0
+        self.private: slice | None = None  # a part that is never sent, whose steps `normaliser` leaves out
+        self.private_steps = 0
 
     def step(self, part: slice = WHOLE) -> None:
         """Update the parameters, or the slice `part` of them, in place. The gradient is used up."""
@@ -55,6 +57,9 @@ class SGD:
 
     def count(self, part: slice) -> None:
         """What a step does to numbers."""
+        if part == self.private:
+            self.private_steps += 1
+            return
         self._weight = self.spec.momentum * self._weight + 1
         applied = 1 + self.spec.momentum * self._weight if self.spec.nesterov else self._weight
         self.normaliser = (1 - self.lr * self.proximal) * self.normaliser + applied
@@ -86,6 +91,8 @@ class Adam:
         self.steps: dict[tuple[int, int], int] = {}  # (start, stop) of a part -> its steps, for the bias correction
         self.proximal = 0.0
         self.normaliser = 0.0  # FedNova has no closed form for Adam: steps are counted
+        self.private: slice | None = None  # a part that is never sent, whose steps `normaliser` leaves out
+        self.private_steps = 0
 
     def step(self, part: slice = WHOLE) -> None:
         """Update the parameters, or the slice `part` of them, in place. The gradient is used up."""
@@ -107,7 +114,8 @@ class Adam:
         """What a step does to numbers."""
         key = self._key(part)
         self.steps[key] = self.steps.get(key, 0) + 1
-        self.normaliser += 1
+        self.normaliser += part != self.private
+        self.private_steps += part == self.private
 
     def _key(self, part: slice) -> tuple[int, int]:
         start, stop, _ = part.indices(self.params.shape[-1])

@@ -161,7 +161,7 @@ def check_network(config: Config, data: Dataset, partition: Partition) -> None:
             if method.needs_classes and not data.has_classes:
                 name = name_in(STACKS[stack].entries, method)
                 faults.append(f"{stack}.{i}.{name}: needs one class for each sample, which {data.name} does not have.")
-            if stack != "client" and (problem := method.fits(model, layers, data.num_classes)):
+            if problem := method.fits(model, layers, data.num_classes):
                 faults.append(f"{stack}.{i}.{name_in(STACKS[stack].entries, method)}: {problem}")
     clients, cohort = partition.clients, config.rounds.cohort_size(partition.clients)
     for i, method in enumerate(config.client):

@@ -161,6 +161,10 @@ class KnowRelations(ServerStep):
 
     reads_models: ClassVar[bool] = False
 
+    @property
+    def only_scales(self) -> bool:
+        return True
+
     def prepare(self, server: Server) -> None:
         sizes = server.population.sizes.double()
         server.shared["apple"] = sizes / sizes.sum()

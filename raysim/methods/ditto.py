@@ -64,6 +64,7 @@ class Ditto(ClientMethod):
                 for x, y in run.batches(purpose="ditto"):
                     run.gradient(x, y, corrected=False)
                     run.grad.add_(run.params - centre[: run.layers.P], alpha=self.lam)
+                    run.clip()
                     optimizer.step()
         state.v = run.value.clone()
         run.value.copy_(centre)

@@ -14,7 +14,7 @@ from raysim.core.facts import RunFacts
 from raysim.core.layers import LayerMap
 from raysim.core.mixture import Mixture
 from raysim.core.server import Server, ServerStep
-from raysim.late import Tensor, torch
+from raysim.late import Tensor, nn, torch
 
 EPS = 1e-12
 
@@ -82,6 +82,11 @@ class FedADP(ClientMethod):
         before = facts.client[: facts.client.index(self)]
         if any(method.server_steps() for method in before):
             return "its server half completes the mean that the others start from; list it before them."
+        return None
+
+    def fits(self, model: nn.Module, layers: LayerMap, classes: int) -> str | None:
+        if not Neurons.of(layers).units:
+            return "prunes what lies below the head, but this model has no layer below its head. It would be FedAvg."
         return None
 
     def server_steps(self) -> tuple[ServerStep, ...]:

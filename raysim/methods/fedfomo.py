@@ -129,6 +129,10 @@ class AddPreferences(ServerStep):
 
     reads_models: ClassVar[bool] = False
 
+    @property
+    def only_scales(self) -> bool:
+        return True
+
     def prepare(self, server: Server) -> None:
         server.memory["fedfomo"] = Pairs.none(len(server.population.sizes)).memory
 

@@ -148,14 +148,14 @@ class LearnedWeights(Weighting):
             fitted = cohort.compute(fit_stacked, self, p, orders, server.proxy.rows, models=True)
         else:
             fitted = self.fit(Distributed(self, cohort, server, prior), p, orders)
+        server.note(self, "lambda", self.read(fitted[0])[0], "epoch", "client")
         lam, gamma = self.conclude(server, *fitted)
         return prior.reweighted(lam).scaled(gamma)
 
     def conclude(self, server: Server, history: Tensor, losses: Tensor, statistics: Tensor) -> tuple[Tensor, Tensor]:
-        """Record what was learned; the final λ [K] and γ."""
+        """Record what was learned but λ; the final λ [K] and γ."""
         lam, gamma = self.read(history)
         server.note(self, "gamma", gamma, "epoch")
-        server.note(self, "lambda", lam, "epoch", "client")
         server.note(self, "proxy_loss_before", losses[0])
         server.note(self, "proxy_loss_after", losses[1])
         learned = bool(history[-1].isfinite().all() and statistics.isfinite().all())

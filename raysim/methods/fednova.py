@@ -20,12 +20,14 @@ from raysim.methods.sgdm import SGDM
 @dataclass(frozen=True)
 class Normaliser(Probe):
     """A_k = ‖a_k‖₁, the gradients that the client's steps have applied, and with a proximal term the number of steps,
-    which is then what it adds to τ_eff: [1] or [2]. Where a method steps without the optimiser, A_k is that number.
+    which is then what it adds to τ_eff: [1] or [2]. Where a method steps without the optimiser, A_k is that number. Steps
+    of layers that stay with the client do not count.
     """
 
     def end(self, run: LocalRun) -> Tensor:
-        applied = run.optimizer.normaliser or float(run.steps)
-        return torch.tensor([applied, run.steps] if run.optimizer.proximal else [applied], dtype=torch.float64)
+        steps = run.steps - run.optimizer.private_steps
+        applied = run.optimizer.normaliser or float(steps)
+        return torch.tensor([applied, steps] if run.optimizer.proximal else [applied], dtype=torch.float64)
 
 
 @dataclass(frozen=True)

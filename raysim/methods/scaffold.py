@@ -85,6 +85,10 @@ class SCAFFOLD(ClientMethod):
 class AverageControls(ServerStep):
     """The server's half: c ← c + (1/N) Σ_k (c_k⁺ − c_k)."""
 
+    @property
+    def only_scales(self) -> bool:
+        return True
+
     def prepare(self, server: Server) -> None:
         server.shared["scaffold"] = torch.zeros(server.layers.P)
 

@@ -63,6 +63,10 @@ class SGDM(ClientMethod):
 class AverageMomentum(ServerStep):
     """The server's half of `mfl`: d = Σ_k λ_k d_k, with the weights of the models."""
 
+    @property
+    def only_scales(self) -> bool:
+        return True
+
     def prepare(self, server: Server) -> None:
         server.shared["sgdm"] = torch.zeros(server.layers.P)
 

@@ -21,6 +21,7 @@ from raysim.analysis.heterogeneity import Heterogeneity
 from raysim.analysis.instrument import Instrument
 from raysim.analysis.similarity import Similarity
 from raysim.config import ConfigError
+from raysim.core.layers import LayerMap
 from raysim.core.mixture import Mixture
 from raysim.core.server import Server
 from raysim.federation import MakeEngine
@@ -121,16 +122,56 @@ def test_balance_where_the_weights_or_the_layers_shrink() -> None:
     assert plain["fedlws_ratio"] == plain["decay"] == 0  # rounding is no shrinking
 
 
+def test_balance_where_the_tensors_of_a_layer_shrink_differently() -> None:
+    """As with L-DAWA: the γ of weight and bias, which are one layer, are 0.9 and 0.5; w = (3, 4), d = (¼, −¾)."""
+    server = toy_server(LayerMap.of(torch.nn.Linear(1, 1)))
+    found = seen(Balance(), server, mixture=Mixture.of(vector(1, 1, 2), server.layers).scaled(vector(0.9, 0.5)))
+    assert found["gamma"] == pytest.approx(0.7)
+    assert found["moved"] == pytest.approx(np.sqrt(0.625))
+    assert found["gradient"] == pytest.approx(np.hypot(0.9 * 0.25, 0.5 * 0.75))
+    assert found["decay"] == pytest.approx(np.hypot(0.1 * 3, 0.5 * 4))
+
+
+def test_balance_counts_the_clients_and_tensors_that_are_sent() -> None:
+    """Of head and body, one layer here, the body alone is sent; the third client sends nothing."""
+    layers = TWO_LAYERS.regroup("model")
+    mixture = Mixture.of(torch.ones(3), layers).select(torch.tensor([[True, False], [True, False], [False, False]]))
+    found = seen(Balance(), toy_server(layers), [[1.0, 5.0], [4.0, -5.0], [100.0, 0.0]], mixture=mixture)
+    assert found["tau"] == pytest.approx(1.5)
+
+
 def test_balance_gives_the_ratio_that_fedlws_was_derived_from() -> None:
     """Of one layer, γ solves fedlws_ratio = β τ."""
     found = seen(Balance(), toy_server(), step=FedLWS(beta=0.3))
     assert found["fedlws_ratio"] == pytest.approx(0.3 * found["tau"])
 
 
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"client": [{"scaffold": {"c_update": "mean_grad"}}]},
+        {"client": [{"sgdm": {"reading": "mfl"}}], "local": {"momentum": 0}},
+        {"client": ["fedfomo"], "data": {"client_val_frac": 0.2}},
+        {"client": ["apple"], "rounds": {"participation": 1}},
+    ],
+)
+def test_balance_beside_server_halves_that_leave_the_model_alone(changes: dict[str, Any], tmp_path: Path) -> None:
+    record = {"instruments": ["balance"], "trace": [0]}
+    federation = play(tiny(**changes, server=[{"fixed_shrink": {"gamma": 0.9}}], record=record), tmp_path)
+    assert Traced(tmp_path, 0, federation).note("balance", "gamma") == pytest.approx(0.9)
+
+
 def test_similarity_to_the_new_model() -> None:
     found = seen(Similarity(), toy_server())["client"]
     models, after = np.array([[4, 4], [3, 5], [3, 2]]), np.array([3.25, 3.25])
     np.testing.assert_allclose(found, models @ after / np.linalg.norm(models, axis=1) / np.linalg.norm(after))
+
+
+def test_similarity_of_what_is_sent() -> None:
+    """The second layer stays with the clients. In the first one models at 4 and −4 meet a new one at 2."""
+    first = Mixture.of(vector(3, 1), TWO_LAYERS).select(torch.tensor([[True, False]] * 2))
+    found = seen(Similarity(), toy_server(TWO_LAYERS), [[1.0, 5.0], [-7.0, 9.0]], [3, 1], first)
+    np.testing.assert_allclose(found["client"], [1, -1])
 
 
 # ----------------------------------------------------------------------------------------------------------- whole runs
@@ -225,7 +266,7 @@ def test_a_round_of_one_client(tmp_path: Path) -> None:
     [
         ({"record": {"instruments": ["coherence", "coherence"]}}, r"instruments.1: 'coherence' is listed twice"),
         ({"record": {"instruments": ["balance"]}, "server": ["fedavgm"]}, r"0.balance: tells what .* but FedAvgM does"),
-        ({"record": {"instruments": ["balance"]}, "client": ["scaffold"]}, r"0.balance: tells what shrinking does"),
+        ({"record": {"instruments": ["balance"]}, "client": ["feddyn"]}, r"0.balance: tells what shrinking does"),
         (
             {"record": {"instruments": [{"coherence": {"groups": {"a": [8]}}}]}},
             r"0.coherence: groups.a names client 8; .* 0 to 7",

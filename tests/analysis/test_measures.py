@@ -187,6 +187,14 @@ def test_updates_are_compared_by_their_angle(measured: Path) -> None:
         assert found == pytest.approx(1 - float(F.cosine_similarity(updates[one], updates[other], dim=0)), abs=1e-6)
 
 
+def test_transport_needs_classes(tmp_path: Path) -> None:
+    data = {"name": "diabetes", "partition": {"iid_equal": {"clients": 3}}}
+    rounds = {"total": 1, "participation": 1.0}
+    play(tiny(data=data, model={"name": "mlp"}, rounds=rounds, record={"trace": [0]}), tmp_path)
+    with pytest.raises(MeasureError, match="its task is regression"):
+        Transport().take(SavedRun(tmp_path))
+
+
 def test_the_way_of_a_client(measured: Path) -> None:
     taken = Trajectory(client=2, grid=2, samples=1000).take(SavedRun(measured))
     kinds, x, y = (np.array(taken.columns[name]) for name in ("kind", "x", "y"))

@@ -1,5 +1,7 @@
 """Ditto."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from conftest import play, table, tiny
@@ -98,6 +100,14 @@ def test_official_sgd_has_no_momentum_and_no_decay():
     assert not torch.equal(personal(official, 1), personal(usual, 1))
     assert torch.equal(values[1], values[2])  # the global track keeps them
     assert not torch.equal(values[1], values[0])
+
+
+def test_gradients_of_v_are_clipped_with_the_spring_in_them():
+    """At 3 the gradient is 8, at 2.8 it is 7.2 and the spring pulls back by 2: both steps have the length 2."""
+    federation = Quadratics([Ditto(10.0, epochs=2)], A, B, lr=0.1, start=[3.0])
+    federation.settings = replace(federation.settings, grad_clip=2.0)
+    federation.play(1)
+    assert personal(federation, 1).item() == pytest.approx(2.6, abs=1e-12)
 
 
 @quadratics()

@@ -9,7 +9,10 @@ from toy import ToyCohort, applied, toy_server
 
 from raysim.config import ConfigError
 from raysim.core.layers import LayerMap
+from raysim.federation import prepare
 from raysim.methods.fedadp import FedADP, MeanOfSent, Neurons, water_fill
+from raysim.models import MODELS
+from raysim.models.own import builder_of
 
 # A unit of two neurons (2 weights, bias, norm's weight and bias: 5 parameters each), and a head of 3.
 MODEL = nn.Sequential(nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2)), nn.Linear(2, 1))
@@ -98,6 +101,14 @@ def test_with_fedldf_only_the_kept_part_of_chosen_layers_is_sent(tmp_path):
     play(tiny(client=[{"fedadp": 0.5}]), tmp_path / "one")
     both, one = (table(tmp_path / f, "traffic")["up_params"].reshape(3, 3).sum(1) for f in ("both", "one"))
     assert (both < one / 2).all()
+
+
+def test_a_model_that_is_all_head_is_refused(monkeypatch):
+    linear = builder_of(lambda inputs: nn.Sequential(nn.Flatten(), nn.Linear(64, inputs.classes)))
+    monkeypatch.setitem(MODELS, "linear", linear)
+    prepare(tiny(model={"name": "linear"}))
+    with pytest.raises(ConfigError, match=r"client\.0\.fedadp: prunes .* no layer below its head"):
+        prepare(tiny(model={"name": "linear"}, client=["fedadp"]))
 
 
 @pytest.mark.parametrize(

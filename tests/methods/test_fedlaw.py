@@ -205,6 +205,7 @@ def test_shrinking_needs_only_the_mean():
     assert torch.allclose(alone.reduce(plan(AdaptiveGWS(epochs=4), alone)), cohort.reduce(shrunk), atol=1e-12)
     weights = shrunk.weights / noted(cohort.server, "gamma")[-1]
     assert torch.allclose(weights, cohort.by_size().weights)
+    assert "lambda" not in {note.name for note in cohort.server.notes}  # the clients' weights are the other weightings'
 
 
 def test_the_global_step_comes_before_the_shrinking():

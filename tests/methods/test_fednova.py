@@ -1,7 +1,9 @@
 """FedNova."""
 
+import numpy as np
 import pytest
 import torch
+from case import Traced
 from conftest import play, table, tiny
 from toy import TWO_LAYERS, ToyCohort, planned, toy_server
 
@@ -52,6 +54,19 @@ def test_of_adam_steps_are_counted():
     for _ in range(3):
         optimizer.step()
     assert optimizer.normaliser == 3
+
+
+@pytest.mark.parametrize(("local", "beside"), [({}, []), ({"optimizer": "adam", "momentum": 0}, []), ({}, ["fedprox"])])
+def test_steps_of_heads_that_clients_keep_do_not_count(local, beside, tmp_path):
+    """Of n steps of the body, the i-th gradient is applied (1 − 0.9ⁿ⁺¹⁻ⁱ) / (1 − 0.9) times."""
+    changes = {"client": [{"fedrep": {"head_epochs": 5}}, *beside], "local": local, "record": {"trace": [0]}}
+    federation = play(tiny(weighting=["fednova"], rounds={"total": 1}, **changes), tmp_path)
+    round_ = Traced(tmp_path, 0, federation)
+    steps = np.ceil(round_.sizes / 8)
+    applied = steps if local else (steps - 9 * (1 - 0.9**steps)) * 10
+    assert round_.note("fednova", "tau_eff") == pytest.approx(round_.p @ (steps if beside else applied))
+    if not beside:
+        assert round_.note("fednova", "normaliser") == pytest.approx(applied)
 
 
 def test_equal_normalisers_are_fedavg():
