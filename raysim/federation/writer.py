@@ -172,8 +172,9 @@ class Writer:
 def client_rows(done: Round, run: RunParts) -> Rows:
     """One row for each client drawn; those without training samples were not asked."""
     cohort, trained, nodes = done.cohort, done.cohort.trained, run.engine.nodes
-    weights = done.mixture.shares.tolist() if done.mixture is not None else []
-    position = {c: i for i, c in enumerate(cohort.clients)}
+    weights = {}
+    if (mixture := done.mixture) is not None:
+        weights = {c: float(mixture.shares[i]) for i, c in enumerate(cohort.clients) if mixture.sent[i].any()}
     host_of = {c: i for i, clients in done.scheduler.held.items() for c in clients}
     empty = ClientResult("has no training samples")
     results = [trained.results.get(c, empty) for c in done.drawn]
@@ -185,7 +186,7 @@ def client_rows(done: Round, run: RunParts) -> Rows:
     return {
         "client": done.drawn, "samples": [len(run.partition.train[c]) for c in done.drawn],
         "steps": of("steps"), "loss_first": of("first_loss"), "loss_last": of("last_loss"), "seconds": of("seconds"),
-        "weight": [weights[position[c]] if c in position else None for c in done.drawn],
+        "weight": [weights.get(c) for c in done.drawn],
         "status": [result.status for result in results],
         "host": [host_of.get(c) for c in done.drawn],
         "node": [nodes[host_of[c]] if c in host_of else None for c in done.drawn],

@@ -78,7 +78,7 @@ TABLES: dict[str, pa.Schema] = {
         ("steps", "int?", "steps", "local optimiser steps taken"),
         ("loss_first", "float?", _LOSS, "mean training loss of the first local epoch"),
         ("loss_last", "float?", _LOSS, "mean training loss of the last local epoch"),
-        ("weight", "float?", "fraction", "aggregation weight; null if the client was left out"),
+        ("weight", "float?", "fraction", "aggregation weight; null if the client was left out or sent nothing"),
         ("seconds", "float?", "seconds", "time of the client's visit"),
         ("status", "text", "", "'ok', or why the client was left out"),
         ("node", "text?", "", "node that trained the client"),
