@@ -156,6 +156,8 @@ def check_network(config: Config, data: Dataset, partition: Partition) -> None:
         raise ConfigError(str(error)) from None
     learned = task(config, data)
     faults = [f"data.task: {learned.name} {problem}" for problem in [learned.check(data.y, data.outputs)] if problem]
+    if (made := model.head.out_features) < data.outputs:
+        faults.append(f"model.name: its head has {made} outputs; these data need {data.outputs}.")
     for stack in STACKS:
         for i, method in enumerate(getattr(config, stack)):
             if method.needs_classes and not data.has_classes:

@@ -51,7 +51,7 @@ class HostSpec:
     keep_freed_memory: bool = True
     batch_clients: int = 1  # clients that train together
 
-    def network(self) -> tuple[torch.nn.Module, LayerMap]:
+    def network(self) -> tuple[Model, LayerMap]:
         model = assemble(self.model, self.build_model, self.inputs, self.options)
         return model, LayerMap.of(model, self.layer_by, self.blocks, self.channels_last)
 

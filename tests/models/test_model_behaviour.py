@@ -242,3 +242,13 @@ def test_dropout(name: str, probability: float) -> None:
 
     assert found(build(name, INPUTS[name])) == {probability}
     assert found(build(name, INPUTS[name], dropout=0.0)) == {0.0}
+
+
+def test_too_few_outputs_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    def narrow(inputs: Inputs) -> Model:
+        return Model(OrderedDict(body=nn.Linear(3, 3), head=nn.Linear(3, inputs.classes - 1)))
+
+    monkeypatch.setitem(MODELS, "narrow", narrow)
+    data = {"name": {"synthetic": {"shape": [3], "classes": 4}}}
+    with pytest.raises(ConfigError, match=r"model.name: its head has 3 outputs; these data need 4\."):
+        prepare(tiny(model={"name": "narrow"}, data=data))
