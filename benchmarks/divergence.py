@@ -58,8 +58,9 @@ def choices(run: Run) -> dict[str, dict[str, float]]:
         chosen = notes["value"][of["uploads"] & here] > 0
         size, K = notes["value"][of["divergence"] & here], np.bincount(t)[0]
         size, chosen, client = size.reshape(-1, K), chosen.reshape(-1, K), client.reshape(-1, K)
-        drawn = np.bincount(client.ravel())
-        times = np.bincount(client[chosen], minlength=len(drawn)) / np.maximum(drawn, 1)  # of its rounds
+        drawn = np.bincount(client.ravel(), minlength=len(images))
+        there = drawn > 0
+        times = np.bincount(client[chosen], minlength=len(images))[there] / drawn[there]  # of its rounds
         again = [
             np.isin(now[is_now], then[was_then]).sum() / np.isin(now[is_now], then).sum()
             for now, is_now, then, was_then in zip(client[1:], chosen[1:], client, chosen, strict=False)
@@ -69,9 +70,9 @@ def choices(run: Run) -> dict[str, dict[str, float]]:
             "chosen / mean": float(np.mean([s[c].mean() / s.mean() for s, c in zip(size, chosen, strict=True)])),
             "most chosen": float(times.max() / chosen.mean()),
             "of its rounds": float(times.max()),
-            "never chosen": float((times[drawn > 0] == 0).sum()),
-            "with images": float(np.corrcoef(times, images)[0, 1]),
-            "with largest class": float(np.corrcoef(times, largest)[0, 1]),
+            "never chosen": float((times == 0).sum()),
+            "with images": float(np.corrcoef(times, images[there])[0, 1]),
+            "with largest class": float(np.corrcoef(times, largest[there])[0, 1]),
             "chosen again": float(np.mean(again)),
         }
     return found

@@ -92,7 +92,7 @@ def test_rm_asks_and_leaves_alone_what_is_no_run_or_is_being_played(
         monkeypatch.setattr("typer.confirm", begun_meanwhile)
         refused = command("rm", "runs/half")
     assert refused.stderr == "runs/half: being played. Stop it first (Ctrl-C).\n"
-    removed = command("rm", "runs/r2", played.resolve() / "r2", "runs/half", "--yes")
+    removed = command("rm", played.resolve() / "r2", "runs/r2", "runs/half", "--yes")
     assert (removed.exit_code, removed.output) == (0, "removed runs/r2\nremoved runs/half\n")
     assert {path.name for path in played.iterdir()} == {"r10"}
 

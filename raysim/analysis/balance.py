@@ -39,9 +39,17 @@ class Balance(Instrument):
         assert done.mixture is not None
         cohort, mixture, layers = done.cohort, done.mixture, done.cohort.layers
         T, P, tensors = layers.T, layers.P, layers.regroup("tensor")
-        target, after = layers.norms(done.target[:P]), layers.norms(done.after[:P])
+        sent = mixture.sent[:, :T]
+        shared = sent.any(0)  # [T]: what clients keep is not scaled
+
+        def of_layers(value: torch.Tensor) -> torch.Tensor:
+            squares = tensors.norms(value).square() * shared
+            return torch.zeros(layers.L).double().index_add(0, torch.tensor(layers.groups[:T]), squares).sqrt()
+
+        target, after = of_layers(done.target[:P]), of_layers(done.after[:P])
         planned = mixture.own + mixture.weights.sum(0)  # [T]: L-DAWA's differ within a layer
-        gamma = planned * layers.expand(torch.where(target > 0, after / target, 1.0))[:T]
+        step = layers.expand(torch.where(target > 0, after / target, 1.0))[:T]
+        gamma = planned * torch.where(shared, step, 1.0)
         mean = layers.scaled(done.target[:P], 1 / planned)
         before, moved = tensors.norms(done.before[:P]), tensors.norms(mean - done.before[:P])
         members = torch.bincount(torch.tensor(layers.groups[:T]), minlength=layers.L).double()
@@ -53,7 +61,7 @@ class Balance(Instrument):
         gradient, decay = whole(gamma * moved), whole((1 - gamma) * before)
         decay = decay * (decay > 1e-6 * whole(before))
         along = ((1 - gamma) * before.square()).sum()  # ⟨(1 − γ) w, w⟩: below 0 the model grows
-        sent, centre = mixture.sent[:, :T], cohort.reduce(mixture.support())[:P]
+        centre = cohort.reduce(mixture.support())[:P]
         squares = cohort.distances(centre, tensors).square() * sent  # [K, T]
         yield self.note("gamma", (shares * gamma).sum() / shares.sum())
         yield self.note("tau", squares.sum(1).sqrt()[sent.any(1)].mean())

@@ -11,7 +11,6 @@ from pydantic import NonNegativeInt, PositiveInt
 
 from raysim.analysis.measure import Measure, MeasureError, Taken
 from raysim.analysis.run_view import RunView
-from raysim.core.task import Classification
 from raysim.late import torch
 
 
@@ -39,7 +38,7 @@ class Transport(Measure):
     def take(self, run: RunView) -> Taken:
         from scipy.stats import spearmanr
 
-        if not isinstance(run.task, Classification):
+        if run.label_counts.shape[1] == 1:
             raise MeasureError(f"{run.folder}: its task is {run.task.name}; it compares data class by class.")
         if run.is_text:
             raise MeasureError(f"{run.folder}: its samples are tokens, between which there is no distance.")

@@ -103,8 +103,9 @@ def rm(
     from raysim.report.runs import Run
 
     with reported():
-        once = {folder.resolve(): folder for folder in reversed(folders)}
-        found = [Run(folder) for folder in reversed(once.values())]  # raises where one is no run
+        found = [
+            Run(folder) for folder in {folder.resolve(): folder for folder in folders}.values()
+        ]  # raises if no run
         _check_idle(found)
         if not yes and not typer.confirm(f"Remove {', '.join(str(run.folder) for run in found)}?"):
             return

@@ -14,7 +14,7 @@ from raysim.config.fields import STACKS
 from raysim.config.messages import Faults, nearest
 from raysim.config.presets import PRESETS
 from raysim.config.schema import Config
-from raysim.core.client import exclusive_hooks, overrides
+from raysim.core.client import exclusive_hooks
 from raysim.core.facts import RunFacts
 from raysim.core.optim import OptimizerSpec
 from raysim.data.partition import Natural
@@ -266,7 +266,6 @@ def facts_of(config: Config) -> RunFacts:
         client=client,
         weighting=weighting,
         server=server,
-        starts_elsewhere=any(overrides(method, "start") for method in client),
     )
 
 

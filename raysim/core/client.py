@@ -68,6 +68,16 @@ class ClientMethod:
         """Whether clients that are not drawn run `start` as well, each round, and keep what it leaves."""
         return False
 
+    @property
+    def starts_elsewhere(self) -> bool:
+        """Whether training need not begin at the model received."""
+        return overrides(self, "start")
+
+    @property
+    def trains_plainly(self) -> bool:
+        """Whether what it sends has moved by one optimiser step a batch, and otherwise stayed as it was."""
+        return not (overrides(self, "step") or overrides(self, "train"))
+
     def optimizer(self, spec: OptimizerSpec) -> OptimizerSpec:
         """The optimiser of local training, where the paper asks for another than the configured one."""
         return spec

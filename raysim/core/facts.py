@@ -23,6 +23,12 @@ class ListedClientMethod(Protocol):
     personal_layers: ClassVar[str | None]
     needs_global: ClassVar[bool]
 
+    @property
+    def starts_elsewhere(self) -> bool: ...
+
+    @property
+    def trains_plainly(self) -> bool: ...
+
     def server_steps(self) -> tuple[ListedStep, ...]: ...
 
 
@@ -58,8 +64,6 @@ class RunFacts:
     """Weightings, in the order of the configuration."""
     server: tuple[ListedStep, ...]
     """Server steps, in the order of the configuration, without those that client methods bring."""
-    starts_elsewhere: bool
-    """Whether a client method brings its own local initialisation, so that training need not begin at the download."""
 
     @property
     def needs_global(self) -> str | None:

@@ -69,9 +69,10 @@ class Mixture:
         return replace(self, sent=sent)
 
     def with_first_buffers(self) -> Mixture:
-        """Each buffer is sent by the first client alone of those that would."""
+        """Each buffer is sent by the first client alone of those that would and that count."""
         sent = self.sent.clone()
         buffers = sent[:, self.layers.T :]
+        buffers &= (self.lam > 0)[:, None]
         buffers &= buffers.cumsum(0) == 1
         return replace(self, sent=sent)
 

@@ -6,6 +6,7 @@ import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -27,6 +28,9 @@ from raysim.late import Tensor, nn, torch
 from raysim.models import Inputs, builder
 from raysim.registry import REGISTRY
 from raysim.store.documents import DamagedFile, read_tensors
+
+if TYPE_CHECKING:
+    from raysim.models.model import Model
 
 SCATTERED = 8  # times a client's samples, that are read for it
 SCATTERED_CLIENTS = 100  # of whom this is found out
@@ -156,8 +160,6 @@ def check_network(config: Config, data: Dataset, partition: Partition) -> None:
         raise ConfigError(str(error)) from None
     learned = task(config, data)
     faults = [f"data.task: {learned.name} {problem}" for problem in [learned.check(data.y, data.outputs)] if problem]
-    if (made := model.head.out_features) < data.outputs:
-        faults.append(f"model.name: its head has {made} outputs; these data need {data.outputs}.")
     for stack in STACKS:
         for i, method in enumerate(getattr(config, stack)):
             if method.needs_classes and not data.has_classes:
@@ -173,7 +175,7 @@ def check_network(config: Config, data: Dataset, partition: Partition) -> None:
                 f"the models of all {clients}, {sent / 2**30:.0f} GiB a round, and up to {SENT_BYTES >> 30} GiB are allowed. "
                 "Say how many a client is sent, as in models: 10."
             )
-    if not faults and (data.is_text or not data.has_classes):
+    if not faults:
         faults += _misfits(model, learned, data)
     if not faults:
         faults += _single_samples(config, model, data, partition)
@@ -189,7 +191,8 @@ def _warn_of_statistics(config: Config) -> None:
     if config.model.bn_stats == "local" and config.evaluate.global_:
         warnings.warn(
             "evaluate.global: with model.bn_stats: local no client sends BatchNorm's statistics, and the global model is tested "
-            "with those that it began with; it scores far too low. Set evaluate.global to false, or bn_stats to recalibrate.",
+            "with those that it began with; it scores far too low. Set evaluate.global to false, or bn_stats to recalibrate, "
+            "with some data.proxy.samples.",
             stacklevel=2,
         )
     for stack in ("weighting", "server") if config.model.bn_stats == "average" else ():
@@ -211,7 +214,7 @@ def _warn_of_own_models(config: Config) -> None:
         if sender.downlink_rule() is not None and names:
             warnings.warn(
                 f"client.{i}.{name_in(STACKS['client'].entries, sender)}: sends each client a model of its own; "
-                f"{' and '.join(names)} change the global model alone, from which no client trains.",
+                f"{' and '.join(names)} change the global model alone, from which at most newcomers train.",
                 stacklevel=2,
             )
 
@@ -232,24 +235,36 @@ def _single_samples(config: Config, model: nn.Module, data: Dataset, partition: 
     short = np.flatnonzero((partition.sizes > 0) & np.where(rest > 0, rest < 2 * parts, local.batch_size == 1))
     if len(short):
         names = ", ".join(map(str, short[:5])) + (", ..." if len(short) > 5 else "")
-        way = "Ask for another batch size" if local.drop_last else "Set local.drop_last to true, or another batch size"
+        way = "Ask for another batch size"
+        if (partition.sizes[short] < 2 * parts).any():
+            way = f"Ask for a partition that gives every client {2 * parts} samples or more"
+        elif not local.drop_last:
+            way = "Set local.drop_last to true, or another batch size"
         faults.append(f"local.batch_size: {len(short)} clients ({names}) come to a batch of {cannot}. {way}.")
     for stack, i, method in ((s, i, m) for s in ("weighting", "server") for i, m in enumerate(getattr(config, s))):
+        if not method.needs_proxy or not getattr(method, "epochs", 1) or getattr(method, "patience", None):
+            continue  # it learns on no proxy samples, or on a part that it draws
         proxies = getattr(method, "batch_size", 0)
-        if method.needs_proxy and proxies and len(partition.proxy) % proxies == 1:
+        if proxies == 1 or (proxies and len(partition.proxy) % proxies == 1):
             where = f"{stack}.{i}.{name_in(STACKS[stack].entries, method)}.batch_size"
-            faults.append(f"{where}: {proxies} leaves a batch of {cannot}. Ask for one proxy sample more or less.")
+            faults.append(
+                f"{where}: {proxies} leads to a batch of {cannot}. Ask for another, or for more proxy samples."
+            )
     return faults
 
 
-def _misfits(model: nn.Module, task: Task, data: Dataset) -> list[str]:
-    """What is wrong with the form of the model's outputs, such as one for a sequence that needs one at each position."""
-    with torch.no_grad():
-        outputs = model.eval()(data.transform(torch.from_numpy(data.x[:1])))
+def _misfits(model: Model, task: Task, data: Dataset) -> list[str]:
+    """What is wrong with the form of the model's outputs: one for a sequence that needs one at each position, or too few."""
+    outputs, labels, form = torch.zeros(1, model.head.out_features), torch.tensor(data.y[:1]), ""
+    if data.is_text or not data.has_classes:
+        with torch.no_grad():
+            outputs = model.eval()(data.transform(torch.from_numpy(data.x[:1])))
+    if not labels.is_floating_point():
+        labels, form = torch.full_like(labels, data.outputs - 1), f" below {data.outputs}"
     try:
-        task.losses(outputs, torch.from_numpy(data.y[:1]))
+        task.losses(outputs, labels)
     except (RuntimeError, ValueError, IndexError) as error:
-        shapes = f"outputs {list(outputs.shape)} do not fit labels {list(data.y[:1].shape)}"
+        shapes = f"outputs {list(outputs.shape)} do not fit labels {list(labels.shape)}{form}"
         return [f"model.name: its {shapes}, of which {task.name} makes its loss ({error})"]
     return []
 

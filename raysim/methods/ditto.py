@@ -39,6 +39,10 @@ class Ditto(ClientMethod):
     def new_state(self, layers: LayerMap) -> PersonalModel:
         return PersonalModel()
 
+    @property
+    def trains_plainly(self) -> bool:
+        return True
+
     def train(self, run: LocalRun) -> None:
         state = run.state(self)
         if state.v is None:

@@ -75,6 +75,7 @@ class FedADP(ClientMethod):
     """Share of the model that a client sends (ρ)."""
     least: float = 0.02
     """Least share of every layer that is sent (ρ_min)."""
+    needs_global: ClassVar[bool] = True
 
     def check(self, facts: RunFacts) -> str | None:
         if not 0 < self.least <= self.keep <= 1:

@@ -44,9 +44,13 @@ class FedAMP(ClientMethod, DownlinkRule):
             )
         if min(self.alpha, self.sigma) <= 0:
             return f"alpha is {self.alpha:g} and sigma {self.sigma:g}; both must be above 0."
-        if self.init == "own" and facts.starts_elsewhere:
+        if self.init == "own" and any(method.starts_elsewhere for method in facts.client if method is not self):
             return "starts from the client's own model; beside a method that starts otherwise, set init: cloud."
         return None
+
+    @property
+    def starts_elsewhere(self) -> bool:
+        return self.init == "own"
 
     def downlink_rule(self) -> DownlinkRule:
         return self

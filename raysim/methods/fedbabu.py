@@ -23,6 +23,10 @@ class FedBABU(ClientMethod):
     """What these passes train."""
     personal_layers: ClassVar[str | None] = "head"
 
+    @property
+    def trains_plainly(self) -> bool:
+        return True
+
     def train(self, run: LocalRun) -> None:
         run.fit(only="body")
 

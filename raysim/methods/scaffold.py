@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-from raysim.core.client import ClientMethod, LocalRun, Upload, overrides
+from raysim.core.client import ClientMethod, LocalRun, Upload
 from raysim.core.cohort import Cohort
 from raysim.core.facts import RunFacts
 from raysim.core.layers import LayerMap
@@ -40,14 +40,14 @@ class SCAFFOLD(ClientMethod):
     batched: ClassVar[bool] = True
 
     def check(self, facts: RunFacts) -> str | None:
-        own = next((type(m).__name__ for m in facts.client if overrides(m, "step") or overrides(m, "train")), None)
+        own = next((type(method).__name__ for method in facts.client if not method.trains_plainly), None)
         if own:
-            return f"its controls are of steps by gradients of the whole model, and {own} trains in its own way."
+            return f"its controls are of plain optimiser steps, one a batch, and {own} trains in its own way."
         if self.c_update != "option_2":
             return None
         if facts.optimizer.name != "sgd" or facts.optimizer.momentum or facts.optimizer.weight_decay:
             return "option_2 needs sgd without momentum and weight decay. Set c_update: mean_grad."
-        if facts.starts_elsewhere:
+        if any(method.starts_elsewhere for method in facts.client):
             return "option_2 needs training to start at w_g, which another method changes. Set c_update: mean_grad."
         return None
 

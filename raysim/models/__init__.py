@@ -73,11 +73,11 @@ def assemble(name: str, builder: Callable[..., Model], inputs: Inputs, options: 
 
 
 def _untied(model: Model) -> Model:
-    """A vector of parameters has a place for each name."""
-    once = {name for name, _ in model.named_parameters()}
-    twice = [name for name, _ in model.named_parameters(remove_duplicate=False) if name not in once]
-    if twice:
-        raise ModelError(f"{twice[0]} is a parameter that has another name, too. raysim cannot train tied weights.")
+    """A vector of parameters and buffers has a place for each name."""
+    for kind, named in {"parameter": model.named_parameters, "buffer": model.named_buffers}.items():
+        once = {name for name, _ in named()}
+        if twice := [name for name, _ in named(remove_duplicate=False) if name not in once]:
+            raise ModelError(f"{twice[0]} is a {kind} that has another name, too. raysim cannot train tied weights.")
     return model
 
 

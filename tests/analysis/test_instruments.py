@@ -138,6 +138,8 @@ def test_balance_counts_the_clients_and_tensors_that_are_sent() -> None:
     mixture = Mixture.of(torch.ones(3), layers).select(torch.tensor([[True, False], [True, False], [False, False]]))
     found = seen(Balance(), toy_server(layers), [[1.0, 5.0], [4.0, -5.0], [100.0, 0.0]], mixture=mixture)
     assert found["tau"] == pytest.approx(1.5)
+    shrunk = seen(Balance(), toy_server(layers), [[1.0, 5.0]] * 3, mixture=mixture, step=FixedShrink(0.5))
+    assert shrunk["gamma"] == pytest.approx((0.5 + 1) / 2)  # the head stays
 
 
 def test_balance_gives_the_ratio_that_fedlws_was_derived_from() -> None:

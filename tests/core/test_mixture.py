@@ -80,6 +80,7 @@ def test_buffers_of_one_client_or_of_none():
     assert mixture.with_first_buffers().buffers.equal(weights([1] * 3, [0] * 3))
     assert mixture.with_first_buffers().weights.equal(mixture.weights)
     assert mixture.select(torch.tensor([False, True])).with_first_buffers().buffers.equal(weights([0] * 3, [1] * 3))
+    assert Mixture.of(torch.tensor([0.0, 2.0]), LAYERS).with_first_buffers().buffers.equal(weights([0] * 3, [1] * 3))
     local = mixture.without_buffers()
     assert not local.buffers.any()
     assert not local.sent[:, T:].any()

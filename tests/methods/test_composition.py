@@ -62,7 +62,19 @@ def test_all_go_together(client, weighting, tmp_path):
             {"client": ["scaffold", "fedrep"], "local": {"momentum": 0.0, "weight_decay": 0.0}},
             "FedRep trains in its own way",
         ),
+        (
+            {
+                "client": ["scaffold", "fedamp"],
+                "rounds": {"participation": 1.0},
+                "local": {"momentum": 0.0, "weight_decay": 0.0},
+            },
+            "option_2 needs training to start at w_g",
+        ),
         ({"client": ["fedprox", "fedfomo"], "data": {"client_val_frac": 0.2}}, "not the global one that FedProx reads"),
+        (
+            {"client": ["fedadp", "fedfomo"], "data": {"client_val_frac": 0.2}},
+            "not the global one that FedADP reads",
+        ),
         ({"client": ["apple", "moon"], "rounds": {"participation": 1.0}}, "not the global one that MOON reads"),
         ({"client": ["sgdm", {"fedprox": {"official_sgd": True}}], "local": {"momentum": 0.0}}, "official_sgd: false"),
         (
@@ -75,6 +87,16 @@ def test_all_go_together(client, weighting, tmp_path):
 def test_what_cannot_compose_is_refused_with_the_reason(changes, reason):
     with pytest.raises(ConfigError, match=reason):
         tiny(**changes)
+
+
+def test_scaffold_goes_with_a_personal_model_beside_it(tmp_path):
+    """Ditto's global model is that of SCAFFOLD alone."""
+    plain = {"local": {"momentum": 0.0, "weight_decay": 0.0}}
+    both, alone = (
+        play(tiny(client=client, **plain), tmp_path / str(i)).server.value
+        for i, client in enumerate((["scaffold", "ditto"], ["scaffold"]))
+    )
+    assert torch.equal(both, alone)
 
 
 def test_a_private_head_is_not_drawn_to_the_servers(tmp_path):

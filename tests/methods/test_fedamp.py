@@ -130,4 +130,4 @@ def test_needs_all_clients_and_its_own_start():
     with pytest.raises(ConfigError, match="sigma 0"):
         tiny(client=[{"fedamp": {"sigma": 0.0}}], rounds=ALL)
     assert tiny(client=[{"fedamp": {"init": "cloud"}}, "fedala"], rounds=ALL)
-    assert FedAMP().check(SimpleNamespace(participation=1.0, starts_elsewhere=False)) is None
+    assert FedAMP().check(SimpleNamespace(participation=1.0, client=())) is None

@@ -183,7 +183,7 @@ def test_a_batch_of_one_sample_is_refused_where_batchnorm_cannot_train_on_it(mon
         ConfigError, match=r"local.batch_size: 3 clients \(0, 1, 2\) come to a batch of one sample"
     ) as error:
         prepare(tiny(**changes | {"server": [{"server_ft": {"batch_size": 4}}]}, model={"name": "normed"}, local=lone))
-    assert "server.0.server_ft.batch_size: 4 leaves a batch of one sample" in str(error.value)
+    assert "server.0.server_ft.batch_size: 4 leads to a batch of one sample" in str(error.value)
     prepare(tiny(**changes, model={"name": "normed"}, local=lone | {"drop_last": True}))
 
 
@@ -250,5 +250,7 @@ def test_too_few_outputs_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setitem(MODELS, "narrow", narrow)
     data = {"name": {"synthetic": {"shape": [3], "classes": 4}}}
-    with pytest.raises(ConfigError, match=r"model.name: its head has 3 outputs; these data need 4\."):
+    with pytest.raises(
+        ConfigError, match=r"model.name: its outputs \[1, 3\] do not fit labels \[1\] below 4, of which"
+    ):
         prepare(tiny(model={"name": "narrow"}, data=data))
