@@ -87,7 +87,7 @@ class FedADP(ClientMethod):
 
     def fits(self, model: nn.Module, layers: LayerMap, classes: int) -> str | None:
         if not Neurons.of(layers).units:
-            return "prunes what lies below the head, but this model has no layer below its head. It would be FedAvg."
+            return "prunes what lies below the head, but this model has no trainable layer below its head. It would be FedAvg."
         return None
 
     def server_steps(self) -> tuple[ServerStep, ...]:

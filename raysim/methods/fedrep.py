@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from raysim.core.client import ClientMethod, LocalRun
+from raysim.core.layers import LayerMap
+from raysim.late import nn
 
 
 @dataclass(frozen=True)
@@ -19,6 +21,10 @@ class FedRep(ClientMethod):
     head_epochs: int = 5
     """Passes that train the head, before `local.epochs` train the body."""
     personal_layers: ClassVar[str | None] = "head"
+
+    def fits(self, model: nn.Module, layers: LayerMap, classes: int) -> str | None:
+        of_head = {name.startswith("head.") for name, p in model.named_parameters() if p.requires_grad}
+        return None if len(of_head) == 2 else "trains the head, then the body, and this model has frozen one of them."
 
     def train(self, run: LocalRun) -> None:
         run.fit(self.head_epochs, only="head", purpose="head")

@@ -107,7 +107,7 @@ def test_a_model_that_is_all_head_is_refused(monkeypatch):
     linear = builder_of(lambda inputs: nn.Sequential(nn.Flatten(), nn.Linear(64, inputs.classes)))
     monkeypatch.setitem(MODELS, "linear", linear)
     prepare(tiny(model={"name": "linear"}))
-    with pytest.raises(ConfigError, match=r"client\.0\.fedadp: prunes .* no layer below its head"):
+    with pytest.raises(ConfigError, match=r"client\.0\.fedadp: prunes .* no trainable layer below its head"):
         prepare(tiny(model={"name": "linear"}, client=["fedadp"]))
 
 

@@ -162,6 +162,11 @@ def test_frozen_parameters_stay(frozen, together, monkeypatch: pytest.MonkeyPatc
     first, last = (server.layers.state_dict(server.value) for server in value.values())
     for name in first:
         assert torch.equal(first[name], last[name]) == name.startswith(frozen)
+    if frozen == "body":
+        with pytest.raises(
+            ConfigError, match=r"client\.0\.fedrep: trains the head, then the body, and this model has frozen"
+        ):
+            prepare(tiny(**changes | {"client": ["fedrep"]}))
 
 
 def test_a_batch_of_one_sample_is_refused_where_batchnorm_cannot_train_on_it(monkeypatch: pytest.MonkeyPatch) -> None:
