@@ -6,7 +6,6 @@ import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -28,9 +27,6 @@ from raysim.late import Tensor, nn, torch
 from raysim.models import Inputs, builder
 from raysim.registry import REGISTRY
 from raysim.store.documents import DamagedFile, read_tensors
-
-if TYPE_CHECKING:
-    from raysim.models.model import Model
 
 SCATTERED = 8  # times a client's samples, that are read for it
 SCATTERED_CLIENTS = 100  # of whom this is found out
@@ -253,9 +249,11 @@ def _single_samples(config: Config, model: nn.Module, data: Dataset, partition: 
     return faults
 
 
-def _misfits(model: Model, task: Task, data: Dataset) -> list[str]:
+def _misfits(model: nn.Module, task: Task, data: Dataset) -> list[str]:
     """What is wrong with the form of the model's outputs: one for a sequence that needs one at each position, or too few."""
-    outputs, labels, form = torch.zeros(1, model.head.out_features), torch.tensor(data.y[:1]), ""
+    [*_, head] = model.children()
+    made = head.out_features if isinstance(head, nn.Linear) else data.outputs
+    outputs, labels, form = torch.zeros(1, made), torch.tensor(data.y[:1]), ""
     if data.is_text or not data.has_classes:
         with torch.no_grad():
             outputs = model.eval()(data.transform(torch.from_numpy(data.x[:1])))
