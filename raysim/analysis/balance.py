@@ -42,11 +42,7 @@ class Balance(Instrument):
         sent = mixture.sent[:, :T]
         shared = sent.any(0)  # [T]: what clients keep is not scaled
 
-        def of_layers(value: torch.Tensor) -> torch.Tensor:
-            squares = tensors.norms(value).square() * shared
-            return torch.zeros(layers.L).double().index_add(0, torch.tensor(layers.groups[:T]), squares).sqrt()
-
-        target, after = of_layers(done.target[:P]), of_layers(done.after[:P])
+        target, after = (layers.norms(layers.scaled(value[:P], shared.double())) for value in (done.target, done.after))
         planned = mixture.own + mixture.weights.sum(0)  # [T]: L-DAWA's differ within a layer
         step = layers.expand(torch.where(target > 0, after / target, 1.0))[:T]
         gamma = planned * torch.where(shared, step, 1.0)

@@ -174,7 +174,8 @@ def client_rows(done: Round, run: RunParts) -> Rows:
     cohort, trained, nodes = done.cohort, done.cohort.trained, run.engine.nodes
     weights = {}
     if (mixture := done.mixture) is not None:
-        weights = {c: float(mixture.shares[i]) for i, c in enumerate(cohort.clients) if mixture.sent[i].any()}
+        counted = zip(cohort.clients, mixture.shares.tolist(), mixture.sent.any(1).tolist(), strict=True)
+        weights = {client: share for client, share, sends in counted if sends}
     host_of = {c: i for i, clients in done.scheduler.held.items() for c in clients}
     empty = ClientResult("has no training samples")
     results = [trained.results.get(c, empty) for c in done.drawn]
