@@ -6,6 +6,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
+import numpy as np
+
 from raysim.core.facts import RunFacts
 from raysim.core.layers import LayerMap
 from raysim.core.local_run import LocalRun
@@ -77,6 +79,11 @@ class ClientMethod:
     def trains_plainly(self) -> bool:
         """Whether what it sends has moved by one optimiser step a batch, and otherwise stayed as it was."""
         return not (overrides(self, "step") or overrides(self, "train"))
+
+    def own_pass(self, samples: np.ndarray, drop_last: bool) -> tuple[np.ndarray, bool] | None:
+        """Of a pass besides training, in train mode and in batches of the usual size: how many of each client's `samples`
+        [N] it takes, and whether it leaves out a shorter last batch."""
+        return None
 
     def optimizer(self, spec: OptimizerSpec) -> OptimizerSpec:
         """The optimiser of local training, where the paper asks for another than the configured one."""

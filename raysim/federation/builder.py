@@ -227,7 +227,7 @@ def _single_samples(config: Config, model: nn.Module, data: Dataset, partition: 
             return []
     local, parts = config.local, max((method.batches_per_step for method in config.client), default=1)
     size, faults = local.batch_size * parts, []
-    rest = np.where(partition.sizes >= size, 0 if local.drop_last else partition.sizes % size, partition.sizes)
+    rest = _last_batches(partition.sizes, size, local.drop_last)
     short = np.flatnonzero((partition.sizes > 0) & np.where(rest > 0, rest < 2 * parts, local.batch_size == 1))
     if len(short):
         names = ", ".join(map(str, short[:5])) + (", ..." if len(short) > 5 else "")
@@ -237,6 +237,13 @@ def _single_samples(config: Config, model: nn.Module, data: Dataset, partition: 
         elif not local.drop_last:
             way = "Set local.drop_last to true, or another batch size"
         faults.append(f"local.batch_size: {len(short)} clients ({names}) come to a batch of {cannot}. {way}.")
+    for i, method in enumerate(config.client):
+        own = method.own_pass(partition.sizes, local.drop_last)
+        lone = int(((_last_batches(own[0], local.batch_size, own[1]) == 1) & (partition.sizes > 0)).sum()) if own else 0
+        if lone and not len(short):
+            where, way = f"client.{i}.{name_in(STACKS['client'].entries, method)}", "Ask for another local.batch_size"
+            way += ", or set its drop_last to true." if hasattr(method, "drop_last") else "."
+            faults.append(f"{where}: its own pass comes to a batch of {cannot}, at {lone} clients. {way}")
     for stack, i, method in ((s, i, m) for s in ("weighting", "server") for i, m in enumerate(getattr(config, s))):
         if not method.needs_proxy or not getattr(method, "epochs", 1) or getattr(method, "patience", None):
             continue  # it learns on no proxy samples, or on a part that it draws
@@ -247,6 +254,11 @@ def _single_samples(config: Config, model: nn.Module, data: Dataset, partition: 
                 f"{where}: {proxies} leads to a batch of {cannot}. Ask for another, or for more proxy samples."
             )
     return faults
+
+
+def _last_batches(samples: np.ndarray, size: int, drop_last: bool) -> np.ndarray:
+    """[N] samples in each client's shorter last batch; 0 where there is none."""
+    return np.where(samples >= size, 0 if drop_last else samples % size, samples)
 
 
 def _misfits(model: nn.Module, task: Task, data: Dataset) -> list[str]:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
+import numpy as np
+
 from raysim.core.client import ClientMethod, LocalRun
 from raysim.core.facts import RunFacts
 from raysim.core.layers import LayerMap
@@ -70,6 +72,9 @@ class FedALA(ClientMethod):
             return f"epochs is {self.epochs}; W is learned in one pass at least, or not at all with freeze: true."
         return f"tensors is {self.tensors}; 0 means all." if self.tensors is not None and self.tensors < 0 else None
 
+    def own_pass(self, samples: np.ndarray, drop_last: bool) -> tuple[np.ndarray, bool] | None:
+        return self._count(samples), drop_last if self.drop_last is None else self.drop_last
+
     def new_state(self, layers: LayerMap) -> ALAState:
         return ALAState()
 
@@ -107,10 +112,13 @@ class FedALA(ClientMethod):
             return run.layers.top_tensors(self.tensors, downloaded)
         return run.layers.top(self.layers, downloaded)
 
+    def _count(self, samples: np.ndarray) -> np.ndarray:
+        return np.maximum(1, (self.fraction * samples).astype(np.int64))
+
     def _samples(self, run: LocalRun) -> Tensor:
         """Those that W is learned on in this round, in the order of all its epochs."""
         n, stream = len(run.data.train.y), run.generator("ala")
-        count = max(1, int(self.fraction * n))
+        count = int(self._count(np.array(n)))
         if self.window:
             return torch.arange(count) + torch.randint(n - count + 1, (1,), generator=stream)
         return torch.randperm(n, generator=stream)[:count]

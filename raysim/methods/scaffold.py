@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
+import numpy as np
+
 from raysim.core.client import ClientMethod, LocalRun, Upload
 from raysim.core.cohort import Cohort
 from raysim.core.facts import RunFacts
@@ -50,6 +52,9 @@ class SCAFFOLD(ClientMethod):
         if any(method.starts_elsewhere for method in facts.client):
             return "option_2 needs training to start at w_g, which another method changes. Set c_update: mean_grad."
         return None
+
+    def own_pass(self, samples: np.ndarray, drop_last: bool) -> tuple[np.ndarray, bool] | None:
+        return (samples, False) if self.c_update == "option_1" else None
 
     def new_state(self, layers: LayerMap) -> Control:
         return Control(torch.zeros(layers.P))

@@ -189,7 +189,11 @@ def test_a_batch_of_one_sample_is_refused_where_batchnorm_cannot_train_on_it(mon
     ) as error:
         prepare(tiny(**changes | {"server": [{"server_ft": {"batch_size": 4}}]}, model={"name": "normed"}, local=lone))
     assert "server.0.server_ft.batch_size: 4 leads to a batch of one sample" in str(error.value)
-    prepare(tiny(**changes, model={"name": "normed"}, local=lone | {"drop_last": True}))
+    dropped = lone | {"drop_last": True, "momentum": 0.0, "weight_decay": 0.0}
+    prepare(tiny(**changes, model={"name": "normed"}, local=dropped, client=[{"fedala": {"fraction": 1.0}}]))
+    for own in ({"fedala": {"fraction": 1.0, "drop_last": False}}, {"scaffold": {"c_update": "option_1"}}):
+        with pytest.raises(ConfigError, match=rf"client.0.{next(iter(own))}: its own pass comes to .*, at 3 clients"):
+            prepare(tiny(**changes, model={"name": "normed"}, local=dropped, client=[own]))
 
 
 def test_tied_weights_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
