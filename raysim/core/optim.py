@@ -26,17 +26,13 @@ class OptimizerSpec:
         return (Adam if self.name == "adam" else SGD)(self, params, grad, lr)
 
 
-class SGD:
-    """Stochastic gradient descent with momentum, Nesterov momentum and weight decay, as `torch.optim.SGD` defines them.
-
-    `normaliser` accumulates FedNova's ‖a_k‖₁ (Wang et al., 2020): how much gradient the steps so far have applied.
-    """
+class _Optimizer:
+    """`normaliser` accumulates FedNova's ‖a_k‖₁ (Wang et al., 2020): how much gradient the steps so far have applied."""
 
     def __init__(self, spec: OptimizerSpec, params: Tensor, grad: Tensor, lr: float):
         self.spec, self.params, self.grad, self.lr = spec, params, grad, lr
-        self.momentum = torch.zeros_like(params) if spec.momentum else None  # [P]
         self.proximal = 0.0  # μ of a proximal term in the gradient: it contracts what was applied before by 1 - lr·μ
-        self.normaliser, self._weight = 0.0, 0.0
+        self.normaliser = 0.0
         self.private: slice | None = None  # a part that is never sent, whose steps `normaliser` leaves out
         self.private_steps = 0
 
@@ -45,8 +41,24 @@ class SGD:
         self.count(part)
         self.move(part)
 
+    def count(self, part: slice) -> None:
+        """What a step does to numbers."""
+        raise NotImplementedError
+
     def move(self, part: slice) -> None:
         """What a step does to vectors, of one model or of several in rows."""
+        raise NotImplementedError
+
+
+class SGD(_Optimizer):
+    """Stochastic gradient descent with momentum, Nesterov momentum and weight decay, as `torch.optim.SGD` defines them."""
+
+    def __init__(self, spec: OptimizerSpec, params: Tensor, grad: Tensor, lr: float):
+        super().__init__(spec, params, grad, lr)
+        self.momentum = torch.zeros_like(params) if spec.momentum else None  # [P]
+        self._weight = 0.0
+
+    def move(self, part: slice) -> None:
         params, grad = (self.params, self.grad) if part == WHOLE else (self.params[part], self.grad[part])
         if self.spec.weight_decay:
             grad.add_(params, alpha=self.spec.weight_decay)
@@ -56,7 +68,6 @@ class SGD:
         params.add_(grad, alpha=-self.lr)
 
     def count(self, part: slice) -> None:
-        """What a step does to numbers."""
         if part == self.private:
             self.private_steps += 1
             return
@@ -82,25 +93,16 @@ class SGD:
             self.momentum.copy_(state["momentum"])
 
 
-class Adam:
-    """Adam with bias correction and L2 weight decay, as `torch.optim.Adam` defines it (epsilon 1e-8)."""
+class Adam(_Optimizer):
+    """Adam with bias correction and L2 weight decay, as `torch.optim.Adam` defines it (epsilon 1e-8). FedNova has no
+    closed form for it: `normaliser` counts steps."""
 
     def __init__(self, spec: OptimizerSpec, params: Tensor, grad: Tensor, lr: float):
-        self.spec, self.params, self.grad, self.lr = spec, params, grad, lr
+        super().__init__(spec, params, grad, lr)
         self.mean, self.square = torch.zeros_like(params), torch.zeros_like(params)  # [P]
         self.steps: dict[tuple[int, int], int] = {}  # (start, stop) of a part -> its steps, for the bias correction
-        self.proximal = 0.0
-        self.normaliser = 0.0  # FedNova has no closed form for Adam: steps are counted
-        self.private: slice | None = None  # a part that is never sent, whose steps `normaliser` leaves out
-        self.private_steps = 0
-
-    def step(self, part: slice = WHOLE) -> None:
-        """Update the parameters, or the slice `part` of them, in place. The gradient is used up."""
-        self.count(part)
-        self.move(part)
 
     def move(self, part: slice) -> None:
-        """What a step does to vectors, of one model or of several in rows."""
         params, grad, (b1, b2) = self.params[..., part], self.grad[..., part], self.spec.betas
         steps = self.steps[self._key(part)]
         if self.spec.weight_decay:
@@ -111,7 +113,6 @@ class Adam:
         params.addcdiv_(mean, scale, value=-self.lr / (1 - b1**steps))
 
     def count(self, part: slice) -> None:
-        """What a step does to numbers."""
         key = self._key(part)
         self.steps[key] = self.steps.get(key, 0) + 1
         self.normaliser += part != self.private
