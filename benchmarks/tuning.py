@@ -3,7 +3,8 @@
     python benchmarks/tuning.py fedlws/table1 --rates 0.01 0.02 0.04 0.08 --out runs/tuning
 
 The table's first row plays 40 rounds of its medium scale with each rate, in every column; what counts is the mean of the last
-ten evaluations, and its mean over the columns (docs/papers/protocol.md). Writes to benchmarks/results/.
+ten evaluations, and its mean over the columns (docs/papers/protocol.md). A rate is out with which a run fails, as where a
+client's model is not finite. Writes to benchmarks/results/.
 """
 
 from __future__ import annotations
@@ -42,15 +43,22 @@ def main() -> None:
         baseline = next(iter(cells)).row
         played[rate] = {" ".join(cell.column): point for cell, point in cells.items() if cell.row == baseline}
     status = play_all([point for points in played.values() for point in points.values()], at_once=args.parallel)
-    if status:
+    if status > 1:  # stopped
         sys.exit(status)
     last10, _ = SCORES["last10"]
     scores = {
-        rate: {column: last10(Run(point.folder)) for column, point in points.items()} for rate, points in played.items()
+        rate: {column: last10(Run(point.folder)) if point.finished else None for column, point in points.items()}
+        for rate, points in played.items()
     }
+    means = {}
     for rate, by_column in scores.items():
-        print(f"lr {rate:g}: {by_column}, mean {statistics.mean(by_column.values()):.2f}")
-    best = max(scores, key=lambda rate: statistics.mean(scores[rate].values()))
+        ended = [score for score in by_column.values() if score is not None]
+        if len(ended) == len(by_column):
+            means[rate] = statistics.mean(ended)
+        print(f"lr {rate:g}: {by_column}, mean {means.get(rate)}")
+    if not means:
+        sys.exit("with no rate all runs have ended")
+    best = max(means, key=means.__getitem__)
     print(f"best: {best:g}")
     told = {
         "command": " ".join(sys.argv), "item": args.item, "seed": args.seed, "rounds": args.rounds, "best": best,
