@@ -82,7 +82,7 @@ class ClientMethod:
 
     def own_pass(self, samples: np.ndarray, drop_last: bool) -> tuple[np.ndarray, bool] | None:
         """Of a pass besides training, in train mode and in batches of the usual size: how many of each client's `samples`
-        [N] it takes, and whether it leaves out a shorter last batch."""
+        [N] it takes, and whether it leaves out a shorter last batch. None where there is no such pass."""
         return None
 
     def optimizer(self, spec: OptimizerSpec) -> OptimizerSpec:

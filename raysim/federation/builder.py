@@ -238,12 +238,14 @@ def _single_samples(config: Config, model: nn.Module, data: Dataset, partition: 
             way = "Set local.drop_last to true, or another batch size"
         faults.append(f"local.batch_size: {len(short)} clients ({names}) come to a batch of {cannot}. {way}.")
     for i, method in enumerate(config.client):
-        own = method.own_pass(partition.sizes, local.drop_last)
-        lone = int(((_last_batches(own[0], local.batch_size, own[1]) == 1) & (partition.sizes > 0)).sum()) if own else 0
-        if lone and not len(short):
-            where, way = f"client.{i}.{name_in(STACKS['client'].entries, method)}", "Ask for another local.batch_size"
-            way += ", or set its drop_last to true." if hasattr(method, "drop_last") else "."
-            faults.append(f"{where}: its own pass comes to a batch of {cannot}, at {lone} clients. {way}")
+        if own := method.own_pass(partition.sizes, local.drop_last):
+            samples, drop_last = own
+            last = _last_batches(samples, local.batch_size, drop_last)
+            if lone := np.count_nonzero((partition.sizes > 0) & (last == 1)):
+                where = f"client.{i}.{name_in(STACKS['client'].entries, method)}"
+                faults.append(
+                    f"{where}: at {lone} clients its own pass comes to a batch of {cannot}. Ask for another local.batch_size."
+                )
     for stack, i, method in ((s, i, m) for s in ("weighting", "server") for i, m in enumerate(getattr(config, s))):
         if not method.needs_proxy or not getattr(method, "epochs", 1) or getattr(method, "patience", None):
             continue  # it learns on no proxy samples, or on a part that it draws
