@@ -631,7 +631,8 @@ def test_a_configuration_that_comes_with_raysim_has_a_name(tiny: Path) -> None:
     assert load(find("quickstart")).name == "tiny"  # a file of one's own comes first
     wrong = raysim("run", "fedlws/tabel1")
     assert wrong.exit_code == 2
-    assert wrong.stderr.endswith("Did you mean fedlws/table1?\n")
+    assert wrong.stderr.endswith("Did you mean 'fedlws/table1'?\n")
+    assert "Did you mean 'fedala/table7_mnist'?" in raysim("reproduce", "fedala/table7").stderr
     assert "absent.yaml: no such file" in raysim("run", "absent.yaml").stderr
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import difflib
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
@@ -12,7 +11,7 @@ import yaml
 
 from raysim.config.build import build, canonical, partly, read_fields
 from raysim.config.fields import STACKS, Catalogue, catalogue_of, fields_of, is_section
-from raysim.config.messages import ConfigError, Faults, show
+from raysim.config.messages import ConfigError, Faults, match, show
 from raysim.config.presets import PRESETS
 from raysim.config.rules import violations
 from raysim.config.schema import Config
@@ -76,8 +75,8 @@ def _read(path: Path) -> dict[str, Any]:
     try:
         raw = read_yaml(path)
     except FileNotFoundError:
-        near = difflib.get_close_matches(path.name, [p.name for p in path.parent.glob("*.y*ml")], n=1)
-        raise ConfigError(f"{path}: no such file.{f' Did you mean {path.parent / near[0]}?' if near else ''}") from None
+        near = match(path.name, (p.name for p in path.parent.glob("*.y*ml")))
+        raise ConfigError(f"{path}: no such file.{f' Did you mean {path.parent / near}?' if near else ''}") from None
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read: {error.strerror or error}.") from None
     except DamagedFile as error:

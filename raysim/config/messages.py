@@ -94,10 +94,11 @@ def _options(annotation: Any) -> list[str]:
 
 
 def match(word: object, words: Iterable[str]) -> str | None:
-    """The most similar of `words`, if one is similar at all."""
-    by_lower = {w.lower(): w for w in words}
-    near = difflib.get_close_matches(str(word)[:60].lower(), by_lower, n=1)
-    return by_lower[near[0]] if near else None
+    """The most similar of `words`, if one is similar at all; one that begins with `word` comes first."""
+    by_lower, begun = {w.lower(): w for w in words}, str(word)[:60].lower()
+    near = difflib.get_close_matches(begun, by_lower, n=len(by_lower) + 1)
+    best = next((w for w in near if w.startswith(begun)), near[0] if near else None)
+    return by_lower[best] if best else None
 
 
 def nearest(word: object, words: Collection[str], listed: bool = True) -> str:

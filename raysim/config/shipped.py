@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import difflib
 from pathlib import Path
 
-from raysim.config import ConfigError
+from raysim.config.messages import ConfigError, nearest
 
 
 def folder() -> Path:
@@ -27,6 +26,5 @@ def find(name: str | Path) -> Path:
     if (found := shipped / f"{name}.yaml").is_file():
         return found
     names = [one.relative_to(shipped).with_suffix("").as_posix() for one in shipped.rglob("*.yaml")]
-    near = difflib.get_close_matches(str(name), names, n=1)
-    hint = f" Did you mean {near[0]}?" if near else ""
+    hint = nearest(name, names, listed=False)
     raise ConfigError(f"{name}: no such file, and no configuration of that name comes with raysim.{hint}")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import itertools
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -12,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from raysim.config import ConfigError, load
+from raysim.config.messages import nearest
 from raysim.config.shipped import folder as configurations
 from raysim.paths import natural
 from raysim.store.documents import YAML_BYTES, DamagedFile, parse_yaml, read_bytes, read_yaml
@@ -118,8 +118,7 @@ def find(name: str) -> Item:
     """The item of that name. Raises `ConfigError` where there is none."""
     there = items()
     if name not in there:
-        near = difflib.get_close_matches(name, there, n=1)
-        hint = f" Did you mean {near[0]}?" if near else ""
+        hint = nearest(name, there, listed=False)
         raise ConfigError(f"there is no table or figure {name!r}.{hint} `raysim reproduce --list` shows all.")
     return there[name]
 
