@@ -32,10 +32,11 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=7)
     parser.add_argument("--out", type=Path, required=True, help="where the runs are, or are to be")
     parser.add_argument("--parallel", type=int, default=2)
+    parser.add_argument("--set", action="append", default=[], help="what the comparison sets as well")
     args = parser.parse_args()
     played = {}
     for rate in args.rates:
-        changes = [f"rounds.total={args.rounds}", f"local.lr={rate}"]
+        changes = [*args.set, f"rounds.total={args.rounds}", f"local.lr={rate}"]
         try:
             cells = find(args.item).runs("medium", [args.seed], changes, args.out / args.item / f"lr{rate:g}")
         except ConfigError as error:
