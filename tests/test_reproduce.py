@@ -281,7 +281,7 @@ def test_a_wrong_table_is_refused(item: Item, old: str, new: str, message: str) 
 
 def test_an_unknown_item_is_met_with_the_nearest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)  # no configs here, so that those beside the package count
-    with pytest.raises(ConfigError, match="Did you mean fedlws/table1"):
+    with pytest.raises(ConfigError, match="Did you mean 'fedlws/table1'"):
         find("fedlws/tabel1")
 
 

@@ -258,7 +258,8 @@ class Config:
     """
 
     preset: str = "raysim"
-    """Defaults that the file's own keys override."""
+    """Defaults that the file's own keys override: raysim's, the papers' (paper), or those of the released code of FedLWS
+    (official_000), FedALA (official_001) or FedLAW (official_003)."""
     name: Annotated[str, Field(pattern=r"^[\w.+=-]+$")] = "run"
     """Names the run and its folder."""
     seed: Annotated[int, Field(ge=0, lt=2**32)] = 0

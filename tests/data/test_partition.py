@@ -1,4 +1,4 @@
-"""Partitions P1 to P10: the rules' own algebra, recomputed, never yesterday's output."""
+"""The papers' partitions: the rules' own algebra, recomputed, never yesterday's output."""
 
 import math
 import os
@@ -327,7 +327,7 @@ def test_p9_corrupted_clients_exchange_two_labels(fraction):
     assert sorted(changed.sum(1)) == [0] * round(20 * (1 - fraction)) + [2] * round(20 * fraction)
     assert all(np.array_equal(row[row], np.arange(10)) for row in part.label_map)  # twice exchanged is unchanged
     clean = make_partition(DATA, IIDEqual(20), seed=0)
-    assert all(np.array_equal(a, b) for a, b in zip(part.train, clean.train, strict=True))  # the data are P7's
+    assert all(np.array_equal(a, b) for a, b in zip(part.train, clean.train, strict=True))  # as iid_equal
     seen, true = part.label_counts(DATA), clean.label_counts(DATA)
     assert all(np.array_equal(s[m], t) for s, m, t in zip(seen, part.label_map, true, strict=True))
 

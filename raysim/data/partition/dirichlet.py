@@ -1,4 +1,4 @@
-"""Label skew by Dirichlet shares: P1 to P4, and P6."""
+"""Label skew by Dirichlet shares."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -27,7 +27,7 @@ PATIENCE = 2000  # redraws of the schemes whose codes redraw for ever; 100 clien
 
 @dataclass(frozen=True)
 class DirichletCounts(Scheme):
-    """P1: each class split over clients by Dir(alpha), sizes unequal (FedLAW, Li et al., 2023; FedLWS)."""
+    """Each class split over clients by Dir(alpha), sizes unequal (FedLAW, Li et al., 2023; FedLWS)."""
 
     alpha: float
     """Concentration of the Dirichlet draws; a smaller one gives more skew."""
@@ -53,7 +53,7 @@ class DirichletCounts(Scheme):
 def counts_split(
     scheme: str, pools: Sequence[np.ndarray], alpha: float, clients: int, rng: np.random.RandomState, least: int = 0
 ) -> list[np.ndarray]:
-    """P1 from the shuffled rows of each class on."""
+    """`dirichlet_counts` from the shuffled rows of each class on."""
     drawn = redraw(
         scheme,
         lambda: rounded_draw(pools, rng.dirichlet(np.full(clients, alpha), len(pools))),
@@ -65,7 +65,7 @@ def counts_split(
 
 @dataclass(frozen=True)
 class DirichletHybrid(Scheme):
-    """P2: half the clients by Dir(alpha1), the others by Dir(alpha2) on what is left (FedLAW, figs. 5, 13)."""
+    """Half the clients by Dir(alpha1), the others by Dir(alpha2) on what is left (FedLAW, figs. 5, 13)."""
 
     alpha1: float = 10.0
     """Concentration for the balanced half of the clients."""
@@ -122,7 +122,7 @@ def _equal_sizes(pools: Sequence[np.ndarray], counts: np.ndarray, rng: np.random
 
 @dataclass(frozen=True)
 class DirichletLongtail(Scheme):
-    """P3: classes thinned to a long tail of ratio rho, then P1 (FedLAW, table 7)."""
+    """Classes thinned to a long tail of ratio rho, then `dirichlet_counts` (FedLAW, table 7)."""
 
     alpha: float
     """Concentration of the Dirichlet draws; a smaller one gives more skew."""
@@ -149,7 +149,7 @@ class DirichletLongtail(Scheme):
 def capped_draw(
     pools: Sequence[np.ndarray], holders: np.ndarray, alpha: float, rng: np.random.RandomState
 ) -> Draw | None:
-    """P4's draw among the clients that may hold a class (`holders` [C, N] bool); None if nobody can take a class."""
+    """The draw of `dirichlet_capped` among clients that may hold a class (`holders` [C, N] bool); None if nobody can take one."""
     clients = holders.shape[1]
     fair = sum(map(len, pools)) / clients
     counts = np.zeros(holders.shape, np.int64)
@@ -167,7 +167,7 @@ def capped_draw(
 
 @dataclass(frozen=True)
 class DirichletCapped(MergingScheme):
-    """P4: classes by Dir(alpha) over clients below n/N, train and test merged, 75/25 (FedALA, Zhang et al., 2023).
+    """Classes by Dir(alpha) over clients below n/N, train and test merged, 75/25 (FedALA, Zhang et al., 2023).
 
     With seed 1 it is the split of MNIST that FedALA's authors published; the 75/25 cut is drawn from our own streams.
     FedDisco's NIID-1 is ``least=10, merge=False``.
@@ -210,7 +210,7 @@ class DirichletCapped(MergingScheme):
 
 @dataclass(frozen=True)
 class ExtendedDirichlet(MergingScheme):
-    """P6: classes_per_client random classes a client, each split by P4 among its holders (Li et al., 2023; PFLlib).
+    """classes_per_client random classes a client, each split among its holders as in `dirichlet_capped` (Li et al., 2023; PFLlib).
 
     A try draws both the classes of the clients and the split. What rounding leaves of a class goes to its last holder.
     """

@@ -1,4 +1,4 @@
-"""Random samples for every client: P7, P9 and skewed sizes."""
+"""Random samples for every client, also of skewed sizes or with swapped labels."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -12,7 +12,7 @@ from raysim.data.partition.shards import Shards
 
 @dataclass(frozen=True)
 class IIDEqual(Scheme):
-    """P7: floor(n / N) random samples each (FedLAW's and FedLWS's iid flag; FedLDF: 50 × 1000)."""
+    """floor(n / N) random samples each (FedLAW's and FedLWS's iid flag; FedLDF: 50 × 1000)."""
 
     clients: int = 20
     """Number of clients."""
@@ -28,7 +28,7 @@ class IIDEqual(Scheme):
 
 @dataclass(frozen=True)
 class LabelSwap(Scheme):
-    """P9: P7, but corrupted clients exchange two labels in all their data (FedLAW, table 8).
+    """`iid_equal`, but corrupted clients exchange two labels in all their data (FedLAW, table 8).
 
     The paper does not say which two: every corrupted client draws its own pair.
     """

@@ -1,4 +1,4 @@
-"""Label skew by choice of classes: P5 and P8."""
+"""Label skew by choice of classes."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -21,7 +21,7 @@ from raysim.data.partition.base import (
 
 @dataclass(frozen=True)
 class Pathological(MergingScheme):
-    """P5: a few classes a client in disjoint blocks, train and test merged, 75/25 (FedALA, Zhang et al., 2023).
+    """A few classes a client in disjoint blocks, train and test merged, 75/25 (FedALA, Zhang et al., 2023).
 
     A class goes to the first clients in id order that still lack a class, so clients with near ids share classes. Rows
     are given out in the order of the data, unshuffled, as in the library. When the quotas of all clients are used up, the
@@ -93,7 +93,7 @@ class Pathological(MergingScheme):
 
 @dataclass(frozen=True)
 class ClassGroups(Scheme):
-    """P8: equal clients; a third has the lower half of the classes, a third the upper, a third all (FedLWS). Or clients
+    """Equal clients: a third has the lower half of the classes, a third the upper, a third all (FedLWS). Or clients
     that have the classes named for them (CCN, 2024, figure 1)."""
 
     clients: int = 12

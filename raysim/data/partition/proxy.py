@@ -1,4 +1,4 @@
-"""The server's proxy set: P10."""
+"""The server's proxy set."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -14,7 +14,7 @@ PROXY_STREAM = 3  # second word of the stream's seed; the hold-outs have 1 and 2
 
 @dataclass(frozen=True)
 class Proxy:
-    """P10: the server's labelled set, class-balanced up to one sample or long-tailed, out of one split."""
+    """The server's labelled set, class-balanced up to one sample or long-tailed, out of one split."""
 
     samples: int
     """Number of samples, of all classes together."""

@@ -33,7 +33,7 @@ class Partition:
     proxy: np.ndarray
     """Rows of the server's proxy set."""
     label_map: np.ndarray | None = None
-    """[N, C] int64: the class that client i takes class c for (P9); None is the truth."""
+    """[N, C] int64: the class that client i takes class c for (`label_swap`); None is the truth."""
 
     def __post_init__(self) -> None:
         for name in ("train", "test", "val"):
