@@ -95,7 +95,7 @@ def trained(
     for t in range(rounds):
         objects = [*states.values(), *models.values()]
         request = TrainRequest(
-            RoundInfo(7, t, 10, len(sizes), 0.05, sum(sizes)), clients, {c: c for c in clients},
+            RoundInfo(7, t, 10, len(sizes), 0.05, sum(sizes) / len(sizes)), clients, {c: c for c in clients},
             {c: len(sizes) + c for c in models},
             mix={c: tuple((j, 0.1 + 0.02 * c) for j in clients) for c in clients} if spec.stack.peer_models else None,
             peers=dict.fromkeys(clients, clients), return_states=True, return_models=True, groups=groups,

@@ -83,7 +83,7 @@ class Quadratics:
         """Client k before its local initialisation, sent the global model or `received`."""
         y = self.rows[k].expand(self.sizes[k], -1)
         data = ClientData(lambda part: Samples(torch.ones_like(y[:, :1]), y))
-        round_info = RoundInfo(0, self.t, 10, len(self.rows), self.lr, sum(self.sizes))
+        round_info = RoundInfo(0, self.t, 10, len(self.rows), self.lr, sum(self.sizes) / len(self.sizes))
         received = self.server.value if received is None else vector(received)
         return LocalRun(
             k, round_info, self.flat, Quadratic(), self.settings, self.stack, data, received, self.server.shared, {},

@@ -17,7 +17,9 @@ from safetensors.numpy import load_file
 from raysim.config import ConfigError, LocalConfig, load
 from raysim.core.client import ClientMethod, LocalRun, Upload
 from raysim.core.failures import ClientFailure
+from raysim.data.partition import IIDEqual
 from raysim.federation import Federation
+from raysim.federation.failures import RoundFailed
 from raysim.federation.round import sample
 from raysim.methods import CLIENTS, WEIGHTINGS
 from raysim.models import Inputs, build
@@ -325,10 +327,92 @@ def test_a_round_of_empty_clients_does_not_lose_the_one_before(tmp_path):
     assert (result["bytes_up"], result["bytes_down"]) == (trained * whole_model, trained * whole_model)
 
 
+@pytest.mark.parametrize("method", [{"scaffold": {"c_update": "mean_grad"}}, {"feddyn": {"adaptive_alpha": True}}])
+def test_empty_clients_do_not_count_among_all(method, monkeypatch, tmp_path):
+    """What is averaged over all clients is averaged over those that can take part."""
+
+    def split(self, data, rows, rng):
+        return [*np.array_split(rows, 4), *[rows[:0]] * (self.clients - 4)]
+
+    monkeypatch.setattr(IIDEqual, "split", split)
+
+    def trained(clients):
+        data = {"partition": {"iid_equal": {"clients": clients}}, "allow_empty_clients": True}
+        return play(
+            tiny(data=data, client=[method], rounds={"participation": 1.0}), tmp_path / str(clients)
+        ).server.value
+
+    assert torch.equal(trained(4), trained(8))
+
+
 def test_empty_clients_are_refused_unless_allowed(tmp_path):
     data = {k: v for k, v in EMPTY["data"].items() if k != "allow_empty_clients"}
     with pytest.raises(ConfigError, match="clients have no training samples"):
         Federation(tiny(data=data, seed=1), tmp_path)
+
+
+# ---- clients that fail, or begin, without training
+
+
+@dataclass(frozen=True)
+class Picky(ClientMethod):
+    """Client 2 cannot begin. With `everyone`, clients begin that are not drawn as well."""
+
+    everyone: bool = False
+
+    def start(self, run: LocalRun) -> None:
+        if run.client == 2:
+            raise ClientFailure("its labels make no sense")
+        run.receive()
+
+    def starts_everyone(self) -> bool:
+        return self.everyone
+
+
+@pytest.mark.parametrize(("everyone", "doing"), [(False, "test of its own model"), (True, "its initialisation")])
+def test_a_client_that_fails_where_it_does_not_train_is_left_out(everyone, doing, monkeypatch, tmp_path):
+    monkeypatch.setitem(CLIENTS, "picky", Picky)
+    assert 2 not in sample(3, 0, 8, 3)
+    changes = {
+        "client": [{"picky": {"everyone": everyone}}],
+        "data": {"client_test_frac": 0.25},
+        "evaluate": {"personal": None if everyone else "after_init"},
+    }
+    play(tiny(**changes, rounds={"total": 1}), tmp_path / "drop")
+    [message] = table(tmp_path / "drop", "events")["message"].tolist()
+    assert message.startswith(f"client 2, round 1, {doing}, node ")
+    assert message.endswith("ClientFailure: its labels make no sense")
+    if not everyone:
+        assert table(tmp_path / "drop", "personal")["client"].tolist() == [0, 1, 3, 4, 5, 6, 7]
+    with pytest.raises(RoundFailed, match=f"client 2, round 1, {doing}"):
+        play(tiny(**changes, rounds={"total": 1, "on_client_failure": "stop"}), tmp_path / "stop")
+
+
+def test_clients_that_only_begin_are_sent_the_model(tmp_path):
+    """ALA of all clients, of whom three train: each downloads the whole model, the three upload theirs."""
+    federation = play(tiny(client=[{"fedala": {"clients": "all"}}]), tmp_path)
+    model = 4 * federation.server.layers.S
+    rounds = table(tmp_path, "rounds")
+    assert rounds["bytes_down"].tolist() == [8 * model] * 3
+    assert rounds["bytes_up"].tolist() == [3 * model] * 3
+    traffic = table(tmp_path, "traffic")
+    assert sorted(traffic["client"][traffic["round"] == 0].tolist()) == [*range(8)]
+    assert (traffic["up_params"] > 0).sum() == 3 * 3
+
+
+class OwnStep(ClientMethod):
+    """Its step tells nobody the loss."""
+
+    def step(self, run: LocalRun, x: torch.Tensor, y: torch.Tensor) -> None:
+        run.params.mul_(0.9)
+
+
+def test_a_step_of_a_methods_own_need_not_report_a_loss(monkeypatch, tmp_path):
+    monkeypatch.setitem(CLIENTS, "own", OwnStep)
+    federation = play(tiny(client=["own"], rounds={"total": 1}), tmp_path)
+    assert table(tmp_path, "clients")["status"].tolist() == ["ok"] * 3
+    assert np.isnan(table(tmp_path, "clients")["loss_last"]).all()
+    assert federation.server.value.isfinite().all()
 
 
 # ---- what is written

@@ -40,7 +40,7 @@ class RoundInfo:
     rounds: int  # total
     clients: int  # N, in the federation
     lr: float  # this round's local learning rate
-    samples: int = 0  # training samples of all N clients together
+    mean_samples: float = 0.0  # training samples of a client that has any
 
 
 @dataclass

@@ -31,6 +31,11 @@ class Population:
     count_labels: Callable[[], Tensor]
 
     @cached_property
+    def holders(self) -> int:
+        """Number of clients with training samples. The others never take part, so means over all clients leave them out."""
+        return int((self.sizes > 0).sum())
+
+    @cached_property
     def labels(self) -> Tensor:
         """[N, C] int64 training samples of each class; counted when first asked for."""
         return self.count_labels()

@@ -13,7 +13,7 @@ from raysim.core.score import Score
 from raysim.core.server import Downlink
 from raysim.engine.base import Call, Engine, Span
 from raysim.engine.requests import Requests
-from raysim.engine.scheduler import shares
+from raysim.engine.scheduler import Visited, shares
 
 
 def evaluate(engine: Engine, rows: np.ndarray) -> Score:
@@ -35,12 +35,16 @@ def evaluate(engine: Engine, rows: np.ndarray) -> Score:
 
 def evaluate_clients(
     engine: Engine, round_info: RoundInfo, clients: Sequence[int], downlink: Downlink
-) -> dict[int, Score]:  # fmt: skip
+) -> Visited:  # fmt: skip
     """For each client the model it would now be given, tested on its own test samples."""
     requests = Requests(engine, round_info, tuple(clients), downlink)
 
-    def score() -> list[dict[int, Score]]:
-        parts = enumerate(shares(engine, clients))
-        return engine.ask([requests.call(i, "personal", share) for i, share in parts if share])
+    def score() -> Visited:
+        visits = [(i, share) for i, share in enumerate(shares(engine, clients)) if share]
+        replies = engine.ask([requests.call(i, "personal", share) for i, share in visits])
+        return Visited(
+            {client: result for results in replies for client, result in results.items()},
+            {client: i for i, share in visits for client in share},
+        )
 
-    return {client: s for scores in engine.retry_after_loss(score) for client, s in scores.items()}
+    return engine.retry_after_loss(score)

@@ -38,7 +38,15 @@ class EarlySum:
 
 
 @dataclass(frozen=True)
-class TrainedCohort:
+class Visited:
+    """What came back from clients, and the hosts on which they were last tried."""
+
+    results: Mapping[int, ClientResult]  # of every client asked, without arrays
+    hosts: Mapping[int, int]  # by client
+
+
+@dataclass(frozen=True)
+class TrainedCohort(Visited):
     """The result of training: who came back, with what numbers, and the sum that was made on the way.
 
     The arrays that clients made (models, states, traces) are not here. The round's `Scheduler` knows where they rest.
@@ -46,8 +54,6 @@ class TrainedCohort:
 
     round_info: RoundInfo
     asked: tuple[int, ...]  # sorted
-    results: Mapping[int, ClientResult]  # of every client asked, without arrays
-    trained_by: Mapping[int, int]  # client -> the host it was last tried on
     early_sum: EarlySum | None
 
     @cached_property
@@ -109,7 +115,7 @@ class Scheduler:
         trained_by = {c: self._trained_by[c] for c in took}
         engine.pace.learn(took, engine.partition.sizes[[*took]].tolist(), trained_by)
         results = {c: self._results[c] for c in asked}
-        return TrainedCohort(self._requests.round_info, asked, results, dict(self._trained_by), early_sum)
+        return TrainedCohort(results, dict(self._trained_by), self._requests.round_info, asked, early_sum)
 
     @property
     def sums_only(self) -> bool:
@@ -278,21 +284,24 @@ class Scheduler:
 
 def initialize(
     engine: Engine, round_info: RoundInfo, clients: Sequence[int], downlink: Downlink
-) -> dict[int, Handle]:  # fmt: skip
-    """Let `clients` (sorted) initialise from the published model without training; returns their new states."""
+) -> tuple[Visited, dict[int, Handle]]:  # fmt: skip
+    """Let `clients` (sorted) initialise from the published model without training; and the new states of those that could."""
     requests = Requests(engine, round_info, tuple(clients), downlink)
 
-    def start() -> dict[int, Handle]:
+    def start() -> tuple[Visited, dict[int, Handle]]:
         visits = [(i, share) for i, share in enumerate(shares(engine, clients)) if share]
         begun = [engine.train(requests.call(i, "initialize", share, return_states=True)) for i, share in visits]
-        engine.fetch([(i, reply) for (i, _), (reply, *_) in zip(visits, begun, strict=True)])
-        return {
+        replies = engine.fetch([(i, reply) for (i, _), (reply, *_) in zip(visits, begun, strict=True)])
+        results = {client: result for reply in replies for client, result in reply.results.items()}
+        states = {
             client: handle
             for (_, share), (_, _, *states) in zip(visits, begun, strict=True)
             for client, handle in zip(share, states, strict=True)
+            if results[client].status == "ok"
         }
+        return Visited(results, {client: i for i, share in visits for client in share}), states
 
-    return engine.retry_after_loss(start) if clients else {}
+    return engine.retry_after_loss(start) if clients else (Visited({}, {}), {})
 
 
 def shares(engine: Engine, clients: Sequence[int]) -> list[Visit]:

@@ -14,16 +14,17 @@ FLOAT = INDEX = 4  # bytes
 
 def ledger(
     trained: TrainedCohort, mixture: Mixture | None, downlink: Downlink, server: Server, aggregator: Aggregator,
-    spec: HostSpec,
+    spec: HostSpec, others: int = 0, theirs: Downlink | None = None,
 ) -> dict[str, np.ndarray]:  # fmt: skip
-    """Columns of the table `traffic`, one row for each client asked; those that failed have sent nothing.
+    """Columns of the table `traffic`, one row for each client asked; those that failed have sent nothing. Then one for each
+    of `others`, who only initialised from what they were sent, `theirs`.
 
     `server` is as the round left it.
     """
     layers, clients = server.layers, trained.asked
     T, sizes = layers.T, layers.sizes.numpy()
     results = [trained.results[c] for c in trained.clients]
-    zeros = np.zeros(len(clients), np.int64)
+    zeros = np.zeros(len(clients) + others, np.int64)
     up = {f"up_{what}": zeros.copy() for what in ("params", "buffers", "vectors", "scalars", "masks")}
     if mixture is not None:
         came = np.flatnonzero(np.isin(clients, trained.clients))
@@ -46,13 +47,18 @@ def ledger(
     )
     model = FLOAT * int(sizes[:T][~personal[:T]].sum())
     buffers = 0 if spec.settings.local_buffers else FLOAT * int(sizes[T:][~personal[T:]].sum())
-    models = np.array([max(1, len(peers)) for peers in downlink.peers]) if downlink.peers else zeros + 1
+    models, masks_down = zeros + 1, zeros.copy()
+    if downlink.peers:
+        models[: len(clients)] = [max(1, len(peers)) for peers in downlink.peers]
+    if theirs is not None and theirs.peers:
+        models[len(clients) :] = [max(1, len(peers)) for peers in theirs.peers]
+    masks_down[: len(clients)] = sum(-(-w.mask_bits(layers) // 8) for w in aggregator.weightings)
     down = {
         "down_params": models * model,
         "down_buffers": models * buffers,
         "down_vectors": zeros + FLOAT * sum(v.numel() for v in server.shared.values()),
         "down_scalars": zeros,
-        "down_masks": zeros + sum(-(-w.mask_bits(layers) // 8) for w in aggregator.weightings),
+        "down_masks": masks_down,
     }
     columns = up | down
     return columns | {"bytes": np.sum(list(columns.values()), axis=0)}

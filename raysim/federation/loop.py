@@ -13,7 +13,7 @@ from raysim.core.event import Event
 from raysim.data import Dataset, Partition
 from raysim.engine.base import ATTEMPTS, MachineFailure, StateLost
 from raysim.federation.builder import MakeEngine, build, check_network, checked_data, local_engine
-from raysim.federation.failures import RoundFailed, failed_clients
+from raysim.federation.failures import RoundFailed
 from raysim.federation.resume import RunCheckpoints, check_device, check_samples, sha256
 from raysim.federation.round import PlayRound, Round, play_round
 from raysim.federation.scores import round_summary
@@ -137,7 +137,7 @@ class Federation:
         self.saved.change(done.changed)
         if traced:
             self.tracer.write(done)
-        events = failed_clients(done.cohort.trained, self.engine.nodes) + self._events()
+        events = done.events + self._events()
         events += [Event("run", complaint) for complaint in self.writer.sinks.complaints()]
         shown["messages"] = [event.message for event in events]
         shown["seconds"] = time.perf_counter() - started

@@ -11,6 +11,7 @@ import numpy as np
 
 from raysim.config import STACKS, name_in
 from raysim.core.cohort import AskedCohort
+from raysim.core.event import Event
 from raysim.core.flat import finite
 from raysim.core.local_run import RoundInfo
 from raysim.core.mixture import Mixture
@@ -18,14 +19,24 @@ from raysim.core.note import Note
 from raysim.core.rng import SERVER, draw, stream_seed
 from raysim.core.score import Score
 from raysim.core.server import Downlink, Server
+from raysim.engine.base import Handle
 from raysim.engine.collectives import HostedCohort
 from raysim.engine.evaluation import evaluate, evaluate_clients
 from raysim.engine.model_store import HostedModels
 from raysim.engine.scheduler import Scheduler, initialize, nothing
 from raysim.federation.builder import RunParts
-from raysim.federation.failures import RoundFailed, check_trained
+from raysim.federation.failures import RoundFailed, check_trained, check_visited
 from raysim.late import Tensor
 from raysim.store.tables import PHASES
+
+
+@dataclass(frozen=True)
+class Started:
+    """The clients that were not drawn and initialise all the same, what they were sent, and their new states."""
+
+    clients: tuple[int, ...] = ()
+    downlink: Downlink = field(default_factory=Downlink)
+    states: Mapping[int, Handle] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -43,6 +54,8 @@ class Round:
     after: Tensor  # [S]
     notes: list[Note]
     seconds: dict[str, float]  # by phase
+    events: list[Event]  # the clients that were left out
+    started: Started
     changed: frozenset[int] = frozenset()  # clients that have another state or model than before
     score: Score | None = None  # of the new global model, where it was tested
     personal: dict[int, Score] = field(default_factory=dict)  # by client
@@ -83,18 +96,19 @@ def play_round(
     watched = any(instrument.reads_models for instrument in run.config.record.instruments)
     sums_early = early is not None and aggregator.plans_early and not watched
     trained = scheduler.train(early.mixture if early and sums_early else None, while_training)
-    check_trained(trained, engine.nodes, run.config.rounds)
+    events = check_trained(trained, engine.nodes, run.config.rounds)
     cohort = HostedCohort(engine, scheduler, trained)
     if early and cohort.clients == clients:
         early.adopt(server)
     else:
         early = None  # it is a plan of some that did not come back
-    initialized = {}
+    started = Started()
     if engine.spec.stack.starts_everyone:
         others = tuple(sorted({*sizes.nonzero().flatten().tolist()} - {*drawn}))
-        initialized = initialize(
-            engine, info, others, aggregator.rule.downlink(others, HostedModels(engine), server)
-        )  # fmt: skip
+        sent = aggregator.rule.downlink(others, HostedModels(engine), server)
+        visited, new_states = initialize(engine, info, others, sent)
+        events += check_visited(visited, engine.nodes, f"round {t + 1}, its initialisation", run.config.rounds)
+        started = Started(others, sent, new_states)
     clock.lap("train")
 
     before, mixture, target = server.value, None, server.value
@@ -110,7 +124,8 @@ def play_round(
             raise RoundFailed(f"round {t + 1}: {by} made a model that is not finite (NaN or Inf)")
         clock.lap("server")
     done = Round(
-        t, drawn, cohort, scheduler, downlink, mixture, before, target, server.value, server.notes, clock.seconds
+        t, drawn, cohort, scheduler, downlink, mixture, before, target, server.value, server.notes, clock.seconds, events,
+        started,
     )  # fmt: skip
     if mixture is not None:
         # Before anything is committed: a host that is lost meanwhile trains its clients again from what they were sent.
@@ -118,7 +133,7 @@ def play_round(
             done.notes.extend(instrument.observe(done, server.population))
         clock.lap("observe")
 
-    states = scheduler.states | initialized
+    states = {**scheduler.states, **started.states}
     engine.commit(states, scheduler.models)
     engine.publish(server.value, server.shared)
     done = replace(done, changed=frozenset(cohort.clients) | states.keys())
@@ -127,15 +142,15 @@ def play_round(
 
 def _evaluated(done: Round, run: RunParts, clock: Clock) -> Round:
     """The round with the scores of the models that it has made."""
-    score = None
+    score, left_out = None, list[Event]()
     personal = {c: result.test for c, result in done.cohort.trained.results.items() if result.test}
     if run.evaluates(done.t):
         if run.config.evaluate.global_ and len(run.partition.server_test):
             score = evaluate(run.engine, run.partition.server_test)
         if run.config.evaluate.personal == "after_init":
-            personal = evaluate_personal(run, done.t + 1)
+            personal, left_out = evaluate_personal(run, done.t + 1)
         clock.lap("evaluate")
-    return replace(done, score=score, personal=personal)
+    return replace(done, score=score, personal=personal, events=done.events + left_out)
 
 
 def sample(seed: int, t: int, clients: int, cohort: int) -> tuple[int, ...]:
@@ -150,12 +165,14 @@ def learning_rate(run: RunParts, t: int) -> float:
 
 def round_info(server: Server) -> RoundInfo:
     """What the server and every client know of the server's round."""
-    sizes = server.population.sizes
-    return RoundInfo(server.seed, server.t, server.rounds, len(sizes), server.lr, int(sizes.sum()))
+    population = server.population
+    mean_samples = int(population.sizes.sum()) / population.holders
+    return RoundInfo(server.seed, server.t, server.rounds, len(population.sizes), server.lr, mean_samples)
 
 
-def evaluate_personal(run: RunParts, t: int) -> dict[int, Score]:
-    """Test, on each client's own test samples, the model it would receive in round t. `evaluate.clients` limits them."""
+def evaluate_personal(run: RunParts, t: int) -> tuple[dict[int, Score], list[Event]]:
+    """Test, on each client's own test samples, the model it would receive in round t; and say who could not be tested.
+    `evaluate.clients` limits them."""
     partition = run.partition
     clients = np.flatnonzero((partition.test.sizes > 0) & (partition.train.sizes > 0)).tolist()
     tested = len(clients) if run.config.evaluate.clients is None else min(run.config.evaluate.clients, len(clients))
@@ -164,7 +181,9 @@ def evaluate_personal(run: RunParts, t: int) -> dict[int, Score]:
     # What is noted here is not part of a round.
     server = replace(run.server, t=t, lr=learning_rate(run, t), notes=[])
     downlink = run.aggregator.rule.downlink(clients, HostedModels(run.engine), server)
-    return evaluate_clients(run.engine, round_info(server), clients, downlink)
+    visited = evaluate_clients(run.engine, round_info(server), clients, downlink)
+    left_out = check_visited(visited, run.engine.nodes, f"round {t}, test of its own model", run.config.rounds)
+    return {client: result.test for client, result in visited.results.items() if result.test}, left_out
 
 
 def find_nonfinite_step(run: RunParts, target: Tensor, mixture: Mixture, cohort: HostedCohort) -> str:

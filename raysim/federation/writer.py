@@ -92,8 +92,10 @@ class Writer:
         done, add, t = finished.done, self.recorder.add, finished.done.t
         cohort, run = done.cohort, self.run
         notes = [replace(note, method=self._names.get(note.method, note.method)) for note in done.notes]
+        others = done.started.clients
         traffic = ledger(
-            cohort.trained, done.mixture, done.downlink, finished.server, run.aggregator, run.spec
+            cohort.trained, done.mixture, done.downlink, finished.server, run.aggregator, run.spec, len(others),
+            done.started.downlink,
         )  # fmt: skip
         row = self._round_row(finished, traffic)
         add("rounds", round=t, **row)
@@ -108,7 +110,8 @@ class Writer:
         if done.personal:
             add("personal", round=t, **personal_rows(done.personal))
         spans, began = done.scheduler.spans, finished.clock - finished.wall
-        add("traffic", round=t, client=cohort.trained.asked, **traffic, transport_up=transport(done, spans))
+        sent = [*transport(done, spans), *[None] * len(others)]
+        add("traffic", round=t, client=[*cohort.trained.asked, *others], **traffic, transport_up=sent)
         add(
             "timeline", round=t, host=[s.host for s in spans], node=[run.engine.nodes[s.host] for s in spans],
             phase=[s.phase for s in spans], start=[s.start - began for s in spans], stop=[s.stop - began for s in spans],

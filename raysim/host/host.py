@@ -116,7 +116,9 @@ class ClientHost:
             results = {c: self._stored(self.trainer.initialize(download, c)) for c in request.clients}
         return TrainReply(results, started, time.time())
 
-    def personal(self, request: TrainRequest, value: np.ndarray, shared: Arrays, *objects: Arrays) -> dict[int, Score]:
+    def personal(
+        self, request: TrainRequest, value: np.ndarray, shared: Arrays, *objects: Arrays
+    ) -> dict[int, ClientResult]:  # fmt: skip
         """Test, for each client, the model it would now be given. No state is kept."""
         download = Download.of(request, value, shared, objects, self.device)
         with self._global_stream():

@@ -13,7 +13,6 @@ from raysim.core.failures import breaks_device, cause_of, out_of_memory
 from raysim.core.flat import FlatModel, finite
 from raysim.core.local_run import LocalRun
 from raysim.core.rng import seed_layers, stream_seed
-from raysim.core.score import Score
 from raysim.host.client_state import StateFormat
 from raysim.host.device import to_numpy
 from raysim.host.download import Download
@@ -88,14 +87,20 @@ class Trainer:
 
     def initialize(self, download: Download, client: int) -> ClientResult:
         """The client's local initialisation alone: its result has a state and nothing else."""
-        run = self._begin(download, client)
-        self._stack.start(run)
-        return ClientResult("ok", state=self._states.pack(run))
+        try:
+            run = self._begin(download, client)
+            self._stack.start(run)
+            return ClientResult("ok", state=self._states.pack(run))
+        except Exception as error:
+            return self._failed(error)
 
-    def personal(self, download: Download, client: int) -> Score:
-        """The model that the client would now be given, on its own test samples. No state is kept."""
-        self._stack.personal(self._begin(download, client))
-        return self.evaluator.personal(client)
+    def personal(self, download: Download, client: int) -> ClientResult:
+        """The model that the client would now be given, on its own test samples: its result has a test and nothing else."""
+        try:
+            self._stack.personal(self._begin(download, client))
+            return ClientResult("ok", test=self.evaluator.personal(client))
+        except Exception as error:
+            return self._failed(error)
 
     def _begin(self, download: Download, client: int) -> LocalRun:
         """The client before its local initialisation."""
@@ -139,7 +144,8 @@ class Trainer:
         return self._result(run, upload, stats), upload
 
     def _result(self, run: LocalRun, upload: Upload, stats: Sequence[Tensor]) -> ClientResult:
-        epochs = [*run.losses[:1], *run.losses[-1:]][: len(run.losses)]  # none where no step was taken
+        seen = [batches for batches in run.losses if batches]  # none where no step was taken, or by a method of its own
+        epochs = [*seen[:1], *seen[-1:]][: len(seen)]
         (*means,), counters = read_numbers(epochs, upload.value[self._counters])
         result = ClientResult(
             "ok", run.steps,
@@ -156,7 +162,7 @@ class Trainer:
         return result
 
     def _failed(self, error: Exception) -> ClientResult:
-        """What is said of a client whose training raised `error`: of one in the code its traceback, else a line."""
+        """What is said of a client whose work raised `error`: of one in the code its traceback, else a line."""
         if breaks_device(error):
             raise error  # whoever trains here next would fail, too
         if out_of_memory(error):

@@ -60,8 +60,7 @@ class FedDyn(ClientMethod):
     def _alpha(self, run: LocalRun) -> float:
         if not self.adaptive_alpha:
             return self.alpha
-        mean = run.round_info.samples / run.round_info.clients
-        return self.alpha * mean / len(run.data.train.y)
+        return self.alpha * run.round_info.mean_samples / len(run.data.train.y)
 
     def for_steps(self, run: LocalRun) -> dict[str, Tensor]:
         own = {"g": run.state(self).g} if self.alpha else {}
@@ -94,7 +93,7 @@ class AddDrift(ServerStep):
     def apply(self, target: Tensor, mixture: Mixture, cohort: Cohort, server: Server) -> Tensor:
         uniform = mixture.support()
         mean = target if torch.equal(mixture.weights, uniform.weights) else cohort.reduce(uniform)
-        P, share = server.layers.P, len(cohort.clients) / len(server.population.sizes)
+        P, share = server.layers.P, len(cohort.clients) / server.population.holders
         server.memory["feddyn"] = server.memory["feddyn"] + share * (mean[:P] - server.params)
         moved = target.clone()
         moved[:P] += server.memory["feddyn"]

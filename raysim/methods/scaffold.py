@@ -88,7 +88,7 @@ class SCAFFOLD(ClientMethod):
 
 @dataclass(frozen=True)
 class AverageControls(ServerStep):
-    """The server's half: c ← c + (1/N) Σ_k (c_k⁺ − c_k)."""
+    """The server's half: c ← c + (1/N) Σ_k (c_k⁺ − c_k), N being the clients with training samples."""
 
     @property
     def only_scales(self) -> bool:
@@ -99,7 +99,7 @@ class AverageControls(ServerStep):
 
     def apply(self, target: Tensor, mixture: Mixture, cohort: Cohort, server: Server) -> Tensor:
         mean = cohort.reduce(cohort.uniform(), of="scaffold")
-        share = len(cohort.clients) / len(server.population.sizes)
+        share = len(cohort.clients) / server.population.holders
         server.shared["scaffold"] = server.shared["scaffold"] + share * mean
         return target
 

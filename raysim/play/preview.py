@@ -99,7 +99,7 @@ def _traffic(run: RunParts) -> str:
         return "none in the first round, which draws no client with samples"
     asked = AskedCohort(clients, server.population.sizes[list(clients)], server.layers)
     early = run.aggregator.plan_early(asked, server)
-    trained = TrainedCohort(round_info(server), clients, {c: ClientResult("ok") for c in clients}, {}, None)
+    trained = TrainedCohort({c: ClientResult("ok") for c in clients}, {}, round_info(server), clients, None)
     counted = ledger(trained, early.mixture, Downlink(), server, run.aggregator, replace(run.spec, probes=()))
     up, down = (sum(int(counted[name].sum()) for name in counted if name.startswith(way)) for way in ("up_", "down_"))
     known = not run.config.client and len(run.config.weighting) == sum(w.plans_early for w in run.config.weighting)

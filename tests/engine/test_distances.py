@@ -26,8 +26,7 @@ def federation(tmp_path):
 
 
 def trained(federation: Federation) -> HostedCohort:
-    samples = int(federation.server.population.sizes.sum())
-    scheduler = Scheduler(federation.engine, RoundInfo(3, 0, 1, 8, 0.1, samples), CLIENTS, Downlink())
+    scheduler = Scheduler(federation.engine, RoundInfo(3, 0, 1, 8, 0.1), CLIENTS, Downlink())
     return HostedCohort(federation.engine, scheduler, scheduler.train())
 
 

@@ -197,7 +197,7 @@ def test_client_that_kills_its_process_ends_the_run(tmp_path, warm_ray):
     federation.close()
     *deaths, end = tables.read(tmp_path / "dies", "events").to_pylist()
     assert [event["of"] for event in deaths] == ["actor"] * 3
-    assert (end["of"], "could not train a client" in end["message"]) == ("run", True)
+    assert (end["of"], "lacks what a client needs" in end["message"]) == ("run", True)
 
 
 @pytest.mark.parametrize("method", [{}, METHODS["fedlws"], GATHERED], ids=["summed", "kept", "gathered"])
@@ -238,7 +238,7 @@ def test_client_that_lacks_memory_when_it_is_tested_trains_again(tmp_path, monke
 
 @pytest.mark.parametrize(
     ("how", "message"),
-    [("refuses", r"on_client_failure is stop.\nclient \d"), ("raises", "error in a client's training.*cannot count")],
+    [("refuses", r"on_client_failure is stop.\nclient \d"), ("raises", "error in a client's code.*cannot count")],
 )
 def test_client_that_fails_when_it_is_tested_ends_a_run_as_one_that_fails_in_training(how, message, tmp_path):
     changes = with_client(TESTED, "failsintests", how=how)
@@ -252,8 +252,8 @@ def test_client_that_fails_when_it_is_tested_ends_a_run_as_one_that_fails_in_tra
 @pytest.mark.parametrize(
     ("how", "rounds", "message"),
     [
-        ("raises", {}, "error in a client's training ends the run.\nclient C, round 2, .*Traceback.*C cannot count"),
-        ("lacks_memory", {}, "could not train a client.\nclient C, round 2, .*MemoryError: no room for 3 num.*resume"),
+        ("raises", {}, "error in a client's code ends the run.\nclient C, round 2, .*Traceback.*C cannot count"),
+        ("lacks_memory", {}, "lacks what a client needs.\nclient C, round 2, .*MemoryError: no room for 3 num.*resume"),
         ("diverges", {"on_client_failure": "stop"}, "on_client_failure is stop.\nclient C, round 2, .*not finite"),
         (
             "refuses",
@@ -280,7 +280,7 @@ def test_command_line_shows_the_clients_traceback_and_no_other(tmp_path):
     (tmp_path / "run.yaml").write_text(to_yaml(tiny(**with_client({}, "fails", how="raises"))))
     shown = CliRunner().invoke(app, ["run", str(tmp_path / "run.yaml"), "--out", str(tmp_path / "run")])
     assert shown.exit_code == 1
-    first = "raysim: an error in a client's training ends the run.\n"
+    first = "raysim: an error in a client's code ends the run.\n"
     assert shown.stderr.startswith(f"{first}client {cohort()[0]}, round 1, node local: Traceback")
     assert shown.stderr.count("Traceback") == 1
     assert "cannot count" in shown.stderr

@@ -284,8 +284,6 @@ def test_all_clients_mix_every_round(tmp_path):
         assert kept["fedala.weights"].shape == (top.stop - top.start,)
         assert not (kept["previous"] == every.server.value.numpy()).all()
     assert not torch.equal(every.server.value, cohort.server.value)
-    bytes_ = [tables.read(tmp_path / name, "traffic")["bytes"].to_pylist() for name in ("cohort", "all")]
-    assert bytes_[0] == bytes_[1]
 
 
 def test_all_clients_mix_to_the_same_bits_on_ray(tmp_path, warm_ray):
@@ -343,11 +341,11 @@ def test_what_a_client_would_start_from_is_what_is_tested(tmp_path):
     """Evaluation mixes for everybody, draws what the round will draw, and leaves no trace."""
     federation = play(tiny(client=["fedala"], **HERE), tmp_path / "tested")
     assert federation.sha256() == play(tiny(client=["fedala"], data=HERE["data"]), tmp_path / "untested").sha256()
-    scores = evaluate_personal(federation.run, 3)
-    assert scores == evaluate_personal(federation.run, 3)
+    scores = evaluate_personal(federation.run, 3)[0]
+    assert scores == evaluate_personal(federation.run, 3)[0]
     zero = play(tiny(client=[{"fedala": {"eta": 0.0}}], **HERE), tmp_path / "zero")
     assert len(scores) == 8
-    assert scores != evaluate_personal(zero.run, 3)
+    assert scores != evaluate_personal(zero.run, 3)[0]
 
 
 @pytest.mark.parametrize(

@@ -109,8 +109,8 @@ def test_fedbabu_fine_tunes_for_the_test_alone(tmp_path):
         part: play(tiny(client=[{"fedbabu": {"ft_epochs": 2, "ft_part": part}}], **TESTS), tmp_path / part)
         for part in ("all", "head")
     }
-    losses = {part: sum(s.loss for s in evaluate_personal(run.run, 3).values()) for part, run in runs.items()}
-    losses["none"] = sum(s.loss for s in evaluate_personal(federation.run, 3).values())
+    losses = {part: sum(s.loss for s in evaluate_personal(run.run, 3)[0].values()) for part, run in runs.items()}
+    losses["none"] = sum(s.loss for s in evaluate_personal(federation.run, 3)[0].values())
     assert len(set(losses.values())) == 3
     assert {run.sha256() for run in runs.values()} == {federation.sha256()}
 
@@ -122,4 +122,4 @@ def test_fedreps_personal_model_is_the_body_under_the_own_head(tmp_path):
     run.stack.personal(run)
     assert run.params[run.layers.span("head")].tolist() == [1.0] * 15
     assert torch.equal(run.params[run.layers.span("body")], run.received[run.layers.span("body")])
-    assert len(evaluate_personal(federation.run, 3)) == 8
+    assert len(evaluate_personal(federation.run, 3)[0]) == 8

@@ -80,6 +80,6 @@ def test_the_personal_step_shows_in_the_scores(tmp_path):
     def losses(alpha):
         changes = {"data": {"client_test_frac": 0.25}, "evaluate": {"personal": "after_init"}, "rounds": {"total": 1}}
         federation = play(tiny(client=[{"perfedavg": {"alpha": alpha, "beta": 0.0}}], **changes), tmp_path / str(alpha))
-        return [score.loss for score in evaluate_personal(federation.run, 1).values()]
+        return [score.loss for score in evaluate_personal(federation.run, 1)[0].values()]
 
     assert losses(0.05) != losses(0.0)
