@@ -181,6 +181,12 @@ def test_all_faults_are_reported_at_once_each_with_path_value_and_nearest_word(t
         ({"local": {"lr": "0.1"}}, "local.lr: must be a number > 0, but is '0.1' (text)."),
         ({"local": {"lr": float("nan")}}, "local.lr: must be a number > 0, but is .nan."),
         ({"local": {"epochs": 1.0}}, "local.epochs: must be a whole number > 0, but is 1.0."),
+        ({"client": [{"ditto": {"epochs": -1}}]}, "client.0.ditto.epochs: must be a whole number >= 0, but is -1."),
+        ({"client": [{"pfedme": {"beta": -1.0}}]}, "client.0.pfedme.beta: must be a number >= 0, but is -1.0."),
+        (
+            {"client": [{"partialfed": {"tau_decay": 0.0}}]},
+            "client.0.partialfed.tau_decay: must be a number > 0, but is 0.0.",
+        ),
         ({"local": {"epochs": "1e1"}}, "local.epochs: must be a whole number > 0, but is '1e1'."),
         ({"local": {"drop_last": 1}}, "local.drop_last: must be true or false, but is 1."),
         ({"local": {"momentum": 0.9, "optimizer": "adam"}}, "local.momentum: 0.9 belongs to sgd; adam has betas."),

@@ -18,7 +18,8 @@ L-DAWA's warm-up is no such way out: it is part of the rule. Nor is what a metho
 class Note:
     """A value that a method wants recorded; `axes` name its dimensions: "client", "layer", or anything for an index.
 
-    Of a sparse value the entries are recorded; with an axis "peer" only where `record.pairs` asks for it.
+    Of a sparse value the entries are recorded; with an axis "peer" only where `record.pairs` asks for it. Raises
+    `ValueError` for more than one index, for which the table has no column.
     """
 
     method: str
@@ -26,6 +27,12 @@ class Note:
     value: Tensor
     axes: tuple[str, ...]
     clients: tuple[int, ...] | None = None  # of the axis "client"; None: those that came back
+
+    def __post_init__(self) -> None:
+        if len({*self.axes} - {"client", "layer"}) > 1:
+            raise ValueError(
+                f"note {self.name!r}: its axes are {', '.join(self.axes)}; beside client and layer there is one"
+            )
 
 
 def method_name(method: object) -> str:

@@ -41,6 +41,11 @@ class Population:
         return self.count_labels()
 
 
+def held_out(samples: int, share: float) -> int:
+    """How many of two proxy samples or more `ProxyData.split` sets aside."""
+    return min(max(1, round(share * samples)), samples - 1)
+
+
 @dataclass(frozen=True)
 class ProxyData:
     """The server's own labelled samples, on which its methods learn."""
@@ -52,7 +57,7 @@ class ProxyData:
     def split(self, share: float, stream: torch.Generator) -> tuple[ProxyData, ProxyData]:
         """All but a random `share` of the samples, and that share: at least one sample each."""
         order = torch.randperm(len(self.rows), generator=stream).numpy()
-        count = min(max(1, round(share * len(order))), len(order) - 1)
+        count = held_out(len(order), share)
         parts = np.sort(order[count:]), np.sort(order[:count])
         kept, held = (replace(self, rows=self.rows[part], labels=self.labels[part]) for part in parts)
         return kept, held

@@ -16,7 +16,7 @@ from raysim.core.layers import GroupingError, LayerMap
 from raysim.core.local_run import LocalSettings
 from raysim.core.optim import OptimizerSpec
 from raysim.core.rng import SERVER, stream_seed
-from raysim.core.server import Aggregator, DownlinkRule, Population, ProxyData, Server
+from raysim.core.server import Aggregator, DownlinkRule, Population, ProxyData, Server, held_out
 from raysim.core.task import Task, task_of
 from raysim.data import Dataset, Partition, make_partition
 from raysim.data.encoded import Encoded
@@ -247,14 +247,16 @@ def _single_samples(config: Config, model: nn.Module, data: Dataset, partition: 
                     f"{where}: at {lone} clients its own pass comes to a batch of {cannot}. Ask for another local.batch_size."
                 )
     for stack, i, method in ((s, i, m) for s in ("weighting", "server") for i, m in enumerate(getattr(config, s))):
-        if not method.needs_proxy or not getattr(method, "epochs", 1) or getattr(method, "patience", None):
-            continue  # it learns on no proxy samples, or on a part that it draws
-        proxies = getattr(method, "batch_size", 0)
-        if proxies == 1 or (proxies and len(partition.proxy) % proxies == 1):
+        if not method.needs_proxy or not getattr(method, "epochs", 1):
+            continue  # it learns on no proxy samples
+        batch, samples = getattr(method, "batch_size", 0), len(partition.proxy)
+        if getattr(method, "patience", None):
+            samples -= held_out(samples, method.validation)
+        if batch == 1 or (batch and samples % batch == 1):
             where = f"{stack}.{i}.{name_in(STACKS[stack].entries, method)}.batch_size"
-            faults.append(
-                f"{where}: {proxies} leads to a batch of {cannot}. Ask for another, or for more proxy samples."
-            )
+            faults.append(f"{where}: {batch} leads to a batch of {cannot}. Ask for another, or for more proxy samples.")
+    if config.model.bn_stats == "recalibrate" and len(partition.proxy) == 1:
+        faults.append(f"model.bn_stats: recalibrate leads to a batch of {cannot}. Ask for more proxy samples.")
     return faults
 
 

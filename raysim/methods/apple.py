@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
+from raysim.core.bounds import NonNegative
 from raysim.core.client import ClientMethod, LocalRun, Upload
 from raysim.core.cohort import Cohort
 from raysim.core.facts import RunFacts
@@ -36,9 +37,9 @@ class APPLE(ClientMethod, DownlinkRule):
     of mean(G ⊙ m_j) for ⟨G, m_j⟩, and w is sent instead of m_i.
     """
 
-    eta2: float = 0.01
+    eta2: NonNegative = 0.01
     """Step size of the relations π."""
-    mu: float = 0.1
+    mu: NonNegative = 0.1
     """Strength of the pull of π towards the clients' shares of the samples (μ)."""
     L: float = 0.2
     """Fraction of the run's rounds in which that pull acts."""

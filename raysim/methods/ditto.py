@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Literal
 
+from raysim.core.bounds import NonNegative, NonNegativeInt
 from raysim.core.client import ClientMethod, LocalRun
 from raysim.core.layers import LayerMap
 from raysim.late import Tensor
@@ -27,9 +28,9 @@ class Ditto(ClientMethod):
     model is v.
     """
 
-    lam: float = 0.1
+    lam: NonNegative = 0.1
     """Strength of the spring between the personal and the global model (λ)."""
-    epochs: int = 2
+    epochs: NonNegativeInt = 2
     """Passes over the client's samples for the personal model, each round."""
     first: Literal["personal", "global"] = "personal"
     """Which model is trained first."""

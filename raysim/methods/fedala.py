@@ -7,6 +7,7 @@ from typing import ClassVar, Literal
 
 import numpy as np
 
+from raysim.core.bounds import NonNegative, NonNegativeInt
 from raysim.core.client import ClientMethod, LocalRun
 from raysim.core.facts import RunFacts
 from raysim.core.layers import LayerMap
@@ -38,7 +39,7 @@ class FedALA(ClientMethod):
     loss of each epoch's last batch decides when the first optimisation ends, and is noted.
     """
 
-    eta: float = 1.0
+    eta: NonNegative = 1.0
     """Step size of the weights W (η)."""
     fraction: float = 0.8
     """Share of the client's samples on which W is learned each round, in (0, 1] (s %)."""
@@ -46,7 +47,7 @@ class FedALA(ClientMethod):
     """How many stages from the top are mixed (p)."""
     tensors: int | None = None
     """Mix this many of the last parameter tensors instead of whole stages; 0: all, null: use `layers`."""
-    threshold: float = 0.01
+    threshold: NonNegative = 0.01
     """Standard deviation of the last ten epochs' losses below which W has settled."""
     window: bool = False
     """Take neighbouring samples in stored order, where the paper draws at random."""
@@ -58,7 +59,7 @@ class FedALA(ClientMethod):
     """Passes once W has settled; also the least number of the first optimisation (6 in figure 3)."""
     drop_last: bool | None = None
     """Leave out a shorter last batch where W is learned; null: as `local.drop_last` does in training."""
-    start_round: int = 0
+    start_round: NonNegativeInt = 0
     """Round (from 0) before which the download is taken as it is (155 in figure 4)."""
     keeps_params: ClassVar[bool] = True
     batched: ClassVar[bool] = True

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
+from raysim.core.bounds import NonNegative
 from raysim.core.client import ClientMethod, LocalRun
 from raysim.core.facts import RunFacts
 from raysim.core.pairs import sparse
@@ -26,7 +27,7 @@ class FedAMP(ClientMethod, DownlinkRule):
 
     alpha: float = 1000.0
     """Step size of the attraction (α); the proximal term is divided by it."""
-    lam: float = 1.0
+    lam: NonNegative = 1.0
     """Strength of the proximal term (λ)."""
     sigma: float = 0.1
     """Squared distance at which the attraction of two models has fallen to 1/e (σ)."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
+from raysim.core.bounds import NonNegativeInt
 from raysim.core.client import ClientMethod, LocalRun
 
 
@@ -17,7 +18,7 @@ class FedBABU(ClientMethod):
     count alike.
     """
 
-    ft_epochs: int = 0
+    ft_epochs: NonNegativeInt = 0
     """Passes that fine-tune a personal model; 0: the global model is tested."""
     ft_part: Literal["all", "head"] = "all"
     """What these passes train."""

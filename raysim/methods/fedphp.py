@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
+from raysim.core.bounds import NonNegative
 from raysim.core.client import ClientMethod, LocalRun, Upload
 from raysim.core.facts import RunFacts
 from raysim.core.layers import LayerMap
@@ -32,7 +33,7 @@ class FedPHP(ClientMethod):
 
     mu: float = 0.9
     """Share of the inherited model that is kept at the end of the run (μ); it grows linearly from 0."""
-    lam: float = 0.01
+    lam: NonNegative = 0.01
     """Weight of the MMD term against the cross-entropy (λ)."""
     evaluate: Literal["local", "private"] = "local"
     """Which model is tested as the client's own."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
+from raysim.core.bounds import NonNegativeInt
 from raysim.core.client import ClientMethod, LocalRun
 from raysim.core.layers import LayerMap
 from raysim.late import nn
@@ -18,7 +19,7 @@ class FedRep(ClientMethod):
     frozen; the body alone is sent. A personal model is the received body under the client's head.
     """
 
-    head_epochs: int = 5
+    head_epochs: NonNegativeInt = 5
     """Passes that train the head, before `local.epochs` train the body."""
     personal_layers: ClassVar[str | None] = "head"
 

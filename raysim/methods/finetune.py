@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from raysim.core.bounds import NonNegativeInt
 from raysim.core.client import ClientMethod, LocalRun, overrides
 from raysim.core.facts import RunFacts
 
@@ -16,7 +17,7 @@ class FineTune(ClientMethod):
     does not give their number; its times suggest about 14.
     """
 
-    ft_epochs: int = 10
+    ft_epochs: NonNegativeInt = 10
     """Passes that fine-tune the download before it is tested."""
 
     def check(self, facts: RunFacts) -> str | None:

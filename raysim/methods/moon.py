@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
+from raysim.core.bounds import NonNegative
 from raysim.core.client import ClientMethod, LocalRun
 from raysim.core.facts import RunFacts
 from raysim.late import F, Tensor, torch
@@ -19,7 +20,7 @@ class MOON(ClientMethod):
     too, without a graph; their statistics stay as they are.
     """
 
-    mu: float = 1.0
+    mu: NonNegative = 1.0
     """Weight of the contrastive term (μ)."""
     tau: float = 0.5
     """Temperature of the contrastive term (τ)."""

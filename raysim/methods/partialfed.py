@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
+from raysim.core.bounds import NonNegative, Positive
 from raysim.core.client import ClientMethod, LocalRun
 from raysim.core.facts import RunFacts
 from raysim.core.layers import LayerMap
@@ -37,9 +38,9 @@ class PartialFed(ClientMethod):
     """Batches in a row that train the logits."""
     tau: float = 5.0
     """Temperature of the Gumbel-softmax in round 0 (τ)."""
-    tau_decay: float = 0.965
+    tau_decay: Positive = 0.965
     """Factor on the temperature after every round."""
-    choice_lr: float = 0.1
+    choice_lr: NonNegative = 0.1
     """Step size of the logits."""
     logits: tuple[float, float] = (0.0, 0.0)
     """Logits at first, of the global and of the client's own layer."""

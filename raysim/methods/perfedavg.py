@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
+from raysim.core.bounds import NonNegative
 from raysim.core.client import ClientMethod, LocalRun
 from raysim.late import Tensor
 
@@ -18,9 +19,9 @@ class PerFedAvg(ClientMethod):
     of B. A shorter last batch is halved too; FedALA's authors drop it (`local.drop_last`) and train two epochs a round.
     """
 
-    alpha: float | None = None
+    alpha: NonNegative | None = None
     """Step size of the adaptation (α); null: the round's learning rate."""
-    beta: float | None = None
+    beta: NonNegative | None = None
     """Step size of the meta-update (β); null: the round's learning rate."""
     batches_per_step: ClassVar[int] = 2
 

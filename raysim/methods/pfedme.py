@@ -6,6 +6,7 @@ import warnings
 from dataclasses import dataclass
 from typing import Literal
 
+from raysim.core.bounds import NonNegative
 from raysim.core.client import ClientMethod, LocalRun
 from raysim.core.facts import RunFacts
 from raysim.core.layers import LayerMap
@@ -31,15 +32,15 @@ class pFedMe(ClientMethod):
     `evaluate: w`, the local model (before training, the model from which it would start).
     """
 
-    eta: float = 0.01
+    eta: NonNegative = 0.01
     """Step size of the personal model θ."""
     lam: float = 15.0
     """Strength of the spring between θ and w (λ)."""
     inner_steps: int = 5
     """Steps of θ on each batch (K)."""
-    mu: float = 0.001
+    mu: NonNegative = 0.001
     """Weight decay of θ."""
-    beta: float = 1.0
+    beta: NonNegative = 1.0
     """How far the server moves towards the mean of the clients' w (β)."""
     evaluate: Literal["theta", "w"] = "theta"
     """Which model is tested as the client's own."""

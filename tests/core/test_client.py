@@ -83,3 +83,11 @@ def test_the_bare_gradient_is_the_cross_entropys():
     first = run.layers.top(2).start
     assert not run.grad[:first].any()
     assert torch.equal(run.grad[first:], whole[first:])
+
+
+def test_a_note_has_one_index_beside_client_and_layer():
+    run = started()
+    run.note(ClientMethod(), "kept", torch.zeros(2, 3), "layer", "epoch")
+    with pytest.raises(ValueError, match="note 'lost': its axes are client, row, column"):
+        run.note(ClientMethod(), "lost", torch.zeros(2, 3), "row", "column")
+    assert [note.name for note in run.notes] == ["kept"]
