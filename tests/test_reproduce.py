@@ -7,9 +7,10 @@ import re
 from pathlib import Path
 from statistics import mean, stdev
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
+import pyarrow as pa
 import pytest
 from typer.testing import CliRunner
 
@@ -150,11 +151,25 @@ def test_a_note_may_be_of_some_rounds_and_layers() -> None:
     assert of(run, "fedlws.gamma", rounds=(90, 110)) is None
 
 
+class Rounds(dict[str, pa.Table]):
+    """A run that has the table `rounds` alone."""
+
+    config: ClassVar = {"rounds": {"evaluate_every": 1}}
+
+    def columns(self, table: str) -> dict[str, np.ndarray]:
+        return {name: self[table][name].to_numpy() for name in self[table].column_names}
+
+    @property
+    def rounds(self) -> int:
+        return self["rounds"].num_rows
+
+
 def of_rounds(**columns: Any) -> Any:
-    """A run with these columns of the table `rounds`."""
-    personal = [np.nan] * len(columns["accuracy"])
-    arrays = {name: np.array(its, float) for name, its in {"personal_accuracy_micro": personal, **columns}.items()}
-    return SimpleNamespace(columns=lambda table: arrays)
+    """A run with these columns of the table `rounds`; NaN stands for a null."""
+    n = len(columns["accuracy"])
+    columns = {"round": range(n), "personal_accuracy_micro": [np.nan] * n, **columns}
+    arrays = {name: pa.array(np.array(its, float), from_pandas=True) for name, its in columns.items()}
+    return Rounds(rounds=pa.table(arrays))
 
 
 def test_the_best_ten_evaluations_have_a_mean_and_a_deviation() -> None:
@@ -164,6 +179,12 @@ def test_the_best_ten_evaluations_have_a_mean_and_a_deviation() -> None:
     assert SCORES["best10 deviation"][0](run) == pytest.approx((99 / 12) ** 0.5)
     few = of_rounds(accuracy=[0.1, 0.3])
     assert [SCORES[name][0](few) for name in ("best10", "best10 deviation")] == pytest.approx([20, 10])
+
+
+def test_a_round_without_models_takes_no_time_to_aggregate() -> None:
+    others = {"seconds_reduce": [1.0, np.nan, 1.0, 1.0], "seconds_server": [1.0, np.nan, 1.0, 1.0]}
+    run = of_rounds(accuracy=[0.5] * 4, seconds_plan=[2.0, np.nan, 4.0, 9.0], **others)
+    assert SCORES["aggregation"][0](run) == 6
 
 
 def test_accuracy_may_be_asked_for_after_some_rounds() -> None:

@@ -18,6 +18,8 @@ from raysim.data.partition import DirichletCounts, IIDEqual, LabelSwap, Patholog
 from raysim.data.sources import Characters, Diabetes, Multilabel
 from raysim.federation import Federation
 from raysim.federation.saved import SavedRun
+from raysim.play.lines import ending
+from raysim.play.progress import scores
 from raysim.report.groups import compare
 from raysim.report.summary import summarise
 from raysim.store import tables
@@ -163,6 +165,13 @@ def test_a_report_and_a_stream_of_a_regression(tmp_path):
     rounds = list(raysim.stream(changes | data | own, out=tmp_path / "run"))
     assert all(round.headline == "rmse" and round.score == round.metrics["rmse"] > 0 for round in rounds)
     run = raysim.load(tmp_path / "run")
+    own = [round.metrics["personal_rmse"] for round in rounds]
+    assert run.result["personal"] | {"auc": None} == {
+        "final": own[-1], "best": min(own), "last10": pytest.approx(sum(own) / 2),
+        "macro": None, "std": None, "worst10": None, "auc": None,
+    }  # fmt: skip
+    assert f"personal  final {own[-1]:.4f}" in ending(run.result | {"folder": "run"})
+    assert f"personal  {own[-1]:.4f}" in " ".join(scores(rounds[-1]))
     run.figure("metric:rmse")
     assert run.figure("loss").axes[0].get_ylabel() == "test loss (squared error)"
     write("rescaling", MEASURES["rescaling"](points=3), SavedRun(tmp_path / "run"))

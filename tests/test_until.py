@@ -16,6 +16,7 @@ from raysim.federation import Federation
 from raysim.federation.scoreboard import Scoreboard
 from raysim.federation.scores import metric_column
 from raysim.play.functions import resume
+from raysim.sweep.scores import SCORES
 
 
 def config(until: dict[str, float] | None = None, **changes: Any) -> Config:
@@ -72,6 +73,18 @@ def test_a_test_that_a_longer_run_would_not_have_made_does_not_end_it(tmp_path: 
     run = resume(tmp_path / "extended", rounds__total=20)
     assert run.result["rounds"] == once.t == 12
     assert run.result["sha256"] == once.sha256()
+
+
+def test_a_test_that_a_longer_run_would_not_have_made_is_in_no_mean(tmp_path: Path) -> None:
+    rounds = {"participation": 0.4, "evaluate_every": 4}
+    play(tiny(rounds=rounds | {"total": 12}), tmp_path / "longer")
+    play(tiny(rounds=rounds | {"total": 6}), tmp_path / "extended")
+    resume(tmp_path / "extended", rounds__total=12)
+    longer, extended = map(raysim.load, (tmp_path / "longer", tmp_path / "extended"))
+    assert 5 in scores(tmp_path / "extended") and 5 not in scores(tmp_path / "longer")
+    assert extended.result["last10"] == longer.result["last10"]
+    for name in ("last10", "best10", "best10 deviation"):
+        assert SCORES[name][0](extended) == SCORES[name][0](longer)
 
 
 def test_the_best_model_may_be_that_of_a_test_that_does_not_count() -> None:

@@ -25,7 +25,8 @@ def by_hand(
 ) -> Run:  # fmt: skip
     """A run that scored so in each round, sent 1 MB up and 3 MB down in each, and took 2^t seconds to the end of round t."""
     folder.mkdir()
-    (folder / "config.yaml").write_text(to_yaml(tiny(seed=seed, **changes)))
+    rounds = {"evaluate_every": 1, **changes.pop("rounds", {})}
+    (folder / "config.yaml").write_text(to_yaml(tiny(seed=seed, rounds=rounds, **changes)))
     with Recorder(folder) as recorder:
         for t, score in enumerate(accuracy):
             recorder.add(

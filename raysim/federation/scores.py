@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -12,12 +12,13 @@ import pyarrow.compute as pc
 
 from raysim.config import Config
 from raysim.core.note import FELL_BACK
-from raysim.core.score import Score
+from raysim.core.score import Metric, Score
 from raysim.core.task import Task
 from raysim.federation.round import Round
 from raysim.store.tables import OPEN
 
 Scores = dict[str, float | None]
+Planned = Callable[[int], bool]  # whether the configuration asks for an evaluation after a round
 
 
 def round_summary(done: Round, rounds: int, task: Task) -> dict[str, Any]:
@@ -76,40 +77,44 @@ def judged_by(config: Config, task: Task) -> tuple[str, bool]:
     task, or the loss where it has none; with `evaluate.personal` that of the clients' own models."""
     if task.headline is None:
         return "loss", False
-    name = task.headline.name
-    if not config.evaluate.personal:
-        column = metric_column(name)
-    else:
-        column = "personal_accuracy_micro" if name == "accuracy" else metric_column(f"personal_{name}")
-    return column, task.headline.higher_is_better
+    return _headline_column(task.headline, config.evaluate.personal is not None), task.headline.higher_is_better
 
 
-def run_summary(rounds: pa.Table, task: Task) -> dict[str, Any]:
-    """The headline of the task and, of its values in the table `rounds`, the last, the best, and the mean of the last
-    ten."""
-    metric = task.headline
-    if metric is None:
-        return {"headline": None, **score_summary([], max)}
-    column = metric_column(metric.name)
-    values = rounds[column].to_pylist() if column in rounds.column_names else []
-    return {"headline": metric.name, **score_summary(values, metric.best)}
+def _headline_column(metric: Metric, personal: bool) -> str:
+    if not personal:
+        return metric_column(metric.name)
+    return "personal_accuracy_micro" if metric.name == "accuracy" else metric_column(f"personal_{metric.name}")
 
 
-def score_summary(values: Sequence[float | None], best: Callable[[Sequence[float]], float]) -> Scores:
-    """The last, the best, and the mean of the last ten of those that were measured."""
-    known = [value for value in values if value is not None]
-    last10 = sum(known[-10:]) / len(known[-10:]) if known else None
-    return {"final": known[-1] if known else None, "best": best(known) if known else None, "last10": last10}
+def run_summary(rounds: pa.Table, task: Task, planned: Planned) -> dict[str, Any]:
+    """The headline of the task and `_summed_up` of its values in the table `rounds`."""
+    return {"headline": task.headline and task.headline.name, **_summed_up(rounds, task, False, planned)}
 
 
-def personal_summary(rounds: pa.Table) -> Scores | None:
-    """`score_summary` of the clients' own accuracy (micro), and what else was measured last; None if nothing was."""
-    last = next((row for row in reversed(rounds.to_pylist()) if row["personal_accuracy_micro"] is not None), None)
-    if last is None:
+def personal_summary(rounds: pa.Table, task: Task, planned: Planned) -> Scores | None:
+    """`_summed_up` of the clients' own models, and what else was measured of them last; None if nothing was."""
+    found = _summed_up(rounds, task, True, planned)
+    if all(value is None for value in found.values()):
         return None
-    columns = ("personal_accuracy_macro", "personal_accuracy_std", "personal_accuracy_worst10", "personal_auc")
-    ends = {name.removeprefix("personal_").removeprefix("accuracy_"): last[name] for name in columns}
-    return score_summary(rounds["personal_accuracy_micro"].to_pylist(), max) | ends
+    for name in ("accuracy_macro", "accuracy_std", "accuracy_worst10", "auc"):
+        known = rounds[f"personal_{name}"].drop_null().to_pylist()
+        found[name.removeprefix("accuracy_")] = known[-1] if known else None
+    return found
+
+
+def _summed_up(rounds: pa.Table, task: Task, personal: bool, planned: Planned) -> Scores:
+    """The last value of the headline, the best, and the mean of the last ten that were planned. A run that was extended has
+    tested the model that was its last before; for that mean it is as if it had been longer from the start. None where
+    nothing was measured, and for what is not a finite number."""
+    metric, known = task.headline, []
+    if metric and (column := _headline_column(metric, personal)) in rounds.column_names:
+        pairs = zip(rounds["round"].to_pylist(), rounds[column].to_pylist(), strict=True)
+        known = [(t, value) for t, value in pairs if value is not None]
+    if not metric or not known:
+        return {"final": None, "best": None, "last10": None}
+    last10 = [value for t, value in known if planned(t)][-10:]
+    found = {"final": known[-1][1], "best": metric.best([v for _, v in known]), "last10": sum(last10) / len(last10)}
+    return {name: value if math.isfinite(value) else None for name, value in found.items()}
 
 
 def fallen_back(notes: pa.Table) -> dict[str, dict[str, int]]:

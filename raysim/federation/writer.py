@@ -138,11 +138,11 @@ class Writer:
         """Write the final model and say how the run, of so many seconds and rounds, went."""
         self.recorder.close()
         check_complete(self.folder, played)
-        rounds = read(self.folder, "rounds")
+        rounds, task = read(self.folder, "rounds"), self.run.spec.task
         self.sinks.close(finished=True)
         self._write_model("model.safetensors")
-        result = run_summary(rounds, self.run.spec.task) | {
-            "personal": personal_summary(rounds),
+        result = run_summary(rounds, task, self.run.evaluates) | {
+            "personal": personal_summary(rounds, task, self.run.evaluates),
             "fell_back": fallen_back(read(self.folder, "notes")),
             "bytes_up": sum(rounds["bytes_up"].to_pylist()),
             "bytes_down": sum(rounds["bytes_down"].to_pylist()),

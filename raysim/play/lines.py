@@ -36,7 +36,8 @@ def ending(result: Mapping[str, Any]) -> str:
     personal, name = result.get("personal"), result.get("headline") or "accuracy"
     rows = [
         *([(name, summed_up(name, result))] if result["final"] is not None or personal is None else []),
-        *([("personal", summed_up("accuracy", personal)), ("clients", among_clients(personal))] if personal else []),
+        *([("personal", summed_up(name, personal))] if personal else []),
+        *([("clients", among_clients(personal))] if personal and personal["macro"] is not None else []),
         *([("ended", result["ended"])] if result.get("ended") else []),
         *([("fell back", fallbacks(result["fell_back"]))] if result.get("fell_back") else []),
         ("traffic", f"up {bytes_(result['bytes_up'])}   down {bytes_(result['bytes_down'])}"),

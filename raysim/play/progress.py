@@ -7,7 +7,7 @@ import os
 import sys
 from typing import TYPE_CHECKING, Any
 
-from raysim.play.lines import percent, scored
+from raysim.play.lines import scored
 
 if TYPE_CHECKING:
     from raysim.play.simulation import PlayedRound
@@ -78,12 +78,12 @@ def position(round: PlayedRound) -> str:
 
 
 def scores(round: PlayedRound) -> list[str]:
-    """The headline of the global model and the accuracy of the clients' own, whichever were tested, and the loss."""
+    """The headline of the global model and of the clients' own, whichever were tested, and the loss."""
     name, score, tested = round.headline, round.score, round.loss is not None
-    personal = round.metrics.get("personal_accuracy_micro")
+    personal = round.metrics.get("personal_accuracy_micro" if name == "accuracy" else f"personal_{name}")
     loss = round.loss if tested else round.train_loss
     return [
         *([f"{name} {scored(name, score):>7}"] if name and (personal is None or score is not None) else []),
-        *([f"personal {percent(personal):>7}"] if personal is not None else []),
+        *([f"personal {scored(name, personal):>7}"] if name and personal is not None else []),
         f"{'test' if tested else 'train'} loss {'-' if loss is None else format(loss, '.4f'):>7}".rjust(18),
     ]

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import numpy as np
 
-from raysim.report.significance import LEVEL, holm, paired
+from raysim.report.significance import LEVEL, differ
 from raysim.store.atomic import replacing
 from raysim.version import __version__
 
@@ -64,13 +64,10 @@ class Column:
         places = self.places()
         if 1 not in places:
             return [False] * len(places)
-        best = self.entries[places.index(1)].by_seed
-        tests = []
-        for place, entry in zip(places, self.entries, strict=True):
-            shared = [seed for seed in best if seed in entry.by_seed]
-            ours, theirs = ([one[seed] for seed in shared] for one in (best, entry.by_seed))
-            tests.append(math.nan if place == 1 else paired(ours, theirs))
-        return [p < LEVEL for p in holm(tests)]
+        best = places.index(1)
+        scores = [entry.by_seed for entry in self.entries]
+        tests = differ(scores[best], [*scores[:best], *scores[best + 1 :]])
+        return [p < LEVEL for p in (*tests[:best], math.nan, *tests[best:])]
 
 
 @dataclass(frozen=True)
@@ -127,9 +124,9 @@ def _cells(sheet: Sheet, plain: Callable[[str], str], *marks: str) -> list[list[
     columns = []
     for column in sheet.columns:
         cells = [plain(column.heading)]
-        for entry, place, differ in zip(column.entries, column.places(), column.differ(), strict=True):
+        for entry, place, apart in zip(column.entries, column.places(), column.differ(), strict=True):
             around = {1: bold, 2: underlined}.get(place, "%s")
-            cells.append(around.replace("%s", plain(entry.text)) + differs * differ)
+            cells.append(around.replace("%s", plain(entry.text)) + differs * apart)
         columns.append(cells)
     return [list(row) for row in zip([plain(sheet.corner), *map(plain, sheet.rows)], *columns, strict=True)]
 

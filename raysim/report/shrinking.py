@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
@@ -55,11 +56,15 @@ def ratios(groups: Sequence[Group], variant: str) -> Canvas:
     axes = figure.add_subplot()
     count, edges = np.histogram(values, bins=min(40, max(5, len(values) // 5)), density=True)
     bars = axes.stairs(count, edges, fill=True, color=colour(0), alpha=0.6)
+    handles: list[Any] = [bars]
+    named = [f"{len(values)} rounds"]
     mean, std = values.mean(), values.std(ddof=1)
-    x = np.linspace(*axes.get_xlim(), 200)
-    (line,) = axes.plot(x, np.exp(-(((x - mean) / std) ** 2) / 2) / (std * np.sqrt(2 * np.pi)), color=colour(1))
+    if std:
+        x = np.linspace(*axes.get_xlim(), 200)
+        handles += axes.plot(x, np.exp(-(((x - mean) / std) ** 2) / 2) / (std * np.sqrt(2 * np.pi)), color=colour(1))
+        named.append(f"normal, {mean:.3g} ± {std:.2g}")
     axes.set(xlabel=", ".join(BALANCES[variant].split("\n")), ylabel="density", ylim=(0, None))
-    legend(figure, [bars, line], [f"{len(values)} rounds", f"normal, {mean:.3g} ± {std:.2g}"])
+    legend(figure, handles, named)
     return figure
 
 
@@ -80,7 +85,7 @@ def tau_r(groups: Sequence[Group]) -> Canvas:
 def in_proportion(groups: Sequence[Group]) -> bool:
     """Whether r is β τ with one β in every run, as FedLWS without bounds makes it."""
     points = [points for run in runs_of(groups) if len(points := _tau_and_ratio(run))]
-    return all(np.allclose(r, r[0] / tau[0] * tau) for tau, r in (pair.T for pair in points))
+    return all(np.allclose(r * tau.max(), r[tau.argmax()] * tau) for tau, r in (pair.T for pair in points))
 
 
 def _tau_and_ratio(run: RunFolder) -> np.ndarray:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
@@ -38,3 +38,14 @@ def holm(p_values: Sequence[float]) -> list[float]:
         largest = max(largest, min(1.0, (len(tests) - rank) * p))
         corrected[i] = largest
     return corrected
+
+
+def differ(best: Mapping[int, float], others: Sequence[Mapping[int, float]]) -> list[float]:
+    """For each of the others, the p value of its difference from the best, by Holm's correction. Scores are by seed; NaN
+    where fewer than two seeds are in both."""
+
+    def pairs(other: Mapping[int, float]) -> tuple[list[float], list[float]]:
+        shared = [seed for seed in best if seed in other]
+        return [best[seed] for seed in shared], [other[seed] for seed in shared]
+
+    return holm([paired(*pairs(other)) for other in others])

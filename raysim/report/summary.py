@@ -8,11 +8,12 @@ from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
+import pyarrow as pa
 
 from raysim.report.folder import RunFolder
 from raysim.report.groups import Group, runs_of
 from raysim.report.sheet import Column, Entry, Sheet
-from raysim.report.significance import LEVEL, holm, paired
+from raysim.report.significance import LEVEL, differ
 from raysim.store.tables import OPEN
 
 SHORTFALL = 0.95  # the default target is this share of the score that all runs have reached
@@ -83,9 +84,17 @@ def metric_names(run: RunFolder) -> list[str]:
 
 
 def scores(run: RunFolder, column: str) -> np.ndarray:
-    """The values of a column of `rounds` without its nulls, such as the score of each evaluation."""
-    values = run.columns("rounds")[column]
-    return np.asarray(values[~np.isnan(values)])
+    """The values of a column of `rounds` without its nulls, such as the score of each evaluation. A score that is NaN is
+    there: a run whose model is none any longer does not end with an earlier score."""
+    return np.asarray(run["rounds"][column].drop_null())
+
+
+def planned_scores(run: RunFolder, column: str) -> np.ndarray:
+    """Those of the evaluations that the configuration asks for. A run that was extended has tested the model that was its
+    last before; means over evaluations are as if it had been longer from the start."""
+    t = run["rounds"]["round"].to_numpy() + 1
+    asked = (t % run.config["rounds"].get("evaluate_every", 1) == 0) | (t == run.rounds)
+    return np.asarray(run["rounds"][column].filter(pa.array(asked)).drop_null())
 
 
 def final(run: RunFolder, column: str) -> float | None:
@@ -100,7 +109,7 @@ def best(run: RunFolder, column: str) -> float | None:
 
 def last10(run: RunFolder, column: str) -> float | None:
     """Mean over the last ten evaluations, or over all where there are fewer."""
-    values = scores(run, column)[-10:]
+    values = planned_scores(run, column)[-10:]
     return float(values.mean()) if len(values) else None
 
 
@@ -208,9 +217,12 @@ def _table(labels: Sequence[str], columns: Sequence[Column]) -> Table:
 
 
 def _entry(group: Group, of: Callable[[RunFolder], float | None], decimals: int | None, scale: float = 1.0) -> Entry:
-    values = {run: value for run in group.runs if (value := of(run)) is not None and not math.isnan(value)}
-    over = OverSeeds(tuple(scale * value for value in values.values()), len(group.runs) - len(values))
-    return Entry(over.show(decimals), {run.seed: scale * value for run, value in values.items()})
+    by_seed: dict[int, list[float]] = {run.seed: [] for run in group.runs}
+    for run in group.runs:
+        if (value := of(run)) is not None and not math.isnan(value):
+            by_seed[run.seed].append(scale * value)
+    means = {seed: float(np.mean(values)) for seed, values in by_seed.items() if values}  # of a seed played twice, one
+    return Entry(OverSeeds(tuple(means.values()), len(by_seed) - len(means)).show(decimals), means)
 
 
 def _percent(group: Group, of: Callable[[RunFolder, str], float | None], column: str) -> Entry:
@@ -241,7 +253,7 @@ def _sentence(groups: Sequence[Group], by: str, target: float | None) -> str:
         return "" if judged else "No model has been evaluated yet."
     top, group = max(scored, key=lambda pair: pair[0].mean)
     kind = "test accuracy" if by == GLOBAL else "personal test accuracy"
-    over = f" (mean ± standard deviation over {len(group.runs)} runs)" if len(group.runs) > 1 else ""
+    over = f" (mean ± standard deviation over {len(top.by_seed)} seeds)" if len(top.by_seed) > 1 else ""
     if len(scored) == 1:
         after = f"after {_rounds(group)} round{'s' * (group.first.rounds != 1)}"
         text = f"{group.label} has reached a {kind} of {top.text} % {after}{over}"
@@ -252,38 +264,23 @@ def _sentence(groups: Sequence[Group], by: str, target: float | None) -> str:
     if len({score.text for score, _ in scored}) == 1:
         return f"The {len(scored)} configurations end alike, with a {kind} of {top.text} %{over}."
     low, last = min(reversed(scored), key=lambda pair: pair[0].mean)
+    others = [(other, score) for score, other in scored if other is not group]
     text = f"Of {len(scored)} configurations, {group.label} ends highest, with a {kind} of {top.text} %{over}"
-    return f"{text}, and {last.label} lowest, with {low.text} %. {_doubt(group, [g for _, g in scored], by)}"
+    return f"{text}, and {last.label} lowest, with {low.text} %. {_doubt(top, others)}"
 
 
-def _doubt(best: Group, groups: Sequence[Group], by: str) -> str:
-    """Whether the best group is ahead of the others by more than chance."""
-    others = [group for group in groups if group is not best]
-    tests = differ([best, *others], by)
-    pairs = min((_pairs(best, other, by) for other in others), key=len)
-    if not tests:
+def _doubt(best: Entry, others: Sequence[tuple[Group, Entry]]) -> str:
+    """Whether the best score is ahead of the others by more than chance."""
+    tests = differ(best.by_seed, [score.by_seed for _, score in others])
+    if any(map(math.isnan, tests)):
         return "With fewer than two seeds in common, nothing says whether the difference is more than chance."
-    how = f"paired t test over {len(pairs)} seeds" + ", Holm's correction" * (len(others) > 1)
-    close = {other.label: p for other, p in zip(others, tests, strict=True) if not p < LEVEL}
+    pairs = min(len(best.by_seed.keys() & score.by_seed.keys()) for _, score in others)
+    how = f"paired t test over {pairs} seeds" + ", Holm's correction" * (len(others) > 1)
+    close = {other.label: p for (other, _), p in zip(others, tests, strict=True) if not p < LEVEL}
     if not close:
         return f"It leads by more than chance ({how}, p {_p(max(tests))})."
     which = "the others" if len(close) == len(others) > 1 else ", ".join(close)
     return f"Its lead on {which} is no more than chance can make ({how}, p {_p(min(close.values()))})."
-
-
-def differ(groups: Sequence[Group], by: str) -> list[float]:
-    """The p value of the first group's difference from each other, by Holm's correction; none where a pair of groups
-    has fewer than two seeds in common."""
-    first, *others = groups
-    tests = [paired(*zip(*pairs, strict=True)) if len(pairs := _pairs(first, g, by)) > 1 else math.nan for g in others]
-    return [] if any(map(math.isnan, tests)) else holm(tests)
-
-
-def _pairs(a: Group, b: Group, by: str) -> list[tuple[float, float]]:
-    """Final scores of both, seed by seed."""
-    ours, theirs = ({run.seed: final(run, by) for run in group.runs} for group in (a, b))
-    found = [(ours[seed], theirs[seed]) for seed in ours if seed in theirs]
-    return [(x, y) for x, y in found if x is not None and y is not None]
 
 
 def _p(value: float) -> str:

@@ -18,7 +18,7 @@ from typing import IO, Any
 from raysim import machine
 from raysim.config import Config, LocalEngineConfig, RayEngineConfig, to_dict
 from raysim.engine.ray.placement import HOST_BYTES, Node, Resources
-from raysim.play.lines import percent, scored
+from raysim.play.lines import scored
 from raysim.store.documents import read_result
 from raysim.sweep.grid import Point
 
@@ -100,7 +100,7 @@ def _outcome(point: Point, code: int) -> str:
         result = read_result(point.folder) or {}
         personal, metric = result.get("personal"), result.get("headline") or "accuracy"
         if result.get("final") is None and personal:
-            return f"personal accuracy {percent(personal['final'])}"
+            return f"personal {metric} {scored(metric, personal['final'])}"
         return f"{metric} {scored(metric, result.get('final'))}"
     lines = (point.folder / LOG).read_text(encoding="utf-8", errors="replace").strip().splitlines()
     reason = f"killed by signal {-code}" if code < 0 or not lines else lines[-1]

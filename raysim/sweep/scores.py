@@ -24,13 +24,13 @@ def _accuracy(of: Callable[[Run, str], float | None]) -> Callable[[Run], float |
 
 def _best10(run: Run, column: str) -> float | None:
     """Mean of the ten best evaluations, or of all where there are fewer."""
-    values = np.sort(summary.scores(run, column))[-10:]
+    values = np.sort(summary.planned_scores(run, column))[-10:]
     return float(values.mean()) if len(values) else None
 
 
 def _best10_deviation(run: Run, column: str) -> float | None:
     """Standard deviation (population) of those evaluations, as FedLWS's released code prints it."""
-    values = np.sort(summary.scores(run, column))[-10:]
+    values = np.sort(summary.planned_scores(run, column))[-10:]
     return float(values.std()) if len(values) else None
 
 
@@ -99,10 +99,12 @@ def _seconds(run: Run) -> float:
     return float(np.median(run.columns("rounds")["seconds"]))
 
 
-def _aggregation(run: Run) -> float:
-    """Seconds from the clients' models to the server's: median over the rounds."""
+def _aggregation(run: Run) -> float | None:
+    """Seconds from the clients' models to the server's: median over the rounds in which a client sent one."""
     rounds = run.columns("rounds")
-    return float(np.median(rounds["seconds_plan"] + rounds["seconds_reduce"] + rounds["seconds_server"]))
+    seconds = rounds["seconds_plan"] + rounds["seconds_reduce"] + rounds["seconds_server"]
+    known = seconds[~np.isnan(seconds)]
+    return float(np.median(known)) if len(known) else None
 
 
 def _note(run: Run, name: str, rounds: Sequence[int] = (), layers: str = "") -> float | None:

@@ -17,8 +17,9 @@ import raysim
 from raysim.config import to_yaml
 from raysim.report import NoData
 from raysim.report.figures import draw
+from raysim.report.groups import compare
 from raysim.report.runs import Run
-from raysim.report.shrinking import BALANCES
+from raysim.report.shrinking import BALANCES, in_proportion
 from raysim.report.updates import critical_point
 from raysim.store import tables
 from raysim.store.tables import Recorder
@@ -104,6 +105,10 @@ def test_the_two_ratios_are_told_apart(tmp_path: Path) -> None:
     assert np.sum(bars.get_data().values * np.diff(bars.get_data().edges)) == pytest.approx(1)
     assert normal.get_ydata().max() == pytest.approx(1 / (50**0.5 * np.sqrt(2 * np.pi)), rel=1e-3)  # sd of 20 and 10
     assert [text.get_text() for text in figure.legends[0].get_texts()] == ["2 rounds", "normal, 15 ± 7.1"]
+    fixed = by_hand(tmp_path / "b", {"balance.fedlaw_ratio": [2.0, 2.0]})  # no normal distribution is as narrow
+    figure = draw("ratios:fedlaw_ratio", [fixed])
+    assert [text.get_text() for text in figure.legends[0].get_texts()] == ["2 rounds"]
+    assert not figure.axes[0].lines
 
 
 def test_disagreement_against_ratio_takes_what_was_recorded(tmp_path: Path) -> None:
@@ -111,6 +116,9 @@ def test_disagreement_against_ratio_takes_what_was_recorded(tmp_path: Path) -> N
     figure = draw("tau-r", [by_hand(tmp_path / "a", notes)])
     np.testing.assert_allclose(np.asarray(figure.axes[0].collections[0].get_offsets()), [[1, 0.1], [2, 0.2], [3, 0.3]])
     assert figure.legends[0].get_texts()[0].get_text() == "correlation 1.00"
+    straight = [by_hand(tmp_path / name, {"fedlws.model_tau": [0.0, 2.0, 4.0], "fedlws.model_r": r})
+                for name, r in (("s", [0.0, 0.2, 0.4]), ("t", [0.0, 0.2, 0.1]))]  # fmt: skip
+    assert [in_proportion(compare([run])) for run in straight] == [True, False]
     # Where an oracle chose γ, only the instrument knows both.
     notes = {"balance.tau": [1.0, 2.0, 3.0], "balance.fedlws_ratio": [0.3, None, 0.1]}
     (dots,) = draw("tau-r", [by_hand(tmp_path / "b", notes)]).axes[0].collections

@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import itertools
 import json
+import math
 import re
 import shutil
 import subprocess
@@ -101,7 +102,7 @@ def test_scores_costs_and_their_deviation(tmp_path: Path) -> None:
     assert plain[5:] == ("4.00 ± 0.00", "16.0 ± 0.0", "8.00 ± 0.00")
     assert summary.sentence == (
         "Of 2 configurations, fedavg ends highest, with a test accuracy of 70.00 ± 14.14 % (mean ± standard deviation "
-        "over 2 runs), and fedavg + fedlws lowest, with 30.00 %. With fewer than two seeds in common, nothing says whether "
+        "over 2 seeds), and fedavg + fedlws lowest, with 30.00 %. With fewer than two seeds in common, nothing says whether "
         "the difference is more than chance."
     )
     assert summarise(compare(runs[:2]), target=0.55).costs[1][1] == "3.0 ± 0.0"  # the first time, not the last
@@ -288,6 +289,19 @@ def test_a_metric_of_the_task_has_a_curve(tmp_path: Path) -> None:
     (line,) = axes.lines
     assert (axes.get_xlabel(), axes.get_ylabel()) == ("round", "mean error")
     np.testing.assert_allclose(line.get_xydata(), [[1, 4], [3, 2]])
+
+
+def test_a_model_that_is_none_any_longer_has_no_final_score(tmp_path: Path) -> None:
+    (columns, row) = summarise(compare([with_metric(tmp_path / "a", [4.0, 2.0, math.nan])])).scores
+    assert row[columns.index("final mean error")] == "-"
+
+
+def test_a_seed_that_was_played_twice_counts_once(tmp_path: Path) -> None:
+    seeds = (1, 1, 2)
+    runs = [by_hand(tmp_path / str(i), [0.5 if seed == 1 else 0.7], seed=seed) for i, seed in enumerate(seeds)]
+    found = summarise(compare(runs))
+    assert found.scores[1][3] == "60.00 ± 14.14"  # sd of 50 and 70
+    assert "over 2 seeds" in found.sentence
 
 
 def test_final_scores_show_every_seed(tmp_path: Path) -> None:
