@@ -59,7 +59,7 @@ def resume(
 ) -> None:
     """Continue a run from its last checkpoint, to the same bits as if it had not stopped.
 
-    With --set it goes on for more rounds, or with other settings of evaluate, record and engine.
+    With --set it goes on for more rounds, or with other settings on which no bit depends, such as those of evaluate and record.
     """
     from raysim.config import ConfigError, load
 
