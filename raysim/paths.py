@@ -1,9 +1,11 @@
-"""Names that become paths, and their order. Whoever makes a path of a name that he has not chosen himself makes it here."""
+"""Names that become paths, and their order; paths in commands. Whoever makes a path of a name that he has not chosen himself
+makes it here."""
 
 from __future__ import annotations
 
 import hashlib
 import re
+import shlex
 from pathlib import Path, PurePosixPath
 
 LONGEST = 255  # bytes in the name of a file, on every file system that we know of
@@ -37,6 +39,11 @@ def slug(words: str) -> str:
 def digits(words: str) -> str:
     """Six digits that tell apart what is called the same."""
     return hashlib.sha256(words.encode()).hexdigest()[:6]
+
+
+def command(*words: str | Path) -> str:
+    """A command of raysim for a sentence, in backquotes: a shell reads each of the `words` as it is."""
+    return f"`{shlex.join(['raysim', *map(str, words)])}`"
 
 
 def natural(name: str | Path) -> list[tuple[int, str]]:

@@ -87,6 +87,14 @@ def test_no_file_imports_itself_by_way_of_others():
         pytest.fail(f"a circle: {' -> '.join(error.args[1])}")
 
 
+def test_commands_for_people_are_made_for_a_shell():
+    """By `raysim.paths.command`: what stands in braces may be a path with a space in it."""
+    texts = [
+        ast.unparse(node) for tree in MODULES.values() for node in ast.walk(tree) if isinstance(node, ast.JoinedStr)
+    ]
+    assert not [text for text in texts if re.search(r"`raysim [^`]*\{", text)]
+
+
 def test_only_the_engine_and_the_search_import_ray():
     found = {name for name, tree in MODULES.items() for module in imported(tree) if re.match(r"ray(\.|$)", module)}
     # A sink publishes the numbers of a run as Ray's metrics.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
 import shutil
 import signal
 import socket
@@ -235,6 +236,14 @@ def test_out_must_be_new_or_empty(tiny: Path) -> None:
     )
     assert "is a file" in raysim("run", tiny, "--out", tiny).stderr
     assert raysim("run", tiny, "--out", tiny / "run").stderr.startswith(f"--out {tiny / 'run'}: cannot be made: ")
+
+
+def test_a_command_to_type_is_quoted(tiny: Path) -> None:
+    folder = "it's my; run"
+    assert raysim("run", tiny, "--out", folder, "rounds.total=1").exit_code == 0
+    typed = raysim("run", tiny, "--out", folder).stderr.split("`")[1]
+    assert shlex.split(typed) == ["raysim", "resume", folder]
+    assert f"cd {shlex.quote(folder)} && raysim run" in raysim("init", folder).output
 
 
 def test_runs_of_one_second_get_folders_of_their_own(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import keyword
 import re
+import shlex
 from collections.abc import Mapping
 from enum import StrEnum
 from importlib.resources import files
@@ -36,7 +37,7 @@ def init(
     """Write a small configuration with comments, to start from."""
     with reported():
         write({folder / name: (TEMPLATES / name).read_text("utf-8") for name in ("federation.yaml", "README.md")})
-    there = "" if folder.resolve() == Path.cwd() else f"cd {folder} && "
+    there = "" if folder.resolve() == Path.cwd() else f"cd {shlex.quote(str(folder))} && "
     print(f"{folder / 'federation.yaml'}   a configuration to change\n{folder / 'README.md'}   what to do with it")
     print(f"\nNow: {there}raysim run federation.yaml")
 

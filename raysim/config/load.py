@@ -15,7 +15,7 @@ from raysim.config.messages import ConfigError, Faults, match, show
 from raysim.config.presets import PRESETS
 from raysim.config.rules import violations
 from raysim.config.schema import Config
-from raysim.paths import LONGEST, slug
+from raysim.paths import LONGEST, command, slug
 from raysim.registry import REGISTRY
 from raysim.store.documents import LEVELS, DamagedFile, parse_yaml, read_yaml
 
@@ -30,7 +30,7 @@ def load(path: str | Path, overrides: Sequence[Override] = (), beside: Collectio
     """
     raw = {key: value for key, value in _read(Path(path)).items() if key not in beside}
     if "methods" in raw:
-        way = f"`raysim sweep {path} --out DIR` plays and compares them"
+        way = f"{command('sweep', path, '--out', 'DIR')} plays and compares them"
         raise ConfigError(f"{path}: methods: lists several, but one run is asked for. {way}.")
     return from_dict({"name": slug(Path(path).stem)} | raw, str(path), overrides)
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from raysim.config import Config, ConfigError, differences, fingerprint, load
+from raysim.paths import command
 from raysim.store.documents import read_result
 from raysim.store.manifest import manifest, read_manifest
 
@@ -62,7 +63,8 @@ def without_effect(config: Config, folder: Path) -> list[str]:
 
 def how_to_continue(folder: Path) -> str:
     """A sentence for who has stopped the run in `folder`."""
+    resume = command("resume", folder)
     if any((folder / "checkpoints").glob("*.json")):
-        return f"`raysim resume {folder}` continues."
+        return f"{resume} continues."
     started = (folder / "config.yaml").exists()
-    return f"There is no checkpoint yet: `raysim resume {folder}` starts anew." if started else "Nothing was written."
+    return f"There is no checkpoint yet: {resume} starts anew." if started else "Nothing was written."

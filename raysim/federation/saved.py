@@ -18,6 +18,7 @@ from raysim.core.task import Task
 from raysim.federation import host_spec, partitioned
 from raysim.host.host import ClientHost
 from raysim.late import Tensor, nn, torch
+from raysim.paths import command
 from raysim.store.documents import read_tensors
 from raysim.store.manifest import read_manifest
 from raysim.store.tables import read
@@ -101,7 +102,7 @@ class SavedRun:
         path = self.folder / "model.safetensors"
         if not path.is_file():
             raise MeasureError(
-                f"{self.folder}: holds no final model; `raysim resume {self.folder}` plays it to its end."
+                f"{self.folder}: holds no final model; {command('resume', self.folder)} plays it to its end."
             )
         return self.layers.flatten(read_tensors(path))
 

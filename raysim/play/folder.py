@@ -6,7 +6,7 @@ import time
 from pathlib import Path
 
 from raysim.config import ConfigError
-from raysim.paths import below
+from raysim.paths import below, command
 
 
 def _left_by_launch(name: str) -> bool:
@@ -21,7 +21,7 @@ def new_folder(out: Path | None, parent: Path, name: str) -> Path:
             raise ConfigError(f"--out {out}: is a file; name a folder.")
         if out.is_dir() and not all(_left_by_launch(path.name) for path in out.iterdir()):
             is_run = (out / "config.yaml").exists()
-            way_out = f", or continue with `raysim resume {out}`" if is_run else ""
+            way_out = f", or continue with {command('resume', out)}" if is_run else ""
             raise ConfigError(f"--out {out}: is not empty. Name a new or empty folder{way_out}.")
         try:
             out.mkdir(parents=True, exist_ok=True)

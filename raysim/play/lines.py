@@ -6,6 +6,8 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from raysim.paths import command
+
 if TYPE_CHECKING:
     from raysim.config import Config
 
@@ -51,7 +53,7 @@ def ending(result: Mapping[str, Any]) -> str:
 def fallbacks(counted: Mapping[str, Mapping[str, int]]) -> str:
     """Which methods could not do their work, and how often: `result["fell_back"]` as a sentence."""
     often = [f"{method} {count['times']} of {count['of']} times" for method, count in counted.items()]
-    return f"{', '.join(often)}; `raysim explain {next(iter(counted))}` says what it does then"
+    return f"{', '.join(often)}; {command('explain', next(iter(counted)))} says what it does then"
 
 
 def summed_up(metric: str, scores: Mapping[str, Any]) -> str:

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from matplotlib.ticker import MaxNLocator
 
+from raysim.paths import command
 from raysim.report import NoData
 from raysim.report.canvas import COLUMN, PAGE, Canvas, colour, dash, every_nth, heat_map, legend
 from raysim.report.clouds import Cloud, pearson, scatter, spearman
@@ -21,11 +22,11 @@ def measured(run: RunFolder, name: str) -> tuple[dict[str, np.ndarray], dict[str
     where it was taken of a shorter run."""
     table = f"measures/{name}"
     if table not in run.tables:
-        raise NoData(f"`raysim measure {name} {run.folder}` has not been run.")
+        raise NoData(f"{command('measure', name, run.folder)} has not been run.")
     about = _about(run, table)
     if (played := about.get("played", run.played)) != run.played:
         raise NoData(
-            f"`raysim measure {name} {run.folder}` was run after round {played}, and the run has gone on. Run it again."
+            f"{command('measure', name, run.folder)} was run after round {played}, and the run has gone on. Run it again."
         )
     return run.columns(table), about
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from raysim.paths import natural
+from raysim.paths import command, natural
 from raysim.report import ReportError, need
 from raysim.report.folder import RunFolder
 from raysim.store.documents import read_tensors
@@ -42,7 +42,7 @@ class Run(RunFolder):
             raise ReportError(f"{self.folder}: holds no best model; record.keep_best: true keeps it as the run plays.")
         if not path.is_file() or inputs is None:
             raise ReportError(
-                f"{self.folder}: holds no final model; `raysim resume {self.folder}` plays it to its end."
+                f"{self.folder}: holds no final model; {command('resume', self.folder)} plays it to its end."
             )
         model = build(
             self.config["model"]["name"],

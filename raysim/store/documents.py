@@ -15,6 +15,8 @@ import yaml
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 from typing_extensions import TypedDict
 
+from raysim.paths import command
+
 if TYPE_CHECKING:
     from torch import Tensor
 
@@ -106,7 +108,7 @@ def read_result(folder: Path) -> dict[str, Any] | None:
     try:
         return dict(read_json(path, Result))
     except DamagedFile as error:
-        raise DamagedFile(f"{error} Remove it; `raysim resume {folder}` writes it again.") from None
+        raise DamagedFile(f"{error} Remove it; {command('resume', folder)} writes it again.") from None
 
 
 class Label(TypedDict):
