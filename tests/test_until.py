@@ -2,6 +2,7 @@
 
 import json
 import math
+import time
 from pathlib import Path
 from typing import Any
 
@@ -117,6 +118,20 @@ def test_time_ends_the_run_at_an_evaluation(tmp_path: Path) -> None:
     play(config({"seconds": 1e-6}), tmp_path)
     result = json.loads((tmp_path / "result.json").read_text())
     assert result["rounds"] == 2 and result["final"] is not None and "seconds" in result["ended"]
+
+
+def test_time_between_rounds_is_not_played(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    real, away = time.monotonic, 0.0
+    monkeypatch.setattr(time, "monotonic", lambda: real() + away)
+    simulation = raysim.stream(config({"seconds": 600}), out=tmp_path / "run")
+    for round in simulation:
+        away += 3600  # the loop's own work, or nobody's
+        if round.number == 3:
+            simulation.save()
+    assert simulation.result is not None
+    assert (simulation.result["rounds"], simulation.result["ended"]) == (12, None)
+    walls = table(tmp_path / "run", "rounds")["wall"]
+    assert 0 < walls[0] < walls[-1] <= simulation.result["seconds"] < 600
 
 
 def test_a_run_that_died_before_it_ended_ends_where_it_would_have(whole: Path, tmp_path: Path) -> None:

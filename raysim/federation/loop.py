@@ -21,6 +21,25 @@ from raysim.federation.writer import Finished, Tracer, Writer, describe
 from raysim.late import nn, torch
 
 
+class Stopwatch:
+    """Counts on from `before` inside its `with` blocks, by a clock that nobody sets."""
+
+    def __init__(self, before: float):
+        self._before = before
+        self._began: float | None = None
+
+    def __enter__(self) -> None:
+        self._began = time.monotonic()
+
+    def __exit__(self, *_: object) -> None:
+        self._before, self._began = self.seconds, None
+
+    @property
+    def seconds(self) -> float:
+        """Counted so far."""
+        return self._before + (0.0 if self._began is None else time.monotonic() - self._began)
+
+
 class Federation:
     """A run. `step` plays a round; the same configuration gives the same bits on any engine."""
 
@@ -52,18 +71,19 @@ class Federation:
             describe(self.run, self.folder)
         self.writer = Writer(self.run, self.folder, self.t)
         self.scoreboard = self.writer.scoreboard(self.t)
-        self._began = time.monotonic() - wall  # nobody sets this clock
+        self._stopwatch = Stopwatch(wall)
         self._unwritten: Callable[[], None] | None = None  # records of the last round
         self._setbacks, self._furthest = 0, self.t  # losses of states since the run got further than ever
         self.engine.publish(self.server.value, self.server.shared)
 
     def step(self) -> dict[str, Any] | None:
         """Play one round and return its summary, or None where the run is complete."""
-        while not self.complete:
-            try:
-                return self._step()
-            except StateLost:
-                self._go_back()
+        with self._stopwatch:
+            while not self.complete:
+                try:
+                    return self._step()
+                except StateLost:
+                    self._go_back()
         return None
 
     @property
@@ -73,8 +93,8 @@ class Federation:
 
     @property
     def wall(self) -> float:
-        """Seconds played so far."""
-        return time.monotonic() - self._began
+        """Seconds played so far, without those between rounds, which are the caller's."""
+        return self._stopwatch.seconds
 
     def evaluates(self, t: int) -> bool:
         """Whether models are tested in round t."""
