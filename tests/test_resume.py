@@ -23,7 +23,7 @@ from raysim.engine.base import StateLost
 from raysim.federation import Federation, Round, RoundFailed, RunParts, local_engine, play_round
 from raysim.federation.resume import StateUnreadable
 from raysim.store import tables
-from raysim.store.atomic import FolderGone, write_json
+from raysim.store.atomic import FolderGone, write_json, write_tensors
 from raysim.store.parts import DamagedTable
 
 METHODS = {
@@ -161,6 +161,38 @@ def test_a_state_that_is_damaged_while_the_run_goes_on(tmp_path):
 
 
 LEARNED = {"data": {"proxy": {"samples": 24}}, "weighting": [{"fedlaw": {"epochs": 2}}]}
+
+
+@pytest.mark.parametrize("saved", [False, True])
+def test_the_file_that_a_run_began_with_stays(saved, tmp_path):
+    """After a checkpoint, too: a client that has not taken part yet begins with the statistics in that file."""
+    init, quiet = tmp_path / "init.safetensors", {"evaluate": {"global": False}}
+    write_tensors(init, Federation(tiny(**quiet), tmp_path / "model").model().state_dict())
+    began = init.read_bytes()
+    config = tiny(model={"bn_stats": "local", "init": str(init)}, **quiet)
+    federation = Federation(config, tmp_path / "run")
+    federation.step()
+    if saved:
+        federation.checkpoint()
+    federation.close()
+    init.write_bytes(began[:-1] + b"?")
+    with pytest.raises(ConfigError, match=r"^model\.init: \S+init\.safetensors is not .* Put it back"):
+        Federation(config, tmp_path / "run", resume=True)
+    init.write_bytes(began)
+
+    def lossy(*_: Any, **__: Any) -> Round:
+        init.write_bytes(began[:-1] + b"?")
+        resumed.play = play_round
+        raise StateLost("gone")
+
+    resumed = Federation(config, tmp_path / "run", resume=True, play=lossy)
+    assert resumed.t == saved
+    if saved:  # the checkpoint has the model, and the engine what it was told as the run went on
+        assert resumed.step()["round"] == 1
+    else:
+        with pytest.raises(ConfigError, match=r"^model\.init"):
+            resumed.step()
+    resumed.close()
 
 
 def test_what_a_method_reads_of_the_run_stays(tmp_path):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -336,6 +337,14 @@ def initial_value(config: Config, spec: HostSpec, layers: LayerMap) -> Tensor:
         torch.manual_seed(stream_seed(config.seed, 0, SERVER, "initial model"))
         model, _ = spec.network()
     return layers.flatten(model.state_dict())
+
+
+def init_sha256(config: Config) -> str | None:
+    """Hash of the file `model.init`, where the run begins with one."""
+    if config.model.init is None:
+        return None
+    with open(config.model.init, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def local_engine(config: Config, spec: HostSpec, data: Dataset, partition: Partition, cohort: int) -> Engine:

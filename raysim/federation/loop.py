@@ -14,7 +14,7 @@ from raysim.data import Dataset, Partition
 from raysim.engine.base import ATTEMPTS, MachineFailure, StateLost
 from raysim.federation.builder import MakeEngine, build, check_network, checked_data, local_engine
 from raysim.federation.failures import RoundFailed
-from raysim.federation.resume import RunCheckpoints, check_device, check_samples, sha256
+from raysim.federation.resume import RunCheckpoints, check_device, check_init, check_samples, sha256
 from raysim.federation.round import PlayRound, Round, play_round
 from raysim.federation.scores import round_summary
 from raysim.federation.writer import Finished, Tracer, Writer, describe
@@ -59,6 +59,7 @@ class Federation:
         check_network(config, self.data, self.partition)
         if resume:
             check_samples(self.folder, self.data, self.partition)
+            check_init(self.folder, config)
         self.run = build(config, make_engine, self.data, self.partition)
         if resume:
             check_device(self.folder, self.run.engine)

@@ -11,11 +11,11 @@ from typing import Any, cast
 
 import numpy as np
 
-from raysim.config import ConfigError, fingerprint
+from raysim.config import Config, ConfigError, fingerprint
 from raysim.core.state import pack, unpack
 from raysim.data import OF_FILES, Dataset, Partition
 from raysim.engine.base import Engine, Handle
-from raysim.federation.builder import RunParts, start
+from raysim.federation.builder import RunParts, init_sha256, start
 from raysim.federation.checkpoint import Checkpoints
 from raysim.host.messages import Arrays
 from raysim.store.documents import DamagedFile
@@ -32,6 +32,16 @@ def check_samples(folder: Path, data: Dataset, partition: Partition) -> None:
             continue  # samples were streamed before or are now, but not both: the hashes are of different things
         if manifest and was != now:
             raise ConfigError(f"{name}: not what the run in {folder} began with. Put it back, or start another run.")
+
+
+def check_init(folder: Path, config: Config) -> None:
+    """Raises `ConfigError` where the file `model.init` is not as the run in the folder read it. A run needs it as long as it
+    is played: clients that have not taken part yet may begin with what it holds."""
+    was = read_manifest(folder).get("init_sha256")
+    if was is not None and was != init_sha256(config):
+        raise ConfigError(
+            f"model.init: {config.model.init} is not what the run in {folder} began with. Put it back, or start another run."
+        )
 
 
 def check_device(folder: Path, engine: Engine) -> None:
@@ -108,7 +118,7 @@ class RunCheckpoints:
     """
 
     def __init__(self, run: RunParts, folder: Path):
-        self.run = run
+        self.run, self.folder = run, folder
         self.checkpoints = Checkpoints(folder)
         self._changed: set[int] = set()  # clients whose state or model is newer than the last checkpoint
         self._held: OrderedDict[int, int] = OrderedDict()  # bytes of those in memory; the longest unchanged comes first
@@ -157,6 +167,7 @@ class RunCheckpoints:
         self._bytes = 0
         latest = self.checkpoints.latest()
         if latest is None:
+            check_init(self.folder, run.config)
             start(server, run.config, run.spec, run.aggregator)
             return 0, 0.0
         saved = self.checkpoints.load(latest)

@@ -18,7 +18,7 @@ from raysim.core.server import Server
 from raysim.core.state import pack
 from raysim.engine.base import Span
 from raysim.engine.traffic import ledger
-from raysim.federation.builder import RunParts
+from raysim.federation.builder import RunParts, init_sha256
 from raysim.federation.round import Round
 from raysim.federation.scoreboard import Scoreboard
 from raysim.federation.scores import fallen_back, personal_summary, run_summary
@@ -42,6 +42,7 @@ def describe(run: RunParts, folder: Path) -> None:
     extra = {
         "data_sha256": run.data.sha256(),
         "partition_sha256": run.partition.sha256(),
+        "init_sha256": init_sha256(run.config),
         "parameters": run.server.layers.P,
         "device": run.engine.device(),
         "numerics": run.engine.numerics(),

@@ -32,6 +32,7 @@ class Manifest(TypedDict, total=False):
     versions: dict[str, str]
     hardware: dict[str, Any]
     partition_sha256: str
+    init_sha256: str | None
     device: str
     numerics: dict[str, Any]
     loss_unit: str
