@@ -358,6 +358,21 @@ def test_ctrl_c(tmp_path, long):
     played_on(tmp_path / "run", long)
 
 
+def test_a_second_ctrl_c_does_not_wait_for_the_clients(tmp_path, long):
+    """Which would train for hours."""
+    run = Command("run", long["file"], "--out", tmp_path / "run", "local.epochs=1000000")
+    run.wait_for("ray engine")  # the first round begins
+    run.process.send_signal(signal.SIGINT)
+    run.wait_for("Stopping after this round")
+    began = time.monotonic()
+    run.process.send_signal(signal.SIGINT)
+    assert run.end() == 128 + signal.SIGINT, run.output
+    assert time.monotonic() - began < 30, run.output
+    assert "Stopped at once." in run.output
+    assert "Traceback" not in run.output
+    assert not run.left_behind()
+
+
 def test_sigkill(tmp_path, long):
     run = Command("run", long["file"], "--out", tmp_path / "run")
     run.wait_for("round 4/8")

@@ -145,17 +145,27 @@ class RemoteFederation:
                 return action()
             except DEATHS as error:
                 self._bury(Death.of(error).why)
+            except (
+                KeyboardInterrupt
+            ):  # nothing can be asked of a driver that is at work: `close` would wait for its round
+                self._kill()
+                raise
 
     def _bury(self, why: str) -> None:
         """Make way for another driver. Raises `MachineFailure` where three died without progress."""
-        ray.kill(self._driver)
-        self._driver, self._deaths = None, self._deaths + 1
+        self._kill()
+        self._deaths += 1
         # A driver that died before it could describe its run has left nothing to resume.
         self._resume = self._resume or (self._out / "manifest.json").exists()
         if self._deaths == ATTEMPTS:
             when = f"after round {self._furthest + 1}" if self._furthest >= 0 else "before a round was played"
             raise MachineFailure(f"the driver died {ATTEMPTS} times {when}: {why}. The run can be resumed")
         self._untold.append(Event("driver", f"the driver died: {why}; another goes on from the last checkpoint"))
+
+    def _kill(self) -> None:
+        if self._driver is not None:
+            ray.kill(self._driver)
+        self._driver = None
 
     def step(self) -> dict[str, Any] | None:
         answer: dict[str, Any] | None = self._call("step")
@@ -181,7 +191,7 @@ class RemoteFederation:
                 with suppress(*DEATHS):
                     self._get(self._driver.call.remote("close"))
             finally:
-                ray.kill(self._driver)
+                self._kill()
         # The hosts die with their driver, a moment later. A run that follows must not count their share as taken.
         deadline = time.monotonic() + RELEASE_SECONDS
         while free_resources().cpus < self._resources.cpus and time.monotonic() < deadline:
