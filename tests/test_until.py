@@ -3,6 +3,7 @@
 import json
 import math
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +13,13 @@ from conftest import play, small_files, table, tiny
 
 import raysim
 from raysim.config import Config, ConfigError
+from raysim.core.score import Score
 from raysim.core.task import Classification, Regression
-from raysim.federation import Federation
+from raysim.federation import Federation, Round, RunParts, play_round
 from raysim.federation.scoreboard import Scoreboard
 from raysim.federation.scores import metric_column
 from raysim.play.functions import resume
+from raysim.store.documents import about_tensors
 from raysim.sweep.scores import SCORES
 
 
@@ -186,12 +189,36 @@ def test_the_best_model_is_that_of_the_best_evaluation(whole: Path, tmp_path: Pa
         raysim.load(tmp_path).model("best")
 
 
+def test_the_best_model_is_of_the_best_of_all_rounds_or_not_there(tmp_path: Path) -> None:
+    """Whenever `record.keep_best` is switched on or off: rounds 1 to 3 are played with it, 4 to 6 without, then 7 to 9."""
+    scores = [0.1, 0.3, 0.2, 0.4, 0.2, 0.2, 0.3, 0.5, 0.1]
+
+    def scored(run: RunParts, t: int, **options: Any) -> Round:
+        return replace(play_round(run, t, **options), score=Score(10, 1.0, {"accuracy": (10 * scores[t], 10)}))
+
+    found: dict[int, int | None] = {}
+    said: list[str] = []
+    for kept, rounds in ((True, 3), (False, 3), (True, 3)):
+        settings = tiny(rounds={"total": 9, "evaluate_every": 1}, record={"keep_best": kept})
+        run = Federation(settings, tmp_path, resume=bool(found), play=scored)
+        for t in range(run.t, run.t + rounds):
+            said += run.step()["messages"]
+            about = about_tensors(tmp_path / "best.safetensors")
+            found[t + 1] = int(about["round"]) + 1 if about else None
+        run.checkpoint()
+        run.close()
+    assert found == {1: 1, 2: 2, 3: 2, 4: None, 5: None, 6: None, 7: None, 8: 8, 9: 8}
+    assert (
+        len(said) == 1 and "round 7: record.keep_best: the model of round 4, the best so far, is not there" in said[0]
+    )
+
+
 def test_a_full_disk_is_named_and_keeps_the_best_model_before(tmp_path: Path) -> None:
-    federation = Federation(config(), tmp_path)
-    federation.writer.keep_best()
+    federation = Federation(config(record={"keep_best": True}), tmp_path)
+    federation.writer.keep_best(1)
     before = (tmp_path / "best.safetensors").read_bytes()
     with small_files(len(before) - 1), pytest.raises(OSError, match=r"best\.safetensors"):
-        federation.writer.keep_best()
+        federation.writer.keep_best(3)
     assert [path.name for path in tmp_path.glob("*best*")] == ["best.safetensors"]
     assert not [*tmp_path.glob(".*")]
     assert (tmp_path / "best.safetensors").read_bytes() == before

@@ -25,12 +25,14 @@ from raysim.federation.scores import fallen_back, personal_summary, run_summary
 from raysim.host.messages import ClientResult
 from raysim.late import Tensor, torch
 from raysim.store.atomic import replacing, write_json, write_tensors
+from raysim.store.documents import about_tensors
 from raysim.store.manifest import manifest
 from raysim.store.sinks import Sinks
 from raysim.store.tables import Recorder, check_complete, read, write_table
 from raysim.store.traces import Trace
 
 Rows = dict[str, Any]  # columns of a table
+BEST = "best.safetensors"
 
 
 def describe(run: RunParts, folder: Path) -> None:
@@ -128,12 +130,27 @@ class Writer:
                 board.add(row["round"], row, row["wall"], counts=self.run.evaluates(row["round"]))
         return board
 
-    def keep_best(self) -> None:
-        """Write the global model, as it is the best so far."""
-        self._write_model("best.safetensors")
+    def keep_best(self, t: int) -> None:
+        """Round t is the best so far: its model takes the place of the one before, which goes where none is to be kept."""
+        if self.run.config.record.keep_best:
+            self._write_model(BEST, {"round": str(t)})
+        else:
+            (self.folder / BEST).unlink(missing_ok=True)
 
-    def _write_model(self, name: str) -> None:
-        write_tensors(self.folder / name, self.run.server.layers.state_dict(self.run.server.value))
+    def check_best(self, board: Scoreboard) -> list[Event]:
+        """Remove a best model that is not that of the best round, as where that one was played without `keep_best`; and say
+        what is missing."""
+        path, best = self.folder / BEST, None if board.best is None else board.best[0]
+        if about_tensors(path).get("round") == str(best):
+            return []
+        path.unlink(missing_ok=True)
+        if best is None or not self.run.config.record.keep_best:
+            return []
+        missing = f"the model of round {best + 1}, the best so far, is not there; that of the next better round is kept"
+        return [Event("run", f"record.keep_best: {missing}")]
+
+    def _write_model(self, name: str, about: Mapping[str, str] | None = None) -> None:
+        write_tensors(self.folder / name, self.run.server.layers.state_dict(self.run.server.value), about)
 
     def finish(self, sha256: str, wall: float, played: int, board: Scoreboard) -> dict[str, Any]:
         """Write the final model and say how the run, of so many seconds and rounds, went."""

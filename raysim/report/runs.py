@@ -39,7 +39,9 @@ class Run(RunFolder):
         path = self.folder / ("best.safetensors" if which == "best" else "model.safetensors")
         inputs = self.manifest.get("inputs")
         if which == "best" and not path.is_file():
-            raise ReportError(f"{self.folder}: holds no best model; record.keep_best: true keeps it as the run plays.")
+            raise ReportError(
+                f"{self.folder}: holds no model of its best round; record.keep_best: true keeps it as it is played."
+            )
         if not path.is_file() or inputs is None:
             raise ReportError(
                 f"{self.folder}: holds no final model; {command('resume', self.folder)} plays it to its end."

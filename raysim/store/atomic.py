@@ -103,14 +103,17 @@ def write_json(path: Path, obj: Any) -> None:
         temporary.write_text(text, encoding="utf-8")
 
 
-def write_tensors(path: Path, tensors: Mapping[str, Tensor | np.ndarray]) -> None:
-    """Write tensors under their names as a safetensors file, atomically. Raises as `as_safetensors`."""
-    content = as_safetensors(tensors)
+def write_tensors(
+    path: Path, tensors: Mapping[str, Tensor | np.ndarray], about: Mapping[str, str] | None = None
+) -> None:
+    """Write tensors under their names as a safetensors file, atomically, with what is said `about` them. Raises as
+    `as_safetensors`."""
+    content = as_safetensors(tensors, about)
     with replacing(path) as temporary:
         temporary.write_bytes(content)
 
 
-def as_safetensors(tensors: Mapping[str, Tensor | np.ndarray]) -> bytes:
+def as_safetensors(tensors: Mapping[str, Tensor | np.ndarray], about: Mapping[str, str] | None = None) -> bytes:
     """The content of a safetensors file.
 
     A tensor may be a view, share storage, and have any device or memory format: a contiguous copy of each is written.
@@ -127,4 +130,4 @@ def as_safetensors(tensors: Mapping[str, Tensor | np.ndarray]) -> bytes:
         else tensor.detach().cpu().clone(memory_format=torch.contiguous_format)
         for name, tensor in tensors.items()
     }
-    return save(copies)
+    return save(copies, dict(about) if about else None)

@@ -254,6 +254,19 @@ for _name in ("timestamp", "value"):  # a date, and a lone `=`
 # ------------------------------------------------------------------------------------------------------------- tensors
 
 
+def about_tensors(path: Path) -> dict[str, str]:
+    """What the writer of a safetensors file has said of it; nothing where there is no such file."""
+    from safetensors import SafetensorError, safe_open
+
+    if not path.is_file():
+        return {}
+    try:
+        with safe_open(path, "numpy") as file:
+            return file.metadata() or {}
+    except SafetensorError:  # damaged
+        return {}
+
+
 def read_tensors(path: Path) -> dict[str, Tensor]:
     """The tensors of a safetensors file. Raises OSError and `DamagedFile`."""
     from safetensors.torch import load_file
