@@ -19,6 +19,7 @@ from raysim.federation import Federation, Round, RunParts, play_round
 from raysim.federation.scoreboard import Scoreboard
 from raysim.federation.scores import metric_column
 from raysim.play.functions import resume
+from raysim.report import ReportError
 from raysim.store.documents import about_tensors
 from raysim.sweep.scores import SCORES
 
@@ -189,28 +190,50 @@ def test_the_best_model_is_that_of_the_best_evaluation(whole: Path, tmp_path: Pa
         raysim.load(tmp_path).model("best")
 
 
-def test_the_best_model_is_of_the_best_of_all_rounds_or_not_there(tmp_path: Path) -> None:
-    """Whenever `record.keep_best` is switched on or off: rounds 1 to 3 are played with it, 4 to 6 without, then 7 to 9."""
-    scores = [0.1, 0.3, 0.2, 0.4, 0.2, 0.2, 0.3, 0.5, 0.1]
+def test_a_model_that_is_not_of_the_best_round_is_not_taken_for_it(tmp_path: Path) -> None:
+    """Rounds 1 to 3 are played with `record.keep_best`, 4 to 6 without, 7 to 9 with it: at the end 8 is the best, or 4."""
+    for last, said in ((0.5, None), (0.3, r"is not of round 4, the best")):
+        scores = [0.1, 0.3, 0.2, 0.4, 0.2, 0.2, 0.3, last, 0.1]
+        folder = tmp_path / str(last)
+
+        def scored(run: RunParts, t: int, scores: list[float] = scores, **options: Any) -> Round:
+            return replace(play_round(run, t, **options), score=Score(10, 1.0, {"accuracy": (10 * scores[t], 10)}))
+
+        messages: list[str] = []
+        for kept, rounds in ((True, 3), (False, 3), (True, 3)):
+            settings = tiny(rounds={"total": 9, "evaluate_every": 1}, record={"keep_best": kept})
+            run = Federation(settings, folder, resume=folder.exists(), play=scored)
+            for _ in range(rounds):
+                messages += run.step()["messages"]
+            run.checkpoint()
+            if run.complete:
+                run.finish()
+            run.close()
+        (message,) = messages
+        assert "record.keep_best: the model of round 4, the best so far, was not kept" in message
+        if said is None:
+            raysim.load(folder).model("best")
+            assert about_tensors(folder / "best.safetensors") == {"round": "7"}
+        else:
+            with pytest.raises(ReportError, match=said):
+                raysim.load(folder).model("best")
+
+
+def test_a_run_that_died_after_its_best_round_says_nothing(tmp_path: Path) -> None:
+    settings = tiny(rounds={"total": 6, "evaluate_every": 1}, record={"keep_best": True})
 
     def scored(run: RunParts, t: int, **options: Any) -> Round:
-        return replace(play_round(run, t, **options), score=Score(10, 1.0, {"accuracy": (10 * scores[t], 10)}))
+        return replace(play_round(run, t, **options), score=Score(10, 1.0, {"accuracy": (t, 10)}))
 
-    found: dict[int, int | None] = {}
-    said: list[str] = []
-    for kept, rounds in ((True, 3), (False, 3), (True, 3)):
-        settings = tiny(rounds={"total": 9, "evaluate_every": 1}, record={"keep_best": kept})
-        run = Federation(settings, tmp_path, resume=bool(found), play=scored)
-        for t in range(run.t, run.t + rounds):
-            said += run.step()["messages"]
-            about = about_tensors(tmp_path / "best.safetensors")
-            found[t + 1] = int(about["round"]) + 1 if about else None
-        run.checkpoint()
-        run.close()
-    assert found == {1: 1, 2: 2, 3: 2, 4: None, 5: None, 6: None, 7: None, 8: 8, 9: 8}
-    assert (
-        len(said) == 1 and "round 7: record.keep_best: the model of round 4, the best so far, is not there" in said[0]
-    )
+    run = Federation(settings, tmp_path, play=scored)
+    run.step()
+    run.checkpoint()
+    run.step()
+    run.close()  # its second round is not saved, but its best model is
+    again = Federation(settings, tmp_path, resume=True, play=scored)
+    assert again.t == 1
+    assert not again.step()["messages"]
+    again.close()
 
 
 def test_a_full_disk_is_named_and_keeps_the_best_model_before(tmp_path: Path) -> None:

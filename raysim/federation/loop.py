@@ -71,7 +71,8 @@ class Federation:
         if not resume or not (self.folder / "manifest.json").exists():  # stopped while it was being described
             describe(self.run, self.folder)
         self.writer = Writer(self.run, self.folder, self.t)
-        self._take_stock()
+        self.scoreboard = self.writer.scoreboard(self.t)
+        self.engine.events += self.writer.missing_best(self.t, self.scoreboard)
         self._stopwatch = Stopwatch(wall)
         self._unwritten: Callable[[], None] | None = None  # records of the last round
         self._setbacks, self._furthest = 0, self.t  # losses of states since the run got further than ever
@@ -162,18 +163,13 @@ class Federation:
         events += [Event("run", complaint) for complaint in self.writer.sinks.complaints()]
         shown["messages"] = [event.message for event in events]
         shown["seconds"] = time.perf_counter() - started
-        if self.scoreboard.add(t, shown, self.wall):
+        if self.scoreboard.add(t, shown, self.wall) and self.config.record.keep_best:
             self.writer.keep_best(t)
         self._write_later(done, shown, events)
         self.t += 1
         if self.t % self.config.rounds.checkpoint_every == 0 or self.complete:
             self.checkpoint()
         return shown
-
-    def _take_stock(self) -> None:
-        """Of the rounds that have been played."""
-        self.scoreboard = self.writer.scoreboard(self.t)
-        self.engine.events += self.writer.check_best(self.scoreboard)
 
     def tell(self, event: Event) -> None:
         """Something befell the run between rounds: it is shown and written down with the next one."""
@@ -210,5 +206,5 @@ class Federation:
         self.t, _ = self.saved.restore()
         self.tell(Event("run", f"client states were lost; rounds {self.t + 1} to {reached + 1} are played again"))
         self.writer.go_back(self.t)
-        self._take_stock()
+        self.scoreboard = self.writer.scoreboard(self.t)
         self.engine.publish(self.server.value, self.server.shared)

@@ -131,22 +131,18 @@ class Writer:
         return board
 
     def keep_best(self, t: int) -> None:
-        """Round t is the best so far: its model takes the place of the one before, which goes where none is to be kept."""
-        if self.run.config.record.keep_best:
-            self._write_model(BEST, {"round": str(t)})
-        else:
-            (self.folder / BEST).unlink(missing_ok=True)
+        """Write the global model, as that of round t is the best so far."""
+        self._write_model(BEST, {"round": str(t)})
 
-    def check_best(self, board: Scoreboard) -> list[Event]:
-        """Remove a best model that is not that of the best round, as where that one was played without `keep_best`; and say
-        what is missing."""
-        path, best = self.folder / BEST, None if board.best is None else board.best[0]
-        if about_tensors(path).get("round") == str(best):
+    def missing_best(self, t: int, board: Scoreboard) -> list[Event]:
+        """What to say before round t where the best round is known, but was played without `keep_best`. What is kept of a
+        round from t on is that of a run that died, and is made again."""
+        if board.best is None or not self.run.config.record.keep_best:
             return []
-        path.unlink(missing_ok=True)
-        if best is None or not self.run.config.record.keep_best:
+        best, kept = board.best[0], about_tensors(self.folder / BEST).get("round", "")
+        if kept.isdecimal() and (int(kept) == best or int(kept) >= t):
             return []
-        missing = f"the model of round {best + 1}, the best so far, is not there; that of the next better round is kept"
+        missing = f"the model of round {best + 1}, the best so far, was not kept; that of the next better round will be"
         return [Event("run", f"record.keep_best: {missing}")]
 
     def _write_model(self, name: str, about: Mapping[str, str] | None = None) -> None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Literal
 from raysim.paths import command, natural
 from raysim.report import ReportError, need
 from raysim.report.folder import RunFolder
-from raysim.store.documents import read_tensors
+from raysim.store.documents import about_tensors, read_tensors
 
 if TYPE_CHECKING:
     from torch import nn
@@ -38,10 +38,8 @@ class Run(RunFolder):
 
         path = self.folder / ("best.safetensors" if which == "best" else "model.safetensors")
         inputs = self.manifest.get("inputs")
-        if which == "best" and not path.is_file():
-            raise ReportError(
-                f"{self.folder}: holds no model of its best round; record.keep_best: true keeps it as it is played."
-            )
+        if which == "best":
+            self._check_best(path)
         if not path.is_file() or inputs is None:
             raise ReportError(
                 f"{self.folder}: holds no final model; {command('resume', self.folder)} plays it to its end."
@@ -53,6 +51,17 @@ class Run(RunFolder):
         )
         model.load_state_dict(read_tensors(path))
         return model.eval()
+
+    def _check_best(self, path: Path) -> None:
+        if not path.is_file():
+            raise ReportError(
+                f"{self.folder}: holds no model of its best round; record.keep_best: true keeps it as it is played."
+            )
+        kept, best = about_tensors(path).get("round"), (self.result or {}).get("best_round")
+        if kept is not None and best is not None and kept != str(best):  # an older raysim did not say
+            raise ReportError(
+                f"{path}: is not of round {best + 1}, the best, which was played without record.keep_best."
+            )
 
     @property
     def figures(self) -> list[str]:

@@ -145,10 +145,8 @@ class RemoteFederation:
                 return action()
             except DEATHS as error:
                 self._bury(Death.of(error).why)
-            except (
-                KeyboardInterrupt
-            ):  # nothing can be asked of a driver that is at work: `close` would wait for its round
-                self._kill()
+            except KeyboardInterrupt:
+                self._kill()  # nothing can be asked of a driver that is at work: `close` would wait for its round
                 raise
 
     def _bury(self, why: str) -> None:
