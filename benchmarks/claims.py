@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import shlex
 import statistics
 import sys
 import time
@@ -85,7 +86,7 @@ def main() -> None:
     name = f"claims-{args.item.replace('/', '-')}-{time.strftime('%Y-%m-%dT%H%M')}"
     stem = Path(__file__).parent / "results" / name
     told = {
-        "command": " ".join(sys.argv), "runs": f"{len(finished)} of {len(points)}", "pairs": found,
+        "command": shlex.join(sys.argv), "runs": f"{len(finished)} of {len(points)}", "pairs": found,
         "results": {point.name: json.loads((point.folder / "result.json").read_text()) for point in finished},
         "machine": manifest("", 0, {}),
     }  # fmt: skip

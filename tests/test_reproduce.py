@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 from statistics import mean, stdev
 from types import SimpleNamespace
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -154,7 +154,7 @@ def test_a_note_may_be_of_some_rounds_and_layers() -> None:
 class Rounds(dict[str, pa.Table]):
     """A run that has the table `rounds` alone."""
 
-    config: ClassVar = {"rounds": {"evaluate_every": 1}}
+    evaluate_every = 1
 
     def columns(self, table: str) -> dict[str, np.ndarray]:
         return {name: self[table][name].to_numpy() for name in self[table].column_names}

@@ -92,6 +92,12 @@ def test_a_test_that_a_longer_run_would_not_have_made_is_in_no_mean(tmp_path: Pa
         assert SCORES[name][0](extended) == SCORES[name][0](longer)
 
 
+def test_an_extended_run_that_is_tested_no_more_ends_without_a_mean(tmp_path: Path) -> None:
+    play(tiny(rounds={"total": 3, "evaluate_every": 5}), tmp_path)
+    result = resume(tmp_path, rounds__total=4, evaluate={"global": False}).result
+    assert result["rounds"] == 4 and result["final"] is not None and result["last10"] is None
+
+
 def test_the_best_model_may_be_that_of_a_test_that_does_not_count() -> None:
     board = Scoreboard(config({"patience": 2}), Classification())
     for t, (score, counts) in enumerate([(0.5, True), (0.9, False), (0.6, True), (0.6, True)]):
@@ -192,7 +198,7 @@ def test_the_best_model_is_that_of_the_best_evaluation(whole: Path, tmp_path: Pa
 
 def test_a_model_that_is_not_of_the_best_round_is_not_taken_for_it(tmp_path: Path) -> None:
     """Rounds 1 to 3 are played with `record.keep_best`, 4 to 6 without, 7 to 9 with it: at the end 8 is the best, or 4."""
-    for last, said in ((0.5, None), (0.3, r"is not of round 4, the best")):
+    for last, said in ((0.5, None), (0.3, r"is not of round 4, the best, of which no model was kept")):
         scores = [0.1, 0.3, 0.2, 0.4, 0.2, 0.2, 0.3, last, 0.1]
         folder = tmp_path / str(last)
 

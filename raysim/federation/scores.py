@@ -93,18 +93,19 @@ def run_summary(rounds: pa.Table, task: Task, planned: Planned) -> dict[str, Any
 
 def personal_summary(rounds: pa.Table, task: Task, planned: Planned) -> Scores | None:
     """`_summed_up` of the clients' own models, and what else was measured of them last; None if nothing was."""
-    found = _summed_up(rounds, task, True, planned)
-    if all(value is None for value in found.values()):
+    column = _headline_column(task.headline, True) if task.headline else ""
+    tested = rounds.filter(pc.is_valid(rounds[column])) if column in rounds.column_names else rounds[:0]
+    if not tested.num_rows:
         return None
-    for name in ("accuracy_macro", "accuracy_std", "accuracy_worst10", "auc"):
-        known = rounds[f"personal_{name}"].drop_null().to_pylist()
-        found[name.removeprefix("accuracy_")] = known[-1] if known else None
-    return found
+    last = tested.slice(tested.num_rows - 1).to_pylist()[0]
+    others = ("accuracy_macro", "accuracy_std", "accuracy_worst10", "auc")
+    ends = {name.removeprefix("accuracy_"): last[f"personal_{name}"] for name in others}
+    return _summed_up(rounds, task, True, planned) | ends
 
 
 def _summed_up(rounds: pa.Table, task: Task, personal: bool, planned: Planned) -> Scores:
-    """The last value of the headline, the best, and the mean of the last ten that were planned. A run that was extended has
-    tested the model that was its last before; for that mean it is as if it had been longer from the start. None where
+    """The last value of the headline, the best, and the mean of the last ten that were planned: a run that was extended has
+    tested the model that was its last before, and has the mean of one with its present settings from the start. None where
     nothing was measured, and for what is not a finite number."""
     metric, known = task.headline, []
     if metric and (column := _headline_column(metric, personal)) in rounds.column_names:
@@ -113,7 +114,8 @@ def _summed_up(rounds: pa.Table, task: Task, personal: bool, planned: Planned) -
     if not metric or not known:
         return {"final": None, "best": None, "last10": None}
     last10 = [value for t, value in known if planned(t)][-10:]
-    found = {"final": known[-1][1], "best": metric.best([v for _, v in known]), "last10": sum(last10) / len(last10)}
+    mean = sum(last10) / len(last10) if last10 else math.nan
+    found = {"final": known[-1][1], "best": metric.best([value for _, value in known]), "last10": mean}
     return {name: value if math.isfinite(value) else None for name, value in found.items()}
 
 

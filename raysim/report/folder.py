@@ -44,6 +44,7 @@ class Rounds(TypedDict):
 
     __pydantic_config__ = OPEN_SHAPE  # type: ignore[misc]
     total: int
+    evaluate_every: NotRequired[Annotated[int, Field(gt=0, le=MOST_ROUNDS)]]
 
 
 class Settings(TypedDict):
@@ -174,6 +175,11 @@ class RunFolder:
     def rounds(self) -> int:
         """Rounds that the configuration sets."""
         return int(self.config["rounds"]["total"])
+
+    @property
+    def evaluate_every(self) -> int:
+        """Of so many rounds the last is evaluated; and so is the last of all."""
+        return int(self.config["rounds"].get("evaluate_every", 1))
 
     @property
     def played(self) -> int:

@@ -32,8 +32,8 @@ class Run(RunFolder):
 
     def model(self, which: Literal["final", "best"] = "final") -> nn.Module:
         """The global model with the final weights, on the CPU and in eval mode; or, with `record.keep_best`, with those of
-        the best evaluation so far. Raises `ReportError` where the run has none, and `ModelError` where its model is not
-        registered here."""
+        the best evaluation: of a run that has not ended, the best that was kept. Raises `ReportError` where the run has
+        none, and `ModelError` where its model is not registered here."""
         from raysim.models import Inputs, build
 
         path = self.folder / ("best.safetensors" if which == "best" else "model.safetensors")
@@ -60,7 +60,7 @@ class Run(RunFolder):
         kept, best = about_tensors(path).get("round"), (self.result or {}).get("best_round")
         if kept is not None and best is not None and kept != str(best):  # an older raysim did not say
             raise ReportError(
-                f"{path}: is not of round {best + 1}, the best, which was played without record.keep_best."
+                f"{path}: is not of round {best + 1}, the best, of which no model was kept; record.keep_best keeps them."
             )
 
     @property

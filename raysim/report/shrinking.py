@@ -59,7 +59,7 @@ def ratios(groups: Sequence[Group], variant: str) -> Canvas:
     handles: list[Any] = [bars]
     named = [f"{len(values)} rounds"]
     mean, std = values.mean(), values.std(ddof=1)
-    if std:
+    if std > 1e-12 * abs(mean):  # of equal numbers it may be rounding
         x = np.linspace(*axes.get_xlim(), 200)
         handles += axes.plot(x, np.exp(-(((x - mean) / std) ** 2) / 2) / (std * np.sqrt(2 * np.pi)), color=colour(1))
         named.append(f"normal, {mean:.3g} ± {std:.2g}")

@@ -24,7 +24,7 @@ class OverSeeds:
     """A number over the seeds: its mean, and its sample standard deviation where there are several seeds."""
 
     values: tuple[float, ...]
-    missing: int = 0  # runs that have no such number
+    missing: int = 0  # seeds without such a number
 
     @classmethod
     def of(cls, values: Sequence[float | None]) -> OverSeeds:
@@ -91,9 +91,9 @@ def scores(run: RunFolder, column: str) -> np.ndarray:
 
 def planned_scores(run: RunFolder, column: str) -> np.ndarray:
     """Those of the evaluations that the configuration asks for. A run that was extended has tested the model that was its
-    last before; means over evaluations are as if it had been longer from the start."""
+    last before; its means over evaluations are those of a run with its present settings from the start."""
     t = run["rounds"]["round"].to_numpy() + 1
-    asked = (t % run.config["rounds"].get("evaluate_every", 1) == 0) | (t == run.rounds)
+    asked = (t % run.evaluate_every == 0) | (t == run.rounds)
     return np.asarray(run["rounds"][column].filter(pa.array(asked)).drop_null())
 
 
@@ -104,7 +104,7 @@ def final(run: RunFolder, column: str) -> float | None:
 
 def best(run: RunFolder, column: str) -> float | None:
     values = scores(run, column)
-    return float(values.max()) if len(values) else None
+    return None if np.isnan(values).all() else float(np.nanmax(values))
 
 
 def last10(run: RunFolder, column: str) -> float | None:

@@ -105,9 +105,9 @@ def test_the_two_ratios_are_told_apart(tmp_path: Path) -> None:
     assert np.sum(bars.get_data().values * np.diff(bars.get_data().edges)) == pytest.approx(1)
     assert normal.get_ydata().max() == pytest.approx(1 / (50**0.5 * np.sqrt(2 * np.pi)), rel=1e-3)  # sd of 20 and 10
     assert [text.get_text() for text in figure.legends[0].get_texts()] == ["2 rounds", "normal, 15 ± 7.1"]
-    fixed = by_hand(tmp_path / "b", {"balance.fedlaw_ratio": [2.0, 2.0]})  # no normal distribution is as narrow
+    fixed = by_hand(tmp_path / "b", {"balance.fedlaw_ratio": [0.1, 0.1, 0.1]})  # no normal distribution is as narrow
     figure = draw("ratios:fedlaw_ratio", [fixed])
-    assert [text.get_text() for text in figure.legends[0].get_texts()] == ["2 rounds"]
+    assert [text.get_text() for text in figure.legends[0].get_texts()] == ["3 rounds"]
     assert not figure.axes[0].lines
 
 

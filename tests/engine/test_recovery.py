@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -349,6 +350,20 @@ def test_driver_killed(tmp_path, cluster):
     assert tables.read(tmp_path / "killed", "rounds")["round"].to_pylist() == [0, 1, 2, 3]
     events = tables.read(tmp_path / "killed", "events").to_pylist()
     assert [(event["round"], event["of"]) for event in events] == [(0, "driver"), (2, "driver")]
+
+
+def test_driver_that_was_not_waited_for_goes_on(tmp_path, cluster, monkeypatch):
+    """As where Ctrl-C comes while a loop asks for the model."""
+    config = tiny(engine={"ray": {"clients_per_actor": 3}})
+    cloudpickle.register_pickle_by_value(sys.modules[__name__])
+    federation = RemoteFederation(Dying(0, tmp_path), config, tmp_path / "run", False, stored(prepare(config)))
+    assert federation.step()["round"] == 0
+    with monkeypatch.context() as patched:
+        patched.setattr(ray, "get", Mock(side_effect=KeyboardInterrupt))
+        with pytest.raises(KeyboardInterrupt):
+            federation.model()
+    assert federation.step()["round"] == 1  # which no checkpoint knows
+    federation.close()
 
 
 def test_neighbours_take_over_where_memory_ran_out(tmp_path, warm_ray):

@@ -296,6 +296,11 @@ def test_a_model_that_is_none_any_longer_has_no_final_score(tmp_path: Path) -> N
     assert row[columns.index("final mean error")] == "-"
 
 
+def test_a_score_that_is_no_number_is_not_the_best(tmp_path: Path) -> None:
+    (columns, row) = (found := summarise(compare([by_hand(tmp_path / "a", [0.5, math.nan])]))).scores
+    assert (found.target, row[columns.index("best (%)")]) == (0.47, "50.00")
+
+
 def test_a_seed_that_was_played_twice_counts_once(tmp_path: Path) -> None:
     seeds = (1, 1, 2)
     runs = [by_hand(tmp_path / str(i), [0.5 if seed == 1 else 0.7], seed=seed) for i, seed in enumerate(seeds)]

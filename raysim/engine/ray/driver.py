@@ -102,6 +102,7 @@ class RemoteFederation:
         self._resume = resume
         self._deaths, self._furthest = 0, -1  # since the run got further than ever, and how far that was
         self._driver: Any = None
+        self._interrupted = False  # while the driver was at work, as it may still be
         self._untold: list[Event] = []  # deaths of drivers of which the living one has not heard
         self._with_driver(lambda: None)
 
@@ -142,11 +143,13 @@ class RemoteFederation:
             try:
                 if self._driver is None:
                     self._start()
-                return action()
+                answer = action()
+                self._interrupted = False
+                return answer
             except DEATHS as error:
                 self._bury(Death.of(error).why)
             except KeyboardInterrupt:
-                self._kill()  # nothing can be asked of a driver that is at work: `close` would wait for its round
+                self._interrupted = True
                 raise
 
     def _bury(self, why: str) -> None:
@@ -184,12 +187,14 @@ class RemoteFederation:
         return answer
 
     def close(self) -> None:
-        if self._driver is not None:
-            try:
+        try:
+            if (
+                self._driver is not None and not self._interrupted
+            ):  # or it would be waited for until its round has ended
                 with suppress(*DEATHS):
                     self._get(self._driver.call.remote("close"))
-            finally:
-                self._kill()
+        finally:
+            self._kill()
         # The hosts die with their driver, a moment later. A run that follows must not count their share as taken.
         deadline = time.monotonic() + RELEASE_SECONDS
         while free_resources().cpus < self._resources.cpus and time.monotonic() < deadline:
