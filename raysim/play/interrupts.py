@@ -10,9 +10,9 @@ import threading
 class Interrupts:
     """Handles `signals` inside its `with` block; `received` is the last one that came. Only a main thread gets any."""
 
-    def __init__(self, *signals: signal.Signals) -> None:
+    def __init__(self, *signals: signal.Signals, patient: bool = False) -> None:
         self.received: int | None = None
-        self.patient = False  # before the first round there is nothing to wait for
+        self.patient = patient  # if not, there is nothing to wait for, and the first stops at once as well
         self._signals = signals if threading.current_thread() is threading.main_thread() else ()
 
     def __enter__(self) -> Interrupts:

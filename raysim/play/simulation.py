@@ -104,7 +104,8 @@ class Simulation(Iterator[PlayedRound]):
             self._asked_to_stop = False
             raise Stopped(how_to_continue(self.folder))
         self.start()
-        with self._stopped_on_error(), self._patience() as interrupts:
+        signals = nullcontext(self._interrupts) if self._interrupts else Interrupts(signal.SIGINT, patient=True)
+        with self._stopped_on_error(), signals as interrupts:
             summary = self._federation.step()
             if summary is None:
                 self.result = self._federation.finish() | {"folder": self.folder}
@@ -131,6 +132,8 @@ class Simulation(Iterator[PlayedRound]):
             self._open.callback(self._federation.close)
             if self._resume:
                 rewrite(self.config, self.folder)
+            if self._interrupts is not None:
+                self._interrupts.patient = True  # before the terminal says that rounds begin
 
     def model(self) -> nn.Module:
         """A copy of the global model as the last round left it, on the CPU and in eval mode."""
@@ -163,10 +166,3 @@ class Simulation(Iterator[PlayedRound]):
                 with suppress(OSError):  # which may be what the run failed of
                     (self.folder / FAILED).write_text(f"{error}\n", encoding="utf-8")
             raise
-
-    @contextmanager
-    def _patience(self) -> Iterator[Interrupts]:
-        """Let the first Ctrl-C wait for the round in progress."""
-        with nullcontext(self._interrupts) if self._interrupts else Interrupts(signal.SIGINT) as interrupts:
-            interrupts.patient = True
-            yield interrupts
