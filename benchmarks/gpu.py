@@ -1,4 +1,4 @@
-"""What one GPU gives, in one visit: whether methods agree with the CPU and repeat their bits, and seconds a round.
+"""What one GPU gives, in one command: whether methods agree with the CPU and repeat their bits, and seconds a round.
 
     python benchmarks/gpu.py [--workloads W1 W2 W3 R20 R18] [--together 1 8 64] [--actors 1 2 4 8] [--rounds 5]
 

@@ -38,7 +38,7 @@ def schema(*columns: tuple[str, str, str, str]) -> pa.Schema:
 
 
 PHASES = {
-    "train": "client visit: initialise, train, measure",
+    "train": "the clients: initialise, train, measure",
     "plan": "weights: statistics of the clients, and what is learned from them",
     "reduce": "tree reduction",
     "server": "server steps, with their own statistics",
@@ -79,7 +79,7 @@ TABLES: dict[str, pa.Schema] = {
         ("loss_first", "float?", _LOSS, "mean training loss of the first local epoch"),
         ("loss_last", "float?", _LOSS, "mean training loss of the last local epoch"),
         ("weight", "float?", "fraction", "aggregation weight; null if the client was left out or sent nothing"),
-        ("seconds", "float?", "seconds", "time of the client's visit"),
+        ("seconds", "float?", "seconds", "to initialise, train and measure the client"),
         ("status", "text", "", "'ok', or why the client was left out"),
         ("node", "text?", "", "node that trained the client"),
         ("host", "int?", "id", "client host (actor) that trained the client"),
