@@ -17,6 +17,9 @@ class FedRep(ClientMethod):
 
     `head_epochs` with the body frozen (its BatchNorm statistics go on moving), then `local.epochs` with the head
     frozen; the body alone is sent. A personal model is the received body under the client's head.
+
+    At a rate that suits FedAvg the body of one client can explode and, through the mean, spoil that of all. Then lower
+    `local.lr`, or set `local.grad_clip`.
     """
 
     head_epochs: NonNegativeInt = 5
