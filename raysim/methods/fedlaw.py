@@ -172,8 +172,9 @@ class FedLAW(LearnedWeights):
 
     With `swa`, in two stages of half the epochs each: λ with γ fixed, averaging its iterates, and γ with λ fixed. The
     released code learns λ first, the paper γ. Nothing bounds γ but `gamma_clamp`. While the mean of the clients is
-    worse than chance, shrinking it lowers the loss, and over the rounds the model can vanish. If it does, bound γ from
-    below or lower `lr`. Weights that do not stay finite are replaced by those with which learning began.
+    worse than chance, shrinking it lowers the loss, and over the rounds the model can vanish. Where γ is far above
+    1, the model's norm becomes several times FedAvg's, and learning can slow. A lower `lr` or a bound on γ may help
+    against both. Weights that do not stay finite are replaced by those with which learning began.
     """
 
     swa: bool = False

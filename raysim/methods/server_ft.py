@@ -39,6 +39,8 @@ class ServerFT(ServerStep):
     Adam, anew in every round; `server_ft_official` takes the released code's optimiser instead: SGD with lr 0.08,
     momentum 0.9, which persists over rounds, and weight decay 5e-4. The learning rate of Adam is our choice: the paper
     gives none. BatchNorm's running statistics follow the proxy batches.
+
+    After it clients' training can diverge, also late in a run; `local.grad_clip` can keep it from that.
     """
 
     epochs: NonNegativeInt = 2
