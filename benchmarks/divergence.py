@@ -71,10 +71,11 @@ def choices(run: Run) -> dict[str, dict[str, float]]:
             "most chosen": float(times.max() / chosen.mean()),
             "of its rounds": float(times.max()),
             "never chosen": float((times == 0).sum()),
-            "with images": float(np.corrcoef(times, images[there])[0, 1]),
-            "with largest class": float(np.corrcoef(times, largest[there])[0, 1]),
             "chosen again": float(np.mean(again)),
         }
+        for name, held in (("images", images[there]), ("largest class", largest[there])):
+            if np.ptp(held):  # with clients that all have as many images nothing correlates
+                found[layer][f"with {name}"] = float(np.corrcoef(times, held)[0, 1])
     return found
 
 
