@@ -15,7 +15,7 @@ import pytest
 from typer.testing import CliRunner
 
 from raysim.cli.app import app
-from raysim.config import ConfigError, shipped
+from raysim.config import ConfigError, shipped, to_dict
 from raysim.store.tables import read
 from raysim.sweep.items import Item, find, items, listing
 from raysim.sweep.scores import SCORES
@@ -250,6 +250,24 @@ def test_a_scale_may_have_rows_of_its_own(item: Item) -> None:
     item.path.write_text(TABLE.replace("    rows: {FedAvg:", "    rows: {digits: {}, FedAvg:"))
     with pytest.raises(ConfigError, match=r"table\.'digits' names two choices"):
         find("toy/table1").runs("medium", (), (), Path("out"))
+
+
+def test_an_option_of_a_method_reaches_the_runs_that_have_it(item: Item) -> None:
+    """It made FedAvg's row FedLWS as well, where the rows differed in something else."""
+    changes = ["server.1.fedlws.beta=0.7", "local.batch_size=8"]  # at any place
+    stacks = {
+        cell.row[0]: to_dict(point.config)["server"]
+        for cell, point in item.runs("small", (), changes, Path("o")).items()
+    }
+    assert stacks.keys() == {"FedAvg + LWS", "FedProx"} and stacks["FedProx"] == []
+    assert stacks["FedAvg + LWS"][0]["fedlws"]["beta"] == 0.7
+    for wrong, message in (
+        ("server.0.fedlwss.beta=0.7", "no run has fedlwss in its server. Did you mean 'fedlws'?"),
+        ("client.0.feddyn.alpha=0.1", "no run has feddyn in its client."),
+    ):
+        with pytest.raises(ConfigError) as refused:
+            item.runs("small", (), [wrong], Path("o"))
+        assert refused.value.faults == (f"--set {wrong}: {message}",)
 
 
 def test_a_scale_that_a_table_does_not_have_is_refused(item: Item) -> None:

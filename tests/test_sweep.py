@@ -97,6 +97,13 @@ def test_a_configuration_may_list_methods(base: Path) -> None:
     assert fedavg.config.server == ()
     assert (both.config.client[0].mu, both.config.local.lr, len(both.config.server)) == (0.5, 0.2, 1)
     assert (lws.config.client, lws.config.local.lr, len(lws.config.server)) == ((), 0.1, 1)
+    betas = [
+        point.config.server and point.config.server[0].beta
+        for point in grid(base, ["server.0.fedlws.beta=0.7"], [8], Path("out"))
+    ]
+    assert betas == [(), 0.7, 0.7]  # fedavg stays what it is
+    with pytest.raises(ConfigError, match=r"--set server.0.awd.lam=0.1: no run has awd in its server\.$"):
+        grid(base, ["server.0.awd.lam=0.1"], [8], Path("out"))
     alone = CliRunner().invoke(app, ["run", str(base)])
     assert alone.exit_code == 2
     assert "`raysim sweep base.yaml --out DIR` plays and compares them" in alone.stderr

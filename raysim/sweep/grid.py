@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -22,7 +23,9 @@ from typing import Any
 
 import yaml
 
-from raysim.config import Config, ConfigError, load, to_dict
+from raysim.config import Config, ConfigError, load, name_in, to_dict
+from raysim.config.fields import STACKS
+from raysim.config.messages import nearest
 from raysim.paths import UnsafeName, below, digits, slug
 from raysim.store.documents import DamagedFile, parse_yaml, read_yaml
 
@@ -36,6 +39,7 @@ CATALOGUES = (
     "engine",
 )  # settings whose values are names
 Choice = tuple[str, list[str]]  # how it is called in the folder's name, if it is, and its overrides
+OPTION = re.compile(rf"({'|'.join(STACKS)})\.\d+\.(\w+)(.*)", re.S)  # server.0.fedlws.beta=0.2
 
 
 @dataclass(frozen=True)
@@ -63,8 +67,51 @@ def grid(base: Path, changes: Sequence[str], seeds: Sequence[int], out: Path) ->
     faults of all configurations, and where a folder of the grid holds a run of another configuration.
     """
     last = [seeded(seed) for seed in seeds] or [("", [])]
-    axes = [axis for axis in (_methods(base), *map(_values, changes)) if axis]
-    return runs(base, [(*others, seed) for seed, *others in itertools.product(last, *axes)], out)
+    methods, values = _methods(base), [axis for axis in map(_values, changes) if axis]
+    if not methods:
+        return runs(base, [(*others, seed) for seed, *others in itertools.product(last, *values)], out)
+    cells, reached = [], Reached()
+    for seed, method, *others in itertools.product(last, methods, *values):
+        texts = reached.by(base, (method, seed), [text for _, texts in others for text in texts])
+        cells.append((method, *((name, [new for text in old for new in texts[text]]) for name, old in others), seed))
+    reached.check()
+    return runs(base, cells, out)
+
+
+class Reached:
+    """Changes of all runs of a comparison, and whether each has reached one.
+
+    An option of a method, such as `server.0.fedlws.beta=0.2`, reaches the runs that have this method, at whatever place. In
+    the others it would put the method, and the baseline would be none.
+    """
+
+    def __init__(self) -> None:
+        self._times: Counter[str] = Counter()
+
+    def by(self, base: Path, chosen: Sequence[Choice], changes: Sequence[str]) -> dict[str, list[str]]:
+        """What each of `changes` is in the run of the choices `chosen`."""
+        found = {text: [text] for text in changes}
+        if options := {text: match for text in changes if (match := OPTION.fullmatch(text))}:
+            others = [text for _, texts in chosen for text in texts] + [text for text in changes if text not in options]
+            config = load(base, others, beside=("methods", "table"))
+            for text, match in options.items():
+                stack, method, rest = match.groups()
+                names = [name_in(STACKS[stack].entries, entry) for entry in getattr(config, stack)]
+                found[text] = [f"{stack}.{i}.{method}{rest}" for i, name in enumerate(names) if name == method]
+        self._times.update({text: len(texts) for text, texts in found.items()})
+        return found
+
+    def check(self) -> None:
+        """Raises `ConfigError` where a change has reached no run."""
+        faults = []
+        for text, times in self._times.items():
+            if not times and (match := OPTION.fullmatch(text)):
+                stack, method, _ = match.groups()
+                known = STACKS[stack].entries
+                near = "" if method in known else nearest(method, known, listed=False)
+                faults.append(f"--set {text[:200]}: no run has {method} in its {stack}.{near}")
+        if faults:
+            raise ConfigError(faults)
 
 
 def runs(base: Path, cells: Iterable[Sequence[Choice]], out: Path) -> list[Point]:

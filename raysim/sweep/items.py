@@ -15,7 +15,7 @@ from raysim.config.messages import nearest
 from raysim.config.shipped import folder as configurations
 from raysim.paths import natural
 from raysim.store.documents import YAML_BYTES, DamagedFile, parse_yaml, read_bytes, read_yaml
-from raysim.sweep.grid import Choice, Point, choices, overrides, runs, seeded
+from raysim.sweep.grid import Choice, Point, Reached, choices, overrides, runs, seeded
 from raysim.sweep.table import Axis, Label, Table, labels, read_table
 
 PAPERS = {
@@ -72,7 +72,7 @@ class Item:
         if scale not in table.scales:
             raise ConfigError(f"{self.name} has no scale {scale}. There are {', '.join(table.scales)}.")
         scaled, (columns, rows) = table.scales[scale], self.axes(scale)
-        settings, changed = ("", overrides(scaled.set)), ("", list(changes))
+        settings, reached = ("", overrides(scaled.set)), Reached()
         axes = [choices(axis) for axis in (*columns, *rows)]
         planned = {}
         for seed, row, column in itertools.product(seeds or scaled.seeds, labels(rows), labels(columns)):
@@ -84,7 +84,10 @@ class Item:
                 [("", overrides(cells.set)) for cells in special if {*cells.of} <= {*row, *column}]
                 for special in (table.cells, scaled.cells)
             )
-            planned[Cell(row, column, seed)] = [*chosen, *always, settings, *here, changed, seeded(seed)]
+            cell = [*chosen, *always, settings, *here]
+            changed = [text for texts in reached.by(self.path, cell, changes).values() for text in texts]
+            planned[Cell(row, column, seed)] = [*cell, ("", changed), seeded(seed)]
+        reached.check()
         return planned
 
     def runs(self, scale: str, seeds: Sequence[int], changes: Sequence[str], out: Path) -> dict[Cell, Point]:
