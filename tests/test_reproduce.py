@@ -117,8 +117,9 @@ def test_a_small_table_from_end_to_end(item: Item) -> None:
     theirs, ours = ([curve for name, curve in fast if row in name] for row in ("LWS", "FedProx"))
     gaps = [100 * max(best - own) for best, own in zip(theirs, ours, strict=True)]  # each round sends as many MB
     assert prox[8] == f"{mean(gaps):.2f} ± {stdev(gaps):.2f}".replace("-", "−")
-    for text in ("toy, Table 1: shrinking\n", "Scaled", "rounds.total=2", "beta=0.2 (FedAvg + LWS, fast)", "2 seeds"):
+    for text in ("toy, Table 1: shrinking\n", "A smoke run", "Scaled", "beta=0.2 (FedAvg + LWS, fast)", "over 2 seeds"):
         assert text in done.output
+    assert "Fell back" not in done.output
     beta = [
         re.search(r"beta: (\S+)", (runs[name] / "config.yaml").read_text()) for name in sorted(runs) if "LWS" in name
     ]
@@ -318,10 +319,28 @@ def test_a_wrong_table_is_refused(item: Item, old: str, new: str, message: str) 
         find("toy/table1").plan(False, (), ())
 
 
+def test_what_is_said_of_settings_seeds_and_fallbacks(item: Item) -> None:
+    """Where all that counts is how far a client is from uniform, FedDisco leaves no client a weight."""
+    changes = ["rounds.total=1", "server=[]", "weighting=[{feddisco: {a: 1.0e+6, b: 0.0, normalize_kl: false}}]"]
+    options = [word for change in changes for word in ("--set", change)]
+    done = reproduce("toy/table1", "--scale", "medium", "--out", "out", "--parallel", 2, *options)
+    assert done.exit_code == 0, done.output
+    assert "smoke" not in done.output
+    assert f"Settings other than the paper's: {', '.join(changes)}." in done.output  # not that there were three rounds
+    assert "Each cell: one run of raysim's (the paper's number" in done.output
+    assert done.output.count("%   fell back: feddisco 1 of 1 times") == 2
+    assert re.search(
+        r"Fell back in every round: FedAvg, digits, fast \(feddisco\); FedProx of its own, .* \(feddisco\)\.$",
+        done.output.strip(),
+    )
+
+
 def test_an_unknown_item_is_met_with_the_nearest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)  # no configs here, so that those beside the package count
     with pytest.raises(ConfigError, match="Did you mean 'fedlws/table1'"):
         find("fedlws/tabel1")
+    with pytest.raises(ConfigError, match=r"There are ccn/figure1, ccn/table1, ccn/table2, ccn/table3\."):
+        find("ccn")
 
 
 def test_own_tables_stand_beside_those_of_the_papers(item: Item) -> None:

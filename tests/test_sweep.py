@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import json
 import os
+import re
 import signal
 import string
 import subprocess
@@ -172,6 +173,25 @@ def test_a_folder_of_another_configuration_is_not_touched(base: Path) -> None:
     result = sweep(base, "--seeds", "8", "--out", "out", "--set", "local.lr=0.3")
     assert result.exit_code == 2
     assert result.stderr == "out/seed8: holds a run whose local is another. Name another --out, or remove it.\n"
+
+
+def test_data_that_cannot_be_downloaded_end_a_sweep_before_its_runs(
+    base: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def offline(*args: object, **kwargs: object) -> None:
+        asked.append(args)
+        raise OSError("no network")
+
+    asked: list[object] = []
+    monkeypatch.setattr("torchvision.datasets.utils.download_and_extract_archive", offline)
+    found = CliRunner().invoke(
+        app, ["sweep", str(base), "data.name=cifar10", "local.lr=0.1,0.2", "--seeds", "8,9", "--out", "out"]
+    )
+    assert found.exit_code == 1
+    assert re.fullmatch(
+        r"raysim: cifar10: cannot download \S+ \(no network\); unpack the archive in .*\n", found.stderr
+    )
+    assert (len(asked), found.stdout, Path("out").exists()) == (1, "", False)
 
 
 def test_a_run_that_fails_does_not_keep_the_others(base: Path) -> None:

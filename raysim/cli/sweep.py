@@ -74,7 +74,7 @@ def reproduce(
         typer.Argument(metavar="ITEM", help="A table or figure, such as fedlws/table1.", autocompletion=complete.items),
     ] = "",
     listed: Annotated[bool, typer.Option("--list", help="Name them all, and the data they need.")] = False,
-    scale: Annotated[Scale, typer.Option(help="The paper's, or what takes minutes, or a night.")] = Scale.full,
+    scale: Annotated[Scale, typer.Option(help="The paper's, a smoke run, or a night's comparison.")] = Scale.full,
     data: Annotated[Path | None, typer.Option(metavar="DIR", help="Where the data are; default: RAYSIM_DATA.")] = None,
     seeds: Seeds = "",
     overrides: Overrides = None,

@@ -36,12 +36,14 @@ def header(config: Config) -> str:
 def ending(result: Mapping[str, Any]) -> str:
     """The lines after the last round: `result` is what `result.json` holds, and the folder."""
     personal, name = result.get("personal"), result.get("headline") or "accuracy"
+    fallen = result.get("fell_back") or {}
+    way = f"{command('explain', next(iter(fallen)))} says what it does then" if fallen else ""
     rows = [
         *([(name, summed_up(name, result))] if result["final"] is not None or personal is None else []),
         *([("personal", summed_up(name, personal))] if personal else []),
         *([("clients", among_clients(personal))] if personal and personal["macro"] is not None else []),
         *([("ended", result["ended"])] if result.get("ended") else []),
-        *([("fell back", fallbacks(result["fell_back"]))] if result.get("fell_back") else []),
+        *([("fell back", f"{fallbacks(fallen)}; {way}")] if fallen else []),
         ("traffic", f"up {bytes_(result['bytes_up'])}   down {bytes_(result['bytes_down'])}"),
         ("time", f"{result['rounds']} round{'s' * (result['rounds'] != 1)} in {result['seconds']:.1f} s"),
         ("sha256", result["sha256"]),
@@ -51,9 +53,8 @@ def ending(result: Mapping[str, Any]) -> str:
 
 
 def fallbacks(counted: Mapping[str, Mapping[str, int]]) -> str:
-    """Which methods could not do their work, and how often: `result["fell_back"]` as a sentence."""
-    often = [f"{method} {count['times']} of {count['of']} times" for method, count in counted.items()]
-    return f"{', '.join(often)}; {command('explain', next(iter(counted)))} says what it does then"
+    """Which methods could not do their work, and how often: `result["fell_back"]` in words."""
+    return ", ".join(f"{method} {count['times']} of {count['of']} times" for method, count in counted.items())
 
 
 def summed_up(metric: str, scores: Mapping[str, Any]) -> str:

@@ -121,7 +121,8 @@ def find(name: str) -> Item:
     """The item of that name. Raises `ConfigError` where there is none."""
     there = items()
     if name not in there:
-        hint = nearest(name, there, listed=False)
+        of_paper = [one for one in there if one.startswith(f"{name}/")]
+        hint = f" There are {', '.join(of_paper)}." if of_paper else nearest(name, there, listed=False)
         raise ConfigError(f"there is no table or figure {name!r}.{hint} `raysim reproduce --list` shows all.")
     return there[name]
 

@@ -18,7 +18,7 @@ from typing import IO, Any
 from raysim import machine
 from raysim.config import Config, LocalEngineConfig, RayEngineConfig, to_dict
 from raysim.engine.ray.placement import HOST_BYTES, Node, Resources
-from raysim.play.lines import scored
+from raysim.play.lines import fallbacks, scored
 from raysim.store.documents import read_result
 from raysim.sweep.grid import Point
 
@@ -99,9 +99,10 @@ def _outcome(point: Point, code: int) -> str:
     if not code:
         result = read_result(point.folder) or {}
         personal, metric = result.get("personal"), result.get("headline") or "accuracy"
+        fallen = f"   fell back: {fallbacks(result['fell_back'])}" if result.get("fell_back") else ""
         if result.get("final") is None and personal:
-            return f"personal {metric} {scored(metric, personal['final'])}"
-        return f"{metric} {scored(metric, result.get('final'))}"
+            return f"personal {metric} {scored(metric, personal['final'])}{fallen}"
+        return f"{metric} {scored(metric, result.get('final'))}{fallen}"
     lines = (point.folder / LOG).read_text(encoding="utf-8", errors="replace").strip().splitlines()
     reason = f"killed by signal {-code}" if code < 0 or not lines else lines[-1]
     return f"failed: {reason} (see {point.folder / LOG})"

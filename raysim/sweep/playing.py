@@ -20,10 +20,14 @@ def play_all(points: Sequence[Point], address: str | None = None, at_once: int |
 
     `at_once` runs at a time, None: as many as the machine carries. One at a time they are played in this process, with
     one cluster for all; several each in a process of its own. Raises `ConfigError` where no run joins
-    the cluster at `address`.
+    the cluster at `address`, and `DataError` where data cannot be downloaded.
     """
     check_joined([point.config for point in points], address)
     left = [point for point in points if not point.finished]
+    for data in {
+        repr((point.config.data.name, point.config.data.folder)): point.config.data for point in left
+    }.values():
+        data.name.fetch(data.folder)  # here, where a failure ends it, and not in every run
     print(f"{len(points)} runs, of which {len(points) - len(left)} are finished", flush=True)
     with ExitStack() as stack:
         joined = None

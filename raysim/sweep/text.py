@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from raysim.report.runs import Run
 from raysim.report.sheet import Column, Entry, Sheet
 from raysim.report.summary import OverSeeds
+from raysim.store.documents import read_result
 from raysim.sweep.grid import Point, overrides
 from raysim.sweep.items import Cell, Item
 from raysim.sweep.scores import BETTER, BETWEEN, PERCENT, SCORES, Measure, key_of
@@ -17,23 +18,40 @@ def table_text(item: Item, points: Mapping[Cell, Point], scale: str, changes: Se
     """The paper's table in Markdown: what the finished runs came to, beside the paper's numbers. `changes` are the
     overrides, `path=value`, with which they were played."""
     scaled = item.table.scales[scale]
-    settings = overrides(scaled.set)
+    settings = {text.partition("=")[0]: text for text in overrides(scaled.set)}
     for cells in scaled.cells:
-        settings += [f"{text} ({', '.join(cells.of)})" for text in overrides(cells.set)]
-    settings += changes
+        for text in overrides(cells.set):
+            settings[f"{text.partition('=')[0]} {cells.of}"] = f"{text} ({', '.join(cells.of)})"
+    for text in changes:  # later ones win
+        path = text.partition("=")[0]
+        settings = {key: said for key, said in settings.items() if key.partition(" ")[0] != path} | {path: text}
     seeds = sorted({cell.seed for cell in points})
     lines = [item.title, ""]
+    if scale == "small":
+        lines += ["A smoke run: it shows that all of it works, and no difference between methods."]
     if scale != "full":
         lines += ["Scaled down; the paper's numbers are those of its own, full-size runs."]
     if settings:
-        lines += [f"Settings other than the paper's: {', '.join(settings)}."]
-    lines += [
-        f"Each cell: mean ± standard deviation over {len(seeds)} seed{'s' * (len(seeds) > 1)} of raysim's runs (the "
-        "paper's number, ours minus the paper's)."
-    ]
+        lines += [f"Settings other than the paper's: {', '.join(settings.values())}."]
+    ours = (
+        "one run of raysim's"
+        if len(seeds) == 1
+        else f"mean ± standard deviation over {len(seeds)} seeds of raysim's runs"
+    )
+    lines += [f"Each cell: {ours} (the paper's number, ours minus the paper's)."]
     for sheet in sheets(item, points, scale):
         lines += ["", *([f"{sheet.title}:", ""] if sheet.title else []), *_aligned(sheet)]
-    return "\n".join(lines)
+    return "\n".join([*lines, *_fallen_back(points)])
+
+
+def _fallen_back(points: Mapping[Cell, Point]) -> list[str]:
+    """The rows in which a method could not do its work in any round, so that they show another one."""
+    always: dict[str, None] = {}
+    for cell, point in points.items():
+        for method, count in ((read_result(point.folder) or {}).get("fell_back") or {}).items():
+            if count["times"] == count["of"]:
+                always[f"{shown((*cell.row, *cell.column)) or point.name} ({method})"] = None
+    return ["", f"Fell back in every round: {'; '.join(always)}."] if always else []
 
 
 def sheets(item: Item, points: Mapping[Cell, Point], scale: str) -> list[Sheet]:

@@ -42,6 +42,9 @@ class Source(ABC):
         its data are not cached."""
         return ()
 
+    def fetch(self, root: Path | None) -> None:  # noqa: B027 - most have nothing to fetch
+        """Download what is absent, once for all runs that will read it. Raises DataError."""
+
     @abstractmethod
     def load(self, root: Path | None) -> Dataset:
         """Read the data set. Raises DataError with the file and the row that is wrong."""

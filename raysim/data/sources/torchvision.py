@@ -43,13 +43,21 @@ class _Downloaded(Source):
     def check(self, root: Path | None) -> str | None:
         if find_spec("torchvision") is None:
             return f"{self.name} needs the package torchvision; install it."
-        folder = (root or Path("data")) / self.folder
-        if not self.download and not folder.is_dir():
-            return f"{self.name}: the folder {folder} is missing; set download: true or copy the files there."
+        if not self.download and not self._place(root).is_dir():
+            return (
+                f"{self.name}: the folder {self._place(root)} is missing; set download: true or copy the files there."
+            )
         return None
 
+    def fetch(self, root: Path | None) -> None:
+        if not self._place(root).is_dir():
+            self.load(root)
+
     def files(self, root: Path | None) -> Sequence[FileFacts]:
-        return files_below((root or Path("data")) / self.folder)
+        return files_below(self._place(root))
+
+    def _place(self, root: Path | None) -> Path:
+        return (root or Path("data")) / self.folder
 
 
 @dataclass(frozen=True)

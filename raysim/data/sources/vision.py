@@ -46,6 +46,10 @@ class Torchvision(EncodedSource):
             return f"torchvision: there is no data set {self.name!r} in torchvision.datasets; correct the name."
         return None
 
+    def fetch(self, root: Path | None) -> None:
+        if not self.files(root):
+            self.open(root)
+
     def files(self, root: Path | None) -> Sequence[FileFacts]:
         return files_below(self.folder(root))
 
