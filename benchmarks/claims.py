@@ -3,13 +3,14 @@
     raysim reproduce fedlws/table1 --scale medium --parallel 2 --out runs/fedlws
     python benchmarks/claims.py fedlws/table1 --out runs/fedlws --pair "FedProx + LWS" FedProx
 
-Each row is held against the first one, those named by --pair against another. The interval is that of a paired t test
+Each row is held against the first one, those named by --pair against another, or several. The interval is that of a paired t test
 (docs/papers/protocol.md). Writes the table, the differences and every seed's number to benchmarks/results/.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import math
 import shlex
@@ -56,9 +57,11 @@ def main() -> None:
     finished = [point for point in points.values() if point.finished]
     if not finished:
         parser.error(f"no run of {args.item} has ended in {args.out}")
-    against, found = dict(args.pair), []
-    rows = {" ".join(cell.row) for cell in points}
-    for row in {*against, *against.values()} - rows:
+    against: dict[str, list[str]] = {}
+    for row, other in args.pair:
+        against.setdefault(row, []).append(other)
+    found, rows = [], {" ".join(cell.row) for cell in points}
+    for row in {*itertools.chain(*args.pair)} - rows:
         parser.error(f"--pair: there is no row {row!r}. There are {', '.join(sorted(rows))}.")
     lines = [
         table_text(item, points, args.scale, args.set),
@@ -72,8 +75,8 @@ def main() -> None:
                 row: {seed: score for seed, score in entry.by_seed.items() if math.isfinite(score)}
                 for row, entry in zip(sheet.rows, column.entries, strict=True)
             }
-            for row in sheet.rows[1:]:
-                other = against.get(row, sheet.rows[0])
+            pairs = [(row, other) for row in sheet.rows[1:] for other in against.get(row, sheet.rows[:1])]
+            for row, other in pairs:
                 if not scores[row].keys() & scores[other].keys():  # not played yet, or a method without this score
                     continue
                 of = difference(scores[row], scores[other])

@@ -210,7 +210,8 @@ class AttentiveLAW(LearnedWeights):
     """Client weights λ learned on proxy data without shrinking, γ = 1 (FedLAW, 2023, attentive LAW).
 
     From round `stop_round` on clients count by their samples again; with `bn_stats: proxy` BatchNorm's statistics then
-    stay as learning last left them, so set `recalibrate`. `swa` averages λ's iterates.
+    stay as learning last left them, so set `recalibrate`. `swa` averages λ's iterates. Weights that do not stay finite are
+    replaced by those with which learning began.
     """
 
     swa: bool = False
@@ -234,7 +235,9 @@ class AdaptiveGWS(LearnedWeights):
     """Only the shrink factor γ learned on proxy data (FedLAW, 2023, adaptive global weight shrinking): w = γ ŵ.
 
     ŵ is the model that the other weightings make, so that no client's model is gathered. With a global
-    step size `eta` (the paper's table 10) the step comes before γ: w = γ (w_g + eta (ŵ − w_g)).
+    step size `eta` (the paper's table 10) the step comes before γ: w = γ (w_g + eta (ŵ − w_g)). As with FedLAW, γ can
+    drive the model to zero or make it large; `gamma_clamp` or a lower `lr` helps. A γ that does not stay finite is
+    replaced by 1.
     """
 
     gamma_clamp: tuple[float, float] | None = None
