@@ -1,5 +1,7 @@
 """Presets are configurations: sections, and fields of the methods that a file lists."""
 
+import re
+
 import numpy as np
 import pytest
 from toy import ToyCohort, noted, planned, toy_server
@@ -14,6 +16,7 @@ from raysim.methods.feddisco import FedDisco
 from raysim.methods.feddyn import FedDyn
 from raysim.methods.fedlws import FedLWS
 from raysim.models import Inputs, build
+from raysim.sweep.table import read_table
 
 
 def resolved(preset: str, **changes):
@@ -68,6 +71,15 @@ def test_official_000_has_the_eight_layers_of_a_vit():
         assert members[at] == {*biases, f"block{at}.attention.qkv.weight"}
     assert members[6:] == [{"block5.norm.weight", "block5.norm.bias"}, {"head.weight", "head.bias"}]
     assert resolved("official_000").model.blocks == ()
+
+
+@pytest.mark.parametrize("preset", ["official_000", "paper"])
+def test_table_12_finds_the_convolutions_of_a_resnet20(preset):
+    """19 in a row and 2 on shortcuts, whichever way layers are named; the head is none."""
+    config = load(find("fedlws/table12"), [f"preset={preset}", "data.name=synthetic"])
+    pattern = read_table(find("fedlws/table12")).headings()["convolutions"]["layers"]
+    names = LayerMap.of(build("resnet20", Inputs((3, 32, 32), 10)), config.model.layer_by).names
+    assert [bool(re.search(pattern, name)) for name in names] == [True] * 21 + [False]
 
 
 def test_paper_is_the_equations():

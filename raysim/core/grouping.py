@@ -60,15 +60,17 @@ def _block(specs: Sequence[TensorSpec], blocks: Blocks) -> Grouping:
 
 
 def _bias_group(specs: Sequence[TensorSpec], blocks: Blocks) -> Grouping:
-    """The grouping of FedLWS's released code: a layer closes whenever a name contains "bias"."""
-    names, group, closed = [], {}, True
-    last_bias = max((i for i, s in enumerate(specs) if "bias" in s.name), default=len(specs))
+    """The grouping of FedLWS's released code: a layer closes whenever a name contains "bias". A later one begins with the
+    statistics of the norm before it, so that it is called after its first parameter."""
+    layers: list[list[TensorSpec]] = []
+    closed, last_bias = True, max((i for i, s in enumerate(specs) if "bias" in s.name), default=len(specs))
     for index, spec in enumerate(specs):
         if closed and index <= last_bias:
-            names.append(spec.name)
-        group[spec.name] = len(names) - 1
+            layers.append([])
+        layers[-1].append(spec)
         closed = "bias" in spec.name
-    return names, group
+    names = [next((s for s in layer if s.kind == "parameter"), layer[0]).name for layer in layers]
+    return names, {spec.name: at for at, layer in enumerate(layers) for spec in layer}
 
 
 GROUPINGS: dict[str, Callable[[Sequence[TensorSpec], Blocks], Grouping]] = {

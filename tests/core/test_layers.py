@@ -1,5 +1,7 @@
 """Which number of the flat vector belongs to which tensor and layer, against walks over plain modules."""
 
+import re
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -49,9 +51,9 @@ EXPECTED = {
     "tensor": {name: [name] for name in PARAMETERS},
     "entry": {name: [name] if name in PARAMETERS else [] for name in NET.state_dict()},
     "model": {"model": list(PARAMETERS)},
-    # A group closes at each "bias"; the next begins with the statistics of the norm before it.
+    # A group closes at each "bias"; the next begins with the statistics of the norm before it, whose name it does not take.
     "bias_group": {
-        "0.0.weight": ["0.0.weight", "0.1.weight", "0.1.bias"], "0.1.running_mean": ["1.0.weight", "1.0.bias"],
+        "0.0.weight": ["0.0.weight", "0.1.weight", "0.1.bias"], "1.0.weight": ["1.0.weight", "1.0.bias"],
         "1.2.weight": ["1.2.weight", "1.2.bias"], "2.token": ["2.token", "2.norm.weight", "2.norm.bias"],
         "2.linear.weight": ["2.linear.weight", "2.linear.bias"], "3.weight": ["3.weight", "3.bias"],
     },
@@ -87,13 +89,26 @@ def test_statistics_travel_with_their_norm(by, layer):
 
 
 def test_resnet20_groups_of_the_released_code():
-    """22 groups; a later one begins with the statistics of the BatchNorm before it."""
+    """22 groups; a later one begins with the statistics of the BatchNorm before it, and is called after its weights."""
     layers = LayerMap.of(build("resnet20", Inputs((3, 32, 32), 10)), "bias_group")
     assert layers.L == 22
-    assert all(name.endswith("running_mean") for name in layers.names[1:-1])
-    last = [s.name for s, g in zip(layers.tensors, layers.groups, strict=True) if g == 21]
+    members = [[s for s, g in zip(layers.tensors, layers.groups, strict=True) if g == at] for at in range(22)]
+    first = [min(group, key=lambda spec: spec.order).name for group in members]
+    assert first[0] == "stem.conv.weight"
+    assert all(name.endswith("running_mean") for name in first[1:])
+    assert all(re.search(r"conv\d?\.weight$", name) for name in layers.names[:-1])
+    assert layers.names[-1] == "head.weight"
+    assert len({*layers.names}) == 22
+    last = [spec.name for spec in members[-1]]
     assert [n for n in last if "num_batches_tracked" in n]
     assert [n for n in last if n.startswith("head")] == ["head.weight", "head.bias"]
+
+
+def test_a_group_without_a_parameter_is_called_after_its_first_tensor():
+    """Nobody trains a frozen layer; its tensors are still a group of the released code."""
+    net = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+    net[0].requires_grad_(False)
+    assert LayerMap.of(net, "bias_group").names == ("0.weight", "1.weight")
 
 
 def test_block_names_the_tensor_that_no_pattern_matches():
