@@ -2,20 +2,27 @@
 
 import json
 import re
+import shlex
 import subprocess
+from collections.abc import Iterator, Sequence
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
 from safetensors.numpy import save_file
+from typer.main import get_command
 
 from raysim.analysis import MEASURES
-from raysim.config import ConfigError, load
+from raysim.cli.app import app
+from raysim.config import Catalogue, ConfigError, load, read_entry
+from raysim.config.shipped import find
 from raysim.data import SOURCES
-from raysim.report.figures import FIGURES
+from raysim.report.figures import FIGURES, Portrait
 from raysim.sweep.grid import runs
 from raysim.sweep.items import PAPERS, Item
+from raysim.sweep.table import Scale, Table
 
 CONFIGS = Path(__file__).parents[1] / "configs"
 FILES = sorted(path for path in CONFIGS.rglob("*.yaml") if path.parent.name != "cluster")
@@ -73,15 +80,58 @@ def test_the_header_says_what_it_is(path):
     assert f"\nname: {path.parent.name}_{path.stem}\n" in text  # so that folders of runs tell tables apart
 
 
-def test_commands_that_the_items_name_exist():
-    text = " ".join(words for path in OF_PAPERS for words in Item(label(path), path).table.items.values())
-    plotted, measured = (
-        {name for names in re.findall(rf"raysim {verb} ((?:[\w:.-]+, )*[\w:.-]+)", text) for name in names.split(", ")}
-        for verb in ("plot", "measure")
-    )
-    assert {"accuracy", "balance:gamma", "similarity"} <= plotted
-    assert {name.partition(":")[0] for name in plotted} <= set(FIGURES)
-    assert {"hessian", "slice"} <= measured <= set(MEASURES)
+def commands(item: Item) -> Iterator[list[str]]:
+    """The commands that an item's texts name in brackets, without `raysim`. Of `(raysim plot a RUN --out FIG; also b, c)` they
+    are three: what follows `also` takes the place of the name, or is one more setting of `data show`."""
+    for bracket in re.findall(r"\(([^()]*raysim [^()]*)\)", " ".join(item.table.items.values())):
+        last: list[str] = []
+        for part in bracket.split("; "):
+            _, found, command = part.partition("raysim ")
+            if found:
+                yield (last := shlex.split(command))
+            elif part.startswith("also "):
+                for other in part.removeprefix("also ").split(", "):
+                    yield [*last, other] if last[0] == "data" else [last[0], other, *last[2:]]
+
+
+def parsed(words: Sequence[str]) -> dict[str, Any]:
+    """The parameters of a command; a fault of usage is raised."""
+    command: Any = get_command(app)
+    while hasattr(command, "commands"):
+        command, words = command.commands[words[0]], words[1:]
+    return command.make_context("raysim", [*words]).params
+
+
+@pytest.mark.parametrize("path", OF_PAPERS, ids=label)
+def test_commands_that_the_items_name_work_as_they_are_typed(path):
+    """In any folder; what they show is for test_configs_play."""
+    item = Item(label(path), path)
+    outside = re.sub(r"\([^()]*\)", "", " ".join(item.table.items.values()))
+    assert "raysim " not in outside and "configs/" not in outside, "commands stand in brackets"
+    for command in commands(item):
+        given = parsed(command)
+        match command[0]:
+            case "plot":
+                figure = FIGURES[given["name"].partition(":")[0]]
+                several = given["runs"] != [Path("RUN")]
+                assert not (isinstance(figure, Portrait) and several), f"{given['name']} shows one run"
+                assert str(given["out"]) == "FIG"
+            case "measure":
+                read_entry(Catalogue("measure", MEASURES), given["name"], given["overrides"] or ())
+            case "data":
+                load(find(given["config"]), given["changes"])
+                assert given["config"] == item.name
+            case other:
+                raise AssertionError(f"raysim {other}: has no case here")
+
+
+def test_commands_after_also_have_the_others_place():
+    words = "curves (all: raysim plot a RUN... --out FIG; also b, c:d) of (raysim data show x y=1; also z='{v: 1}')"
+    named = Item("x", Path())
+    vars(named)["table"] = Table(items={"Figure 1": words}, small=Scale())
+    assert [" ".join(command) for command in commands(named)] == [
+        *(f"plot {name} RUN... --out FIG" for name in ("a", "b", "c:d")), "data show x y=1", "data show x y=1 z='{v: 1}'",
+    ]  # fmt: skip
 
 
 def test_there_are_files_of_every_paper():

@@ -1,10 +1,11 @@
-"""Every table and figure of the papers, played on a handful of samples of the right shape, and drawn.
+"""Every table and figure of the papers, at every scale, played on a handful of samples of the right shape, and drawn.
 
 What a cell's code does hangs on its methods and switches, the shape of its data, its partition and its network, not on the
-size of a number. So a cell is played if its methods (with all that is recorded), or its data, partition and network, have
-not been met before in any file; else the run that had those methods stands for it. Of a table with several axes every choice
-comes, each with the first choices of the other axes. A slow network is replaced by a small one, with BatchNorm; that each
-can be built and trained is the business of tests/models.
+size of a number, unless that is 0. So a cell is played if its methods (with all that is recorded), or its data,
+partition and network, have not been met before in any file; else the run that had those methods stands for it. Of a table
+with several axes every choice comes, each with the first choices of the other axes. A slow network is replaced by a small
+one, with BatchNorm; that each can be built and trained is the business of tests/models. But every cell's methods are asked
+whether they fit the network that the file names, and its layers are those that a score must find.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from __future__ import annotations
 import itertools
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -20,20 +21,29 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from conftest import OPTIONS, play
 from safetensors.numpy import save_file
-from test_configs import OF_PAPERS, label, without_table
+from test_configs import CONFIGS, OF_PAPERS, commands, label, without_table
+from torch import nn
+from typer.testing import CliRunner
 
 from raysim.analysis import MEASURES
 from raysim.analysis.measure import write
-from raysim.config import Config, ConfigError, from_dict, name_in, to_dict
+from raysim.cli.app import app
+from raysim.config import STACKS, Config, ConfigError, from_dict, name_in, to_dict
+from raysim.core.layers import LayerMap
 from raysim.data import SOURCES, Dataset
 from raysim.federation.saved import SavedRun
-from raysim.report import NoData
+from raysim.models import Inputs, build
+from raysim.report import NoData, summary
+from raysim.report.canvas import Canvas
 from raysim.report.figures import FIGURES, Portrait, draw
 from raysim.report.runs import Run
-from raysim.sweep.grid import runs
+from raysim.sweep.grid import Point, runs
 from raysim.sweep.items import Cell, Item
+from raysim.sweep.scores import SCORES, Measure, key_of
+from raysim.sweep.table import shown
 from raysim.sweep.text import table_text
 
 SHAPES = {  # of a sample, classes, and natural clients
@@ -48,11 +58,14 @@ SHAPES = {  # of a sample, classes, and natural clients
     "ag_news": ((20,), 4, 0),
     "sogou_news": ((20,), 5, 0),
     "amazon_review.npz": ((5000,), 2, 4),
+    "cifar10_subset": ((3, 32, 32), 10, 0),
+    "ag_news_subset": ((20,), 4, 0),
 }
+ROUNDS = 2  # of a run here, so that methods meet what they remember
 PLAIN = {"simple_cnn", "lenet", "alexnet", "mlp", "fedavg_cnn", "amazon_mlp", "vit"}  # networks without BatchNorm
 STEPS = 14  # epochs of what learns on the server: of FedLAW's SWA half are averaged from the seventh on
 
-MEASURED: dict[str, dict[str, Any]] = {"hessian": {"rounds": (1,), "top": 5}, "simplex": {"rounds": (1,)}}
+MEASURED: dict[str, dict[str, Any]] = {"hessian": {"rounds": (0, 1), "top": 5}, "simplex": {"rounds": (1,)}}
 
 
 @cache
@@ -72,19 +85,28 @@ def handful(name: str) -> Dataset:
     return Dataset(name, x, y, n // 2, tuple(map(str, range(classes))), natural, **kind)
 
 
+@cache
+def crowd(name: str) -> Dataset:
+    """As many samples as a split needs that nobody trains on: blank ones."""
+    shape, classes, _ = SHAPES[name]
+    y = np.arange(20_000) % classes
+    return Dataset(name, np.zeros((len(y), *shape), np.uint8), y, len(y) // 2, tuple(map(str, range(classes))))
+
+
 def named(source: Any) -> str:
     """cifar10, or the folder that a source reads."""
     return str(getattr(source, "path", "") or name_in(SOURCES, source))
 
 
 def shrunk(config: Config) -> dict[str, Any]:
-    """The configuration for a handful of samples: two rounds, so that methods meet what they remember."""
+    """The configuration for a handful of samples and `ROUNDS`."""
     raw = to_dict(config)
     shape, _, _ = SHAPES[named(config.data.name)]
-    raw["rounds"] |= {"total": 2, "evaluate_every": 2, "checkpoint_every": 100}
+    raw["rounds"] |= {"total": ROUNDS, "evaluate_every": 1, "checkpoint_every": 100}
     raw["local"] |= {"epochs": 1, "batch_size": 64}
     raw["engine"] = {"local": {"device": "cpu"}}
     raw["data"] |= {"allow_empty_clients": True, "root": None}
+    raw["data"]["client_val_frac"] = min(0.2, raw["data"]["client_val_frac"])
     raw["data"]["proxy"] |= {"samples": min(20, raw["data"]["proxy"]["samples"])}
     raw["model"] |= {"init": None}
     if raw["model"]["name"] in PLAIN:
@@ -117,25 +139,25 @@ def read(raw: dict[str, Any], clients: int | None) -> Config:
 
 
 def alike(value: Any) -> Any:
-    """`value` without its numbers: what they leave is what a run does."""
+    """`value` with the signs of its numbers: what they leave is what a run does, and 0 often turns something off."""
     if isinstance(value, dict):
         return {key: alike(one) for key, one in value.items()}
     if isinstance(value, list):
         return [alike(one) for one in value]
-    return 0 if isinstance(value, int | float) and not isinstance(value, bool) else value
+    return int(np.sign(value)) if isinstance(value, int | float) and not isinstance(value, bool) else value
 
 
-def chosen(item: Item) -> list[tuple[Cell, Sequence[Any]]]:
+def chosen(item: Item, scale: str) -> dict[Cell, Sequence[Any]]:
     """Cells in which every choice and every special setting comes at least once."""
-    columns, rows = item.table.axes()
+    columns, rows = item.axes(scale)
     first = {next(iter(axis)) for axis in (*columns, *rows)}
-    special = [set(cells.of) for cells in item.table.cells]
-    found = []
-    for cell, choices in item.plan("full", (8,), ()).items():
+    special = [set(cells.of) for cells in (*item.table.cells, *item.table.scales[scale].cells)]
+    found = {}
+    for cell, choices in item.plan(scale, (8,), ()).items():
         names = {*cell.row, *cell.column}
         met = [of for of in special if of <= names]
         if len(names - first) < 2 or met:
-            found.append((cell, choices))
+            found[cell] = choices
             special = [of for of in special if of not in met]
     return found
 
@@ -163,7 +185,8 @@ def run_of(config: Config, played: dict[str, Path], folder: Path) -> Path:
     raw["name"] = ""
     data, model = raw.pop("data"), raw.pop("model")
     materials = json.dumps([held, data["partition"], data["client_test_frac"], model["name"]], sort_keys=True)
-    methods = json.dumps([raw, data["proxy"], model["bn_stats"], len(held[0])], sort_keys=True)
+    everyone = config.rounds.participation == 1
+    methods = json.dumps([raw, everyone, data["proxy"], model["bn_stats"], len(held[0])], sort_keys=True)
     if methods not in played or materials not in played:
         if (materials in played or raw["record"]["trace"]) and len(held[0]) == 3 and not held[2]:
             changed["data"]["name"] = "mnist"  # the quickest images, for the measures of traced runs above all
@@ -172,23 +195,87 @@ def run_of(config: Config, played: dict[str, Path], folder: Path) -> Path:
     return played[methods]
 
 
-def drawn(item: Item, folders: Sequence[Path]) -> None:
+@cache
+def network(model: str, options: str, inputs: Inputs, *layers: Any) -> tuple[nn.Module, LayerMap]:
+    """A model without its numbers, and its layers."""
+    with torch.device("meta"):
+        built = build(model, inputs, **json.loads(options))
+    return built, LayerMap.of(built, *layers)
+
+
+def network_of(config: Config) -> tuple[nn.Module, LayerMap]:
+    """The model that the configuration names, which a run here may not have."""
+    model, data = to_dict(config)["model"], handful(named(config.data.name))
+    inputs = Inputs(data.sample_shape, data.outputs, data.vocab)
+    return network(model["name"], json.dumps(model["options"]), inputs, model["layer_by"], tuple(model["blocks"]))
+
+
+def score(measure: Measure, config: Config, run: Run, rival: Run | None) -> float | None:
+    """What the run of a cell came to: None where it has nothing, and where the configuration's own run could not have it.
+
+    A score that asks for more than two rounds gets what they have: of a window the rounds up to the last one, and in place
+    of bytes that are never sent those that were.
+    """
+    name, argument, options = key_of(measure)
+    total, possible = config.rounds.total, True
+    match name:
+        case "note":
+            first, last = options.get("rounds", (0, 0))
+            layers = network_of(config)[1].names if "layers" in options else ()
+            possible = first < total and (not layers or any(re.search(options["layers"], layer) for layer in layers))
+            short = {"rounds": (min(first, ROUNDS - 1), min(last, ROUNDS - 1)), "layers": "."}
+            options = {option: short[option] for option in options}
+        case "gap":  # with itself every run has one
+            possible, argument = rival is not None and rival is not run, (rival,)
+        case "accuracy after":
+            tested = {total, *range(0, total, config.rounds.evaluate_every)}
+            possible, argument = argument[0] in tested, (ROUNDS,)
+        case "converged":
+            possible, argument = argument[0] < total, (0,)
+        case "error at MB":
+            models = total * config.rounds.cohort_size(config.clients or 0)
+            possible = argument[0] <= 4e-6 * network_of(config)[1].P * models
+            argument = (summary.total(run, "MB up"),)
+        case "MB to error":  # a handful of samples teaches nothing
+            argument = (100,)
+    return SCORES[name][0](run, *argument, **options) if possible else None
+
+
+def has(measure: Measure, cell: Cell, points: Mapping[Cell, Point], opened: Mapping[Path, Run]) -> bool:
+    """Whether a cell has a number."""
+    _, argument, _ = key_of(measure)
+    at = {(shown(other.row), other.column): opened[point.folder] for other, point in points.items()}
+    run, rival = at[shown(cell.row), cell.column], at.get((*argument, cell.column)) if argument else None
+    found = score(measure, points[cell].config, run, rival)
+    return found is not None and np.isfinite(found)
+
+
+def misfits(config: Config) -> list[str]:
+    """What the methods have against the network that the file names."""
+    model, layers = network_of(config)
+    classes = SHAPES[named(config.data.name)][1]
+    return [fault for stack in STACKS for one in getattr(config, stack) if (fault := one.fits(model, layers, classes))]
+
+
+def drawn(item: Item, runs: Sequence[Run]) -> None:
     """Draw all that the file names: what nobody has the data for fails."""
-    words = " ".join(item.table.items.values())
-
-    def named_after(verb: str) -> list[str]:
-        lists = re.findall(rf"raysim {verb} ((?:[\w:.-]+, )*[\w:.-]+)", words)
-        return [name for names in lists for name in names.split(", ")]
-
-    measures = named_after("measure")
-    for name in measures:
-        write(name, MEASURES[name](**OPTIONS[name] | MEASURED.get(name, {})), SavedRun(folders[-1]))
-    runs = [Run(folder) for folder in folders]
-    for name in named_after("plot") + measures:
-        if isinstance(FIGURES[name.partition(":")[0]], Portrait):
-            assert any(shows(name, run) for run in reversed(runs)), f"no run has the data for {name}"
-        else:
-            draw(name, runs)
+    for command in commands(item):
+        match command:
+            case ["measure", name, *_]:
+                write(name, MEASURES[name](**OPTIONS[name] | MEASURED.get(name, {})), SavedRun(runs[-1].folder))
+                runs = [Run(run.folder) for run in runs]
+            case ["plot", name, *_]:
+                if isinstance(FIGURES[name.partition(":")[0]], Portrait):
+                    assert any(shows(name, run) for run in reversed(runs)), f"no run has the data for {name}"
+                else:
+                    draw(name, runs)
+            case ["data", "show", *_]:
+                with pytest.MonkeyPatch.context() as patch:
+                    for source in SOURCES.values():
+                        patch.setattr(source, "load", lambda self, root: crowd(named(self)))
+                    patch.setattr(Canvas, "save", lambda self, path: None)  # takes most of the time, as of every figure
+                    done = CliRunner().invoke(app, command)
+                assert done.exit_code == 0 and "\nchart" in done.output, done.output
 
 
 def shows(name: str, run: Run) -> bool:
@@ -200,19 +287,48 @@ def shows(name: str, run: Run) -> bool:
     return True
 
 
+def check(item: Item, played: dict[str, Path], folder: Path) -> None:
+    """Play the cells of every scale. Each heading must have a number, and whatever the file names must be drawn."""
+    copy = folder / item.path.name
+    copy.write_text(without_table(item.path), encoding="utf-8")
+    opened: dict[Path, Run] = {}
+    for scale in item.table.scales:
+        cells = chosen(item, scale)
+        found = dict(zip(cells, runs(copy, cells.values(), folder / "runs" / scale), strict=True))
+        assert not [fault for point in found.values() for fault in misfits(point.config)]
+        points = {
+            cell: replace(point, folder=run_of(point.config, played, point.folder)) for cell, point in found.items()
+        }
+        opened |= {point.folder: Run(point.folder) for point in points.values() if point.folder not in opened}
+        assert "| " in table_text(item, points, scale, ())
+        for heading, measure in item.table.headings(scale).items():
+            assert any(has(measure, cell, points, opened) for cell in points), f"{scale}: no cell has {heading!r}"
+    drawn(item, list(opened.values()))
+
+
 @pytest.mark.filterwarnings("ignore:pfedme", "error:.*model.bn_stats")
 @pytest.mark.parametrize("path", OF_PAPERS, ids=label)
 def test_cells_play_and_what_the_file_names_is_drawn(path: Path, played: dict[str, Path], tmp_path: Path) -> None:
-    item = Item(label(path), path)
-    copy = tmp_path / path.name
-    copy.write_text(without_table(path), encoding="utf-8")
-    cells = chosen(item)
-    found = runs(copy, [choices for _, choices in cells], tmp_path / "runs")
-    points = {
-        cell: replace(point, folder=run_of(point.config, played, point.folder))
-        for (cell, _), point in zip(cells, found, strict=True)
-    }
-    folders = list(dict.fromkeys(point.folder for point in points.values()))
-    for scale in item.table.scales:
-        assert "| " in table_text(item, points, scale, ())
-    drawn(item, folders)
+    check(Item(label(path), path), played, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("name", "right", "wrong", "fault"),
+    [
+        ("fedlaw/figure7", "instruments: [heterogeneity]", "instruments: []", "no cell has 'last overlap of classes'"),
+        ("fedlws/table12", "layers: attention", "layers: atention", "full: no cell has 'attention'"),
+        ("fedlws/table12", "rounds: [0, 9]", "rounds: [10, 19]", "small: no cell has 'all layers'"),
+        ("fedlws/figure1b", "decrement: 0.01", "decrement: 0.3", "gamma of the last of 5 layers would be -0.2"),
+    ],
+)
+def test_what_is_wrong_is_found(
+    name: str, right: str, wrong: str, fault: str, played: dict[str, Path], tmp_path: Path
+) -> None:
+    """Though the configuration is valid."""
+    text = (CONFIGS / f"{name}.yaml").read_text(encoding="utf-8")
+    assert right in text
+    broken = tmp_path / "broken.yaml"
+    broken.write_text(text.replace(right, wrong), encoding="utf-8")
+    (tmp_path / "out").mkdir()
+    with pytest.raises(AssertionError, match=re.escape(fault)):
+        check(Item(name, broken), played, tmp_path / "out")
