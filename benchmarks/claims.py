@@ -2,9 +2,11 @@
 
     raysim reproduce fedlws/table1 --scale medium --parallel 2 --out runs/fedlws
     python benchmarks/claims.py fedlws/table1 --out runs/fedlws --pair "FedProx + LWS" FedProx
+    python benchmarks/claims.py --out runs/sweep --pair fedlaw no-weighting     # of a sweep, by its folders' names
 
-Each row is held against the first one, those named by --pair against another, or several. The interval is that of a paired t test
-(docs/papers/protocol.md). Writes the table, the differences and every seed's number to benchmarks/results/.
+A row named by --pair is held against another, or several, and all else against the first that is not so named. The
+interval is that of a paired t test (docs/papers/protocol.md). Writes the table, the differences and every seed's number to
+benchmarks/results/.
 """
 
 from __future__ import annotations
@@ -24,9 +26,15 @@ from typing import Any
 from scipy.stats import ttest_rel
 
 from raysim.config import ConfigError
+from raysim.report.runs import Run
+from raysim.report.summary import OverSeeds
 from raysim.store.manifest import manifest
-from raysim.sweep.items import find
+from raysim.sweep.grid import Point
+from raysim.sweep.items import Cell, Item, find
+from raysim.sweep.scores import SCORES
 from raysim.sweep.text import sheets, table_text
+
+Scores = dict[str, dict[str, dict[int, float]]]  # by heading, row and seed
 
 
 def difference(a: Mapping[int, float], b: Mapping[int, float]) -> dict[str, Any]:
@@ -40,57 +48,80 @@ def difference(a: Mapping[int, float], b: Mapping[int, float]) -> dict[str, Any]
     return {"differences": found, "mean": statistics.mean(found), "interval": interval}
 
 
+def of_table(item: Item, points: Mapping[Cell, Point], scale: str) -> Scores:
+    """What a reproduced table says."""
+    return {
+        " ".join(filter(None, (sheet.title, column.heading))): {
+            row: {seed: score for seed, score in entry.by_seed.items() if math.isfinite(score)}
+            for row, entry in zip(sheet.rows, column.entries, strict=True)
+        }
+        for sheet in sheets(item, points, scale)
+        for column in sheet.columns
+    }
+
+
+def of_sweep(out: Path) -> tuple[str, Scores, list[Path]]:
+    """What the runs of a sweep came to, as a table and as numbers, and their folders; a row is named as they are."""
+    folders = sorted(path.parent for path in out.glob("*-seed*/result.json"))
+    scores: Scores = {}
+    for folder in folders:
+        row, _, seed = folder.name.rpartition("-seed")
+        for name in ("last10", "final", "best"):
+            of, heading = SCORES[name]
+            if (score := of(Run(folder))) is not None:
+                scores.setdefault(heading, {}).setdefault(row, {})[int(seed)] = score
+    lines = ["| | " + " | ".join(scores) + " |", "|-" * (len(scores) + 1) + "|"]
+    for row in dict.fromkeys(row for of_row in scores.values() for row in of_row):
+        said = [OverSeeds.of([*of_row.get(row, {}).values()]).show(2) for of_row in scores.values()]
+        lines.append(f"| {row} | {' | '.join(said)} |")
+    return "\n".join(lines), scores, folders
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("item")
+    parser.add_argument("item", nargs="?", help="a table; without, --out is a sweep")
     parser.add_argument("--out", type=Path, required=True, help="where the runs are")
     parser.add_argument("--scale", default="medium")
     parser.add_argument("--pair", nargs=2, action="append", default=[], metavar=("ROW", "AGAINST"))
     parser.add_argument("--set", action="append", default=[], help="with which the runs were played")
     parser.add_argument("--seeds", type=int, nargs="*", default=[])
     args = parser.parse_args()
-    try:
-        item = find(args.item)
-        points = item.runs(args.scale, args.seeds, args.set, args.out)
-    except ConfigError as error:
-        parser.error(str(error))
-    finished = [point for point in points.values() if point.finished]
-    if not finished:
-        parser.error(f"no run of {args.item} has ended in {args.out}")
+    if args.item:
+        try:
+            item = find(args.item)
+            points = item.runs(args.scale, args.seeds, args.set, args.out)
+        except ConfigError as error:
+            parser.error(str(error))
+        table, scores = table_text(item, points, args.scale, args.set), of_table(item, points, args.scale)
+        folders, planned = [point.folder for point in points.values() if point.finished], len(points)
+    else:
+        table, scores, folders = of_sweep(args.out)
+        planned = len({*args.out.glob("*-seed*/config.yaml")})
+    if not folders:
+        parser.error(f"no run has ended in {args.out}")
     against: dict[str, list[str]] = {}
     for row, other in args.pair:
         against.setdefault(row, []).append(other)
-    found, rows = [], {" ".join(cell.row) for cell in points}
+    found, rows = [], {row for of_row in scores.values() for row in of_row}
     for row in {*itertools.chain(*args.pair)} - rows:
         parser.error(f"--pair: there is no row {row!r}. There are {', '.join(sorted(rows))}.")
-    lines = [
-        table_text(item, points, args.scale, args.set),
-        "",
-        "| | against | score | difference | 95 % interval |",
-        "|-|-|-|-|-|",
-    ]
-    for sheet in sheets(item, points, args.scale):
-        for column in sheet.columns:
-            scores = {
-                row: {seed: score for seed, score in entry.by_seed.items() if math.isfinite(score)}
-                for row, entry in zip(sheet.rows, column.entries, strict=True)
-            }
-            pairs = [(row, other) for row in sheet.rows[1:] for other in against.get(row, sheet.rows[:1])]
-            for row, other in pairs:
-                if not scores[row].keys() & scores[other].keys():  # not played yet, or a method without this score
-                    continue
-                of = difference(scores[row], scores[other])
-                score = " ".join(filter(None, (sheet.title, column.heading)))
-                found.append({"row": row, "against": other, "score": score, **of})
-                interval = " to ".join(f"{end:+.2f}" for end in of["interval"] or ()) or "one seed"
-                lines.append(f"| {row} | {other} | {score} | {of['mean']:+.2f} | {interval} |")
+    lines = [table, "", "| | against | score | difference | 95 % interval |", "|-|-|-|-|-|"]
+    for heading, by_row in scores.items():
+        first = next(row for row in by_row if row not in against)
+        for row, other in [(row, other) for row in by_row for other in against.get(row, [first]) if row != other]:
+            if not by_row[row].keys() & by_row[other].keys():  # not played yet, or a method without this score
+                continue
+            of = difference(by_row[row], by_row[other])
+            found.append({"row": row, "against": other, "score": heading, **of})
+            interval = " to ".join(f"{end:+.2f}" for end in of["interval"] or ()) or "one seed"
+            lines.append(f"| {row} | {other} | {heading} | {of['mean']:+.2f} | {interval} |")
     text = "\n".join(lines)
     print(text)
-    name = f"claims-{args.item.replace('/', '-')}-{time.strftime('%Y-%m-%dT%H%M')}"
+    name = f"claims-{(args.item or args.out.name).replace('/', '-')}-{time.strftime('%Y-%m-%dT%H%M')}"
     stem = Path(__file__).parent / "results" / name
     told = {
-        "command": shlex.join(sys.argv), "runs": f"{len(finished)} of {len(points)}", "pairs": found,
-        "results": {point.name: json.loads((point.folder / "result.json").read_text()) for point in finished},
+        "command": shlex.join(sys.argv), "runs": f"{len(folders)} of {planned}", "pairs": found,
+        "results": {folder.name: json.loads((folder / "result.json").read_text()) for folder in folders},
         "machine": manifest("", 0, {}),
     }  # fmt: skip
     stem.with_suffix(".json").write_text(json.dumps(told, indent=1) + "\n")

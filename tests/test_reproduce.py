@@ -253,6 +253,17 @@ def test_a_scale_may_have_rows_of_its_own(item: Item) -> None:
         find("toy/table1").runs("medium", (), (), Path("out"))
 
 
+def test_rows_and_columns_may_be_named(item: Item) -> None:
+    found = item.runs("full", [8], (), Path("o"), ["slow", "FedAvg", "FedProx", "digits"])
+    assert [(cell.row, cell.column) for cell in found] == [
+        (("FedAvg",), ("digits", "slow"))
+    ]  # FedProx has no slow cell
+    assert len(item.runs("small", [8], (), Path("o"), ["fast"])) == 2  # the rows that the scale has
+    done = reproduce("toy/table1", "--scale", "small", "--only", "fastt")
+    message = "--only: toy/table1 has no row or column 'fastt'. Did you mean 'fast'? There are digits, slow, fast,"
+    assert (done.exit_code, done.stderr.startswith(message)) == (2, True)
+
+
 def test_an_option_of_a_method_reaches_the_runs_that_have_it(item: Item) -> None:
     """It made FedAvg's row FedLWS as well, where the rows differed in something else."""
     changes = ["server.1.fedlws.beta=0.7", "local.batch_size=8"]  # at any place

@@ -76,6 +76,9 @@ def reproduce(
     listed: Annotated[bool, typer.Option("--list", help="Name them all, and the data they need.")] = False,
     scale: Annotated[Scale, typer.Option(help="The paper's, a smoke run, or a night's comparison.")] = Scale.full,
     data: Annotated[Path | None, typer.Option(metavar="DIR", help="Where the data are; default: RAYSIM_DATA.")] = None,
+    only: Annotated[
+        list[str] | None, typer.Option(metavar="NAME", help="This row or column alone, or those so named.")
+    ] = None,
     seeds: Seeds = "",
     overrides: Overrides = None,
     out: Annotated[
@@ -102,7 +105,7 @@ def reproduce(
         root = [f"data.root={json.dumps(str(data), ensure_ascii=False)}"] if data else []
         changes = [*root, *(overrides or ())]
         folder = out or Path("runs", "reproduce", f"{item.replace('/', '_')}-{scale}")
-        points = chosen.runs(scale, seed_numbers(seeds), changes, folder)
+        points = chosen.runs(scale, seed_numbers(seeds), changes, folder, only or ())
         status = play_all(list(points.values()), address, runs_at_once(parallel))
         if any(point.finished for point in points.values()):
             print(f"\n{table_text(chosen, points, scale, overrides or ())}")

@@ -54,24 +54,30 @@ class Item:
         name, what = next(iter(self.table.items.items()))
         return f"{paper}, {name}: {what.partition(' (')[0]}"  # what follows is the command for a figure
 
-    def axes(self, scale: str) -> tuple[list[Axis], list[Axis]]:
-        """Columns' and rows', as far as they are played."""
-        only = self.table.scales[scale].only
+    def axes(self, scale: str, only: Collection[str] = ()) -> tuple[list[Axis], list[Axis]]:
+        """Columns' and rows', as far as they are played: of those that the scale has, the choices in `only`, where an axis
+        has one of them."""
         columns, rows = (
-            [{name: axis[name] for name in axis if name in only} or axis for axis in axes]
+            [_part(_part(axis, self.table.scales[scale].only), only) for axis in axes]
             for axes in self.table.axes(scale)
         )
         return columns, rows
 
-    def plan(self, scale: str, seeds: Sequence[int], changes: Sequence[str]) -> dict[Cell, list[Choice]]:
-        """The choices that make each run, all cells of a seed before those of the next. `changes` are `path=value`.
+    def plan(
+        self, scale: str, seeds: Sequence[int], changes: Sequence[str], only: Sequence[str] = ()
+    ) -> dict[Cell, list[Choice]]:
+        """The choices that make each run, all cells of a seed before those of the next. `changes` are `path=value`, `only`
+        are names of rows and columns.
 
-        Raises `ConfigError` where the table has no such scale.
+        Raises `ConfigError` where the table has no such scale, row or column.
         """
         table = self.table
         if scale not in table.scales:
             raise ConfigError(f"{self.name} has no scale {scale}. There are {', '.join(table.scales)}.")
-        scaled, (columns, rows) = table.scales[scale], self.axes(scale)
+        there = [name for axis in itertools.chain(*self.axes(scale)) for name in axis]
+        if unknown := [name for name in only if name not in there]:
+            raise ConfigError(f"--only: {self.name} has no row or column {unknown[0]!r}.{nearest(unknown[0], there)}")
+        scaled, (columns, rows) = table.scales[scale], self.axes(scale, only)
         settings, reached = ("", overrides(scaled.set)), Reached()
         axes = [choices(axis) for axis in (*columns, *rows)]
         planned = {}
@@ -90,10 +96,17 @@ class Item:
         reached.check()
         return planned
 
-    def runs(self, scale: str, seeds: Sequence[int], changes: Sequence[str], out: Path) -> dict[Cell, Point]:
-        """Raises `ConfigError` where a cell cannot be run, such as for want of its data, or there is no such scale."""
-        planned = self.plan(scale, seeds, changes)
+    def runs(
+        self, scale: str, seeds: Sequence[int], changes: Sequence[str], out: Path, only: Sequence[str] = ()
+    ) -> dict[Cell, Point]:
+        """Raises `ConfigError` as `plan`, and where a cell cannot be run, such as for want of its data."""
+        planned = self.plan(scale, seeds, changes, only)
         return dict(zip(planned, runs(self.path, planned.values(), out), strict=True))
+
+
+def _part(axis: Axis, only: Collection[str]) -> Axis:
+    """The choices of an axis that `only` names, or all."""
+    return {name: axis[name] for name in axis if name in only} or axis
 
 
 def items() -> dict[str, Item]:
