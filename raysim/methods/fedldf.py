@@ -22,8 +22,8 @@ class FedLDF(Weighting):
     The divergence ‖w_k^l − w_g^l‖ may be recorded relative to √P_l (`l2_rms`) or to ‖w_g^l‖ (`relative`), so that
     layers can be compared. The ranking of clients within a layer is the same, and so is the model.
 
-    The clients that move most, often those with many samples, are chosen again and again. The model then takes longer steps
-    than FedAvg's: where it swings or does not learn, lower `local.lr`.
+    The clients that move most, often those with many samples, are chosen again and again. The model then takes
+    longer steps than FedAvg's: where it swings or does not learn, lower `local.lr`.
     """
 
     top_n: int
