@@ -571,6 +571,18 @@ def test_cifar_is_downloaded_when_a_checksum_is_wrong(tmp_path, monkeypatch):
         CIFAR10().load(tmp_path)
 
 
+@pytest.mark.parametrize(("source", "reads"), [(CIFAR10(), "load"), (Torchvision("CIFAR10"), "open")])
+def test_only_what_is_absent_is_fetched(source, reads, tmp_path, monkeypatch):
+    asked = []
+    monkeypatch.setattr(type(source), reads, lambda self, root: asked.append(root))
+    source.fetch(tmp_path)
+    assert asked == [tmp_path]
+    (tmp_path / "cifar-10-batches-py").mkdir()
+    (tmp_path / "cifar-10-batches-py" / "data_batch_1").write_bytes(b"there")
+    source.fetch(tmp_path)
+    assert asked == [tmp_path]
+
+
 class Harmful:
     def __init__(self, call, *arguments):
         self.reduced = call, arguments
