@@ -64,6 +64,7 @@ class Machines:
             "RAY_TMPDIR": str(self.folder / "r"),
             "RAY_worker_niceness": "0",
             "RAY_DISABLE_IMPORT_WARNING": "1",
+            "RAY_raylet_start_wait_time_s": "60",  # Ray's own 30 s are too few for a busy machine
             # A machine that cannot be reached for so long is dead.
             "RAY_health_check_period_ms": "1000",
             "RAY_health_check_timeout_ms": "2000",

@@ -32,7 +32,7 @@ os.environ["RAY_TMPDIR"] = tempfile.mkdtemp(
 atexit.register(shutil.rmtree, os.environ["RAY_TMPDIR"], ignore_errors=True)
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # else each of the suite's many processes compiles raysim anew
 os.environ.setdefault("RAY_worker_niceness", "0")  # else a test's actors wait for the CPUs of all other tests
-os.environ.setdefault("RAY_raylet_start_wait_time_s", "300")  # a machine whose host is busy needs more than a minute
+os.environ.setdefault("RAY_raylet_start_wait_time_s", "120")  # a busy machine needs a minute, and a second attempt
 torch.set_num_threads(1)  # as in actors; hypothesis is neither random nor impatient, because machines may be busy
 os.fsync = lambda descriptor: None  # no test cuts the power, and waiting for the disk is half of a small run
 importlib.metadata.version = cache(importlib.metadata.version)  # no test installs a package, and a run asks for seven

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from pathlib import Path
 
 import pytest
@@ -40,11 +41,12 @@ def test_a_broken_device_ends_the_run_which_can_be_resumed(tmp_path: Path) -> No
     assert federation.sha256() == whole
 
 
-@pytest.mark.parametrize("room", [1000, 100_000])
+@pytest.mark.parametrize("room", [1000, 50_000])
 def test_a_full_device_is_not_a_clients_fault(room: int, tmp_path: Path) -> None:
     """Whether it is full before a client trains, or while it does: which it is depends on what was freed meanwhile."""
     federation = Federation(tiny(engine=DEVICE, rounds={"on_client_failure": "drop"}), tmp_path)
     federation.step()
+    gc.collect()  # of what other tests have left, or it is freed meanwhile and makes room
     emulated.set_memory(emulated.used() + room)
     with pytest.raises((MachineFailure, RoundFailed), match="out of memory"):
         federation.step()
