@@ -5,8 +5,8 @@
     python benchmarks/claims.py --out runs/sweep --pair fedlaw no-weighting     # of a sweep, by its folders' names
 
 A row named by --pair is held against another, or several, and all else against the first that is not so named. The
-interval is that of a paired t test (docs/papers/protocol.md). Writes the table, the differences and every seed's number to
-benchmarks/results/.
+interval is that of a paired t test (docs/papers/protocol.md). Writes the table, the differences, every seed's number and
+the settings to benchmarks/results/.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import shlex
 import statistics
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -77,6 +77,12 @@ def of_sweep(out: Path) -> tuple[str, Scores, list[Path]]:
     return "\n".join(lines), scores, folders
 
 
+def shared_settings(folders: Sequence[Path]) -> dict[str, Any]:
+    """Those that have the same value in all runs, by their paths."""
+    first, *others = (Run(folder).settings for folder in folders)
+    return {path: value for path, value in first.items() if all(other.get(path) == value for other in others)}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("item", nargs="?", help="a table; without, --out is a sweep")
@@ -121,6 +127,7 @@ def main() -> None:
     stem = Path(__file__).parent / "results" / name
     told = {
         "command": shlex.join(sys.argv), "runs": f"{len(folders)} of {planned}", "pairs": found,
+        "settings of all runs": shared_settings(folders),
         "results": {folder.name: json.loads((folder / "result.json").read_text()) for folder in folders},
         "machine": manifest("", 0, {}),
     }  # fmt: skip
