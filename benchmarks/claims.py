@@ -70,7 +70,8 @@ def of_sweep(out: Path) -> tuple[str, Scores, list[Path]]:
             of, heading = SCORES[name]
             if (score := of(Run(folder))) is not None:
                 scores.setdefault(heading, {}).setdefault(row, {})[int(seed)] = score
-    lines = ["| | " + " | ".join(scores) + " |", "|-" * (len(scores) + 1) + "|"]
+    lines = ["What all runs share stands beside this file, in the .json, as “settings of all runs”.", ""]
+    lines += ["| | " + " | ".join(scores) + " |", "|-" * (len(scores) + 1) + "|"]
     for row in dict.fromkeys(row for of_row in scores.values() for row in of_row):
         said = [OverSeeds.of([*of_row.get(row, {}).values()]).show(2) for of_row in scores.values()]
         lines.append(f"| {row} | {' | '.join(said)} |")
