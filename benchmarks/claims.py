@@ -81,7 +81,7 @@ def of_sweep(out: Path) -> tuple[str, Scores, list[Path]]:
 def shared_settings(folders: Sequence[Path]) -> dict[str, Any]:
     """Those that have the same value in all runs, by their paths."""
     first, *others = (Run(folder).settings for folder in folders)
-    return {path: value for path, value in first.items() if all(other.get(path) == value for other in others)}
+    return {path: value for path, value in first.items() if all((path, value) in other.items() for other in others)}
 
 
 def main() -> None:
