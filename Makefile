@@ -2,12 +2,13 @@
 #   make quickstart    runs the main job
 #   make test          runs the tests
 #   make check         looks at the source: ruff, mypy
-# PYTHON=python3.13 makes the environment, VENV=FOLDER holds it. TORCH=cpu, or cu128, names the build of PyTorch's wheels.
+# PYTHON=python3.13 makes a new environment, and VENV=FOLDER is where it is. TORCH=cpu, or cu128, names the build of PyTorch's wheels.
 PYTHON ?= python3
 VENV ?= .venv
 TORCH ?=
 PIP = "$(VENV)/bin/python" -m pip install --quiet --disable-pip-version-check
 
+HERE = echo "== $(VENV), `"$(VENV)/bin/python" --version`"
 OLD = sys.exit('raysim needs Python 3.11 or newer, and $(PYTHON) is ' + sys.version.split()[0] + '. Name another: PYTHON=python3.12')
 PAIR = $(if $(TORCH),torch torchvision --index-url https://download.pytorch.org/whl/$(TORCH))
 
@@ -15,21 +16,20 @@ PAIR = $(if $(TORCH),torch torchvision --index-url https://download.pytorch.org/
 .DELETE_ON_ERROR:
 
 quickstart: $(VENV)/raysim
-	@echo "== raysim run configs/quickstart.yaml"
+	@$(HERE): raysim run configs/quickstart.yaml
 	@"$(VENV)/bin/raysim" run configs/quickstart.yaml
 
 test: $(VENV)/raysim-dev
-	@echo "== pytest: about six minutes on two cores"
-	@. "$(VENV)/bin/activate" && pytest -q -rfEs -n 2 --dist worksteal
+	@$(HERE): pytest, about six minutes on two cores
+	@. "$(VENV)/bin/activate" && pytest -q -n 2 --dist worksteal
 
 check: $(VENV)/raysim-dev
-	@echo "== ruff, mypy"
+	@$(HERE): ruff, mypy
 	@"$(VENV)/bin/ruff" check && "$(VENV)/bin/ruff" format --check && "$(VENV)/bin/mypy"
 
 $(VENV)/raysim: pyproject.toml
 	@"$(PYTHON)" -c "import sys; sys.version_info >= (3, 11) or $(OLD)"
-	@echo "== environment in $(VENV), with $$("$(PYTHON)" --version)"
-	@"$(PYTHON)" -m venv "$(VENV)"
+	@[ -x "$(VENV)/bin/pip" ] || { echo "== $(VENV), a new environment"; "$(PYTHON)" -m venv "$(VENV)"; }
 	@$(if $(PAIR),echo "== PyTorch ($(TORCH))" && $(PIP) $(PAIR))
 	@echo "== raysim; PyTorch with CUDA takes 6 GB, with TORCH=cpu 1 GB"
 	@$(PIP) -e ".[report]"

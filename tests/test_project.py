@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ast
 import re
+import shutil
+import subprocess
 import sys
 import tomllib
 from collections.abc import Iterator
@@ -89,6 +91,16 @@ def test_workflows_try_every_python_of_the_classifiers_and_a_browser() -> None:
     named = {one.rpartition(" ")[2] for one in PROJECT["classifiers"] if re.search(r":: 3\.\d+$", one)}
     assert set(workflow["jobs"]["test"]["strategy"]["matrix"]["python"]) == named
     assert workflow["env"]["RAYSIM_REQUIRE_BROWSER"] == "1"  # see tests/browser.py
+
+
+@pytest.mark.skipif(not shutil.which("make"), reason="needs make")
+def test_make_does_what_the_readme_says_for_pip(tmp_path: Path) -> None:
+    command = ["make", "-n", "quickstart", "test", "TORCH=cpu", f"VENV={tmp_path / 'new'}"]
+    made = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    [block] = re.findall(r"^```bash\npython3 -m venv.*\n((?:.+\n)+)```", (ROOT / "README.md").read_text("utf-8"), re.M)
+    commands = [re.split(r"  +#", line)[0].removeprefix("pip install ") for line in block.splitlines()]
+    assert len(commands) == 4
+    assert [command for command in commands if command not in made] == []
 
 
 @pytest.mark.parametrize("page", ["CONTRIBUTING.md", "CHANGELOG.md", "docs/decisions/README.md"])
