@@ -20,7 +20,7 @@ from torchvision import datasets
 import raysim
 from raysim.config import from_dict
 from raysim.data import DataError, load
-from raysim.data.sources import HuggingFace, Parquet, Torchvision
+from raysim.data.sources import HuggingFace, Parquet, Torchvision, vision
 
 EACH = 10
 
@@ -155,13 +155,14 @@ class Unkept(Kept):
 @pytest.mark.parametrize("kind", [Kept, Unkept])
 def test_data_sets_of_torchvision_by_name(tmp_path, monkeypatch, kind):
     monkeypatch.setattr(datasets, "Pictures", kind, raising=False)
+    monkeypatch.setattr(vision, "KNOWN", {"Pictures"})
     data = Torchvision("Pictures").load(tmp_path)
     assert data.x[:, 0, 0, 0].tolist() == [0, 1, 2, 100, 101, 102]
     assert data.y.tolist() == [0, 1, 0, 0, 1, 0]
     assert (data.train_rows, data.num_classes) == (3, 2)
     some = load(Torchvision("Pictures"), tmp_path, "stream")
     assert some.x[np.array([4, 1])][:, 0, 0, 0].tolist() == [101, 1]
-    assert "no data set 'Nothing'" in Torchvision("Nothing").check(tmp_path)
+    assert "'Nothing' is none of the data sets" in Torchvision("Nothing").check(tmp_path)
     with pytest.raises(DataError, match=r"Pictures cannot be made with .* Correct the options"):
         Torchvision("Pictures", {"year": 2020}).load(tmp_path)
 
@@ -174,6 +175,7 @@ def test_a_cache_looks_at_the_files_of_one_set_alone(tmp_path, monkeypatch):
         return load(Torchvision("Own"), tmp_path, cache=tmp_path / "cache").x.file
 
     monkeypatch.setattr(datasets, "Own", Own, raising=False)
+    monkeypatch.setattr(vision, "KNOWN", {"Own"})
     for file in (tmp_path / "own" / "pixels", tmp_path / "KMNIST" / "raw" / "train"):
         file.parent.mkdir(parents=True)
         file.write_bytes(b"1")

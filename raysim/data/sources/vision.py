@@ -17,12 +17,20 @@ from raysim.data.encoded import BATCH, Batch, Encoded
 from raysim.data.errors import DataError
 from raysim.data.sources.base import PREPROCESSING, EncodedSource, FileFacts, Normalise, files_below
 
+# Classes that give an image and a class, and whose readers run no pickle: one of LSUN's index would run whatever it asks for.
+KNOWN = {
+    "Caltech101", "Caltech256", "CLEVRClassification", "Country211", "DTD", "EMNIST", "EuroSAT", "FakeData",
+    "FashionMNIST", "FER2013", "FGVCAircraft", "Flowers102", "Food101", "GTSRB", "Imagenette", "ImageNet",
+    "INaturalist", "KMNIST", "LFWPeople", "MNIST", "Omniglot", "OxfordIIITPet", "PCAM", "Places365", "QMNIST",
+    "RenderedSST2", "SEMEION", "StanfordCars", "STL10", "SUN397", "SVHN", "USPS",
+}  # fmt: skip
+OWN_READER = {"CIFAR10": "cifar10", "CIFAR100": "cifar100"}  # torchvision's would run what their pickles ask for
 LABELS = ("targets", "labels", "_labels")  # where the data sets of torchvision keep them
 
 
 @dataclass(frozen=True)
 class Torchvision(EncodedSource):
-    """Any data set of torchvision with an image and a class for each sample, by its name there, such as SVHN or Flowers102."""
+    """A data set of torchvision with an image and a class for each sample, by its name there, such as SVHN or Flowers102."""
 
     name: str
     """The class in torchvision.datasets."""
@@ -41,9 +49,15 @@ class Torchvision(EncodedSource):
     def check(self, root: Path | None) -> str | None:
         from torchvision import datasets
 
-        found = getattr(datasets, self.name, None)
-        if not (isinstance(found, type) and issubclass(found, datasets.VisionDataset)):
-            return f"torchvision: there is no data set {self.name!r} in torchvision.datasets; correct the name."
+        if self.name in OWN_READER:
+            return f"torchvision: raysim reads {self.name} itself; write data.name: {OWN_READER[self.name]}."
+        if self.name not in KNOWN or not hasattr(datasets, self.name):
+            return (
+                f"torchvision: {self.name!r} is none of the data sets that raysim takes from there: "
+                f"{', '.join(sorted(KNOWN))}. Any other goes through @raysim.dataset()."
+            )
+        if "root" in self.options:
+            return "torchvision: root is no option; set data.root to the folder of the files."
         return None
 
     def fetch(self, root: Path | None) -> None:
