@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
 import urllib.error
 import urllib.request
@@ -17,6 +16,7 @@ from raysim.cli.app import app
 from raysim.cli.runs import age, last_score
 from raysim.paths import natural
 from raysim.report.watch import Watch, serving
+from raysim.store.lock import take
 
 
 def command(*args: object, **kwargs: object) -> Result:
@@ -79,14 +79,14 @@ def test_rm_asks_and_leaves_alone_what_is_no_run_or_is_being_played(
     assert (played / "r2").is_dir()
     assert command("rm", "runs", "--yes").exit_code == 1
     with (played / "half/.lock").open("a") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+        take(lock.fileno())
         refused = command("rm", "runs/r2", "runs/half", "--yes")
     assert refused.stderr == "runs/half: being played. Stop it first (Ctrl-C).\n"
     assert (played / "r2").is_dir()
     with (played / "half/.lock").open("a") as lock:
 
         def begun_meanwhile(_: str) -> bool:
-            fcntl.flock(lock, fcntl.LOCK_EX)
+            take(lock.fileno())
             return True
 
         monkeypatch.setattr("typer.confirm", begun_meanwhile)
@@ -131,7 +131,7 @@ def test_a_page_follows_runs_that_grow(played: Path, monkeypatch: pytest.MonkeyP
         with urllib.request.urlopen(address) as answer:
             assert answer.read().decode() == first
         with (played / "half/.lock").open("a") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
+            take(lock.fileno())
             with urllib.request.urlopen(address) as answer:
                 assert answer.headers["Refresh"] == "3"
         raysim.resume("runs/half", progress=False)

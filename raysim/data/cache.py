@@ -21,7 +21,7 @@ from raysim.data.dataset import Dataset
 from raysim.data.encoded import Encoded
 from raysim.data.errors import DataError
 from raysim.data.sources.base import EncodedSource, Source
-from raysim.store.atomic import creating, write_json
+from raysim.store.atomic import creating, open_to_append, write_json
 from raysim.version import __version__
 
 ABOUT = ("name", "train_rows", "classes", "scale", "mean", "std", "vocab")  # of a data set, what JSON holds
@@ -121,7 +121,7 @@ def _make(source: Source, root: Path | None, folder: Path) -> None:
 def _locked(folder: Path) -> Iterator[None]:
     """While this lasts, no other process makes `folder`."""
     folder.parent.mkdir(parents=True, exist_ok=True)
-    with folder.with_name(f".{folder.name}.lock").open("a") as lock:
+    with os.fdopen(open_to_append(folder.with_name(f".{folder.name}.lock")), "a") as lock:
         with suppress(OSError):  # a file system without locks: both make it, and the one that is done last is left
             fcntl.flock(lock, fcntl.LOCK_EX)
         yield

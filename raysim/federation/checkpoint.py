@@ -26,11 +26,17 @@ from typing_extensions import TypedDict
 
 from raysim.late import Tensor
 from raysim.paths import UnsafeName, below
-from raysim.store.atomic import as_safetensors, creating, subfolder, write_json
+from raysim.store.atomic import as_safetensors, creating, own_folder, remove_temporary, subfolder, write_json
 from raysim.store.documents import OPEN_SHAPE, DamagedFile, read_json
 from raysim.store.segments import SavedStates, Segment, SegmentEntry, SegmentWriter
 
 logger = logging.getLogger(__name__)
+
+# Nothing but these is ever removed. raysim 0.1 wrote into folders of a round, and of all clients.
+OWN = re.compile(
+    r"round-\d{6,}(-\d+)?\.(safetensors|states)|round-\d{6,}/server\.safetensors|states/client-\d+-round-\d+\.safetensors"
+)
+OLD = re.compile(r"round-\d{6,}|states")
 
 
 class CheckpointError(ValueError):
@@ -99,8 +105,9 @@ class Checkpoints:
         self.states = SavedStates()
         self._verified_last: tuple[int, dict[str, Any], SavedStates] | None = None  # what `latest` has found
         self._warned: set[int] = set()  # damaged checkpoints that were named
-        for temporary in self.folder.rglob(".*.tmp"):
-            temporary.unlink()
+        if own_folder(self.folder):
+            for temporary in self.folder.glob(".round-*.json.tmp"):
+                remove_temporary(temporary)
 
     def save(
         self,
@@ -255,11 +262,12 @@ class Checkpoints:
             except CheckpointError:  # an old one, damaged since: nothing can be loaded through it
                 continue
             mentioned.update(entry["file"] for entry in (manifest["server"], *manifest["segments"]))
-        for path in itertools.chain(self.folder.rglob("*.safetensors"), self.folder.glob("*.states")):
-            if path.relative_to(self.folder).as_posix() not in mentioned:
+        for path in [*self.folder.iterdir(), *self.folder.glob("*/*.safetensors")]:
+            name = path.relative_to(self.folder).as_posix()
+            if OWN.fullmatch(name) and name not in mentioned and not (path.is_dir() or path.parent.is_symlink()):
                 path.unlink()
-        for folder in self.folder.glob("*/"):  # in which an older raysim wrote
-            if not any(folder.iterdir()):
+        for folder in self.folder.glob("*/"):
+            if OLD.fullmatch(folder.name) and not folder.is_symlink() and not any(folder.iterdir()):
                 folder.rmdir()
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import fcntl
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -10,19 +10,21 @@ from typing import Any
 
 from raysim.config import Config, ConfigError, differences, fingerprint, load
 from raysim.paths import command
+from raysim.store.atomic import open_to_append
 from raysim.store.documents import read_result
+from raysim.store.lock import take
 from raysim.store.manifest import manifest, read_manifest
 
 
 @contextmanager
 def run_lock(folder: Path) -> Iterator[None]:
     """Hold the run in `folder`, which is made if need be, and removed where nothing was written. Raises
-    `ConfigError` where another process holds it."""
+    `ConfigError` where another process holds it, and `Foreign`."""
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / ".lock"
-    with path.open("a") as lock:
+    with os.fdopen(open_to_append(path), "a") as lock:
         try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            take(lock.fileno())
         except BlockingIOError:
             raise ConfigError(f"{folder}: another process is playing this run; wait until it has ended.") from None
         except OSError:  # a file system without locks

@@ -17,6 +17,7 @@ from raysim.federation.lock import finished_result, how_to_continue, machine_cha
 from raysim.late import nn
 from raysim.play.interrupts import Interrupts
 from raysim.play.launch import launcher
+from raysim.store.atomic import replacing
 from raysim.store.manifest import FAILED
 from raysim.store.tables import OPEN
 
@@ -163,6 +164,6 @@ class Simulation(Iterator[PlayedRound]):
             self.stop()
             refused = isinstance(error, ConfigError)  # what was asked for, and not what is there
             if isinstance(error, Exception) and not refused and (self.folder / "config.yaml").exists():
-                with suppress(OSError):  # which may be what the run failed of
-                    (self.folder / FAILED).write_text(f"{error}\n", encoding="utf-8")
+                with suppress(OSError), replacing(self.folder / FAILED) as path:  # the disk may be what it failed of
+                    path.write_text(f"{error}\n", encoding="utf-8")
             raise

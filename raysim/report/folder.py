@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -21,6 +20,7 @@ from raysim.report import NoData, ReportError
 from raysim.store import tables
 from raysim.store.atomic import write_json
 from raysim.store.documents import OPEN_SHAPE, checked, read_label, read_result, read_yaml
+from raysim.store.lock import is_held
 from raysim.store.manifest import FAILED, read_manifest
 from raysim.store.parts import DamagedTable
 
@@ -158,13 +158,8 @@ class RunFolder:
         """As far as the folder tells: a run on a machine whose locks do not reach ours counts as stopped."""
         if self.result is not None:
             return "finished"
-        try:
-            with (self.folder / ".lock").open() as lock:  # who runs it holds the lock, and we give ours back at once
-                fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except BlockingIOError:
+        if is_held(self.folder / ".lock"):
             return "running"
-        except OSError:  # no lock file, or a file system without locks
-            pass
         return "failed" if (self.folder / FAILED).exists() else "stopped"
 
     @property

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import json
 import os
+import stat
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -25,6 +26,14 @@ class FolderGone(OSError):
         return cls(f"{folder} is gone: it was removed or moved while files were written into it.")
 
 
+class Foreign(OSError):
+    """A link, a pipe or the like lies where raysim has a file or a folder of its own. The message is a sentence."""
+
+    @classmethod
+    def at(cls, path: Path, kind: str) -> Foreign:
+        return cls(f"{path} is no regular {kind}: raysim writes to no other. Remove it, and start again.")
+
+
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
     """Yield a temporary path. At the end that file is on disk and renamed to `path`; after an error nothing changes.
@@ -33,6 +42,8 @@ def replacing(path: Path) -> Iterator[Path]:
     """
     temporary = path.with_name(f".{path.name}.tmp")  # hidden: no reader's pattern matches it
     with undone_by_an_error(temporary, path):
+        remove_temporary(temporary)  # what a crash has left, or a link that leads elsewhere
+        os.close(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o666))
         yield temporary
         _sync(temporary)
         os.replace(temporary, path)
@@ -68,7 +79,7 @@ def undone_by_an_error(written: Path, path: Path) -> Iterator[None]:
     try:
         yield
     except BaseException as error:
-        if isinstance(error, FileExistsError):
+        if isinstance(error, FileExistsError | Foreign):
             raise
         written.unlink(missing_ok=True)
         if isinstance(error, Exception) and not path.parent.is_dir():
@@ -79,12 +90,48 @@ def undone_by_an_error(written: Path, path: Path) -> Iterator[None]:
 
 
 def subfolder(path: Path) -> Path:
-    """Make the folder `path`, if need be, inside one that is there. Raises `FolderGone`."""
+    """Make the folder `path`, if need be, inside one that is there. Raises `FolderGone`, and as `own_folder`."""
     try:
-        path.mkdir(exist_ok=True)
+        path.mkdir()
+    except FileExistsError:
+        own_folder(path)
     except FileNotFoundError:
         raise FolderGone.at(path.parent) from None
     return path
+
+
+def own_folder(path: Path) -> bool:
+    """Whether there is a folder `path`. Raises `Foreign` for anything else there, such as a link to a folder."""
+    try:
+        if not stat.S_ISDIR(path.lstat().st_mode):
+            raise Foreign.at(path, "folder")
+    except FileNotFoundError:
+        return False
+    return True
+
+
+def remove_temporary(path: Path) -> None:
+    """Remove what was not finished, if it is there; of a link the link alone. Raises `Foreign` for a folder."""
+    try:
+        path.unlink(missing_ok=True)
+    except OSError:
+        if path.is_dir():
+            raise Foreign.at(path, "file") from None
+        raise
+
+
+def open_to_append(path: Path) -> int:
+    """A descriptor of the file `path`, which is made if need be. Raises `Foreign` for a link, a pipe or the like."""
+    try:
+        descriptor = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666)
+    except OSError:
+        if path.is_symlink() or (path.exists() and not path.is_file()):
+            raise Foreign.at(path, "file") from None
+        raise
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise Foreign.at(path, "file")
+    return descriptor
 
 
 def _sync(path: Path) -> None:

@@ -19,7 +19,7 @@ from typing import NamedTuple
 import pyarrow as pa
 
 from raysim.late import pc, pq
-from raysim.store.atomic import replacing
+from raysim.store.atomic import own_folder, remove_temporary, replacing
 from raysim.store.documents import DamagedFile
 
 MERGE = 16
@@ -162,8 +162,9 @@ def trim(folder: Path, start_round: int) -> None:
     Wherever this is interrupted, no row of an earlier round is lost or doubled. Raises `DamagedTable` where an earlier
     round's rows cannot be read.
     """
-    for temporary in folder.glob(".*.tmp"):
-        temporary.unlink()
+    if own_folder(folder):
+        for temporary in folder.glob(".part-*.parquet.tmp"):
+            remove_temporary(temporary)
     parts = parts_of(folder)
     for superseded in set(_files(folder)) - set(parts):
         superseded.path.unlink()

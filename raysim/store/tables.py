@@ -174,8 +174,11 @@ def add_phase(name: str, about: str) -> None:
 
 def write_table(folder: Path, table: str, rows: pa.Table) -> None:
     """Write a table that is known as a whole, such as the partition; `read` finds it. Replaces an earlier one."""
-    inside = below(folder, table)
+    below(folder, table)
+    inside = Path(folder)
     inside.mkdir(parents=True, exist_ok=True)
+    for name in table.split("/"):
+        inside = subfolder(inside / name)
     parts.write(parts.Part.at(inside, 0, 0, 0, 0), rows)
 
 

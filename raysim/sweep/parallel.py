@@ -19,6 +19,7 @@ from raysim import machine
 from raysim.config import Config, LocalEngineConfig, RayEngineConfig, to_dict
 from raysim.engine.ray.placement import HOST_BYTES, Node, Resources
 from raysim.play.lines import fallbacks, scored
+from raysim.store.atomic import open_to_append
 from raysim.store.documents import read_result
 from raysim.sweep.grid import Point
 
@@ -139,7 +140,7 @@ def start(point: Point, address: str | None, share: Resources | None) -> tuple[s
         "address": address if on_ray else None, "resources": asdict(share) if share and on_ray else None,
     }  # fmt: skip
     point.folder.mkdir(parents=True, exist_ok=True)
-    log = (point.folder / LOG).open("a", encoding="utf-8")
+    log = os.fdopen(open_to_append(point.folder / LOG), "a", encoding="utf-8")
     process = subprocess.Popen(
         [sys.executable, "-m", "raysim.sweep.child"], stdin=subprocess.PIPE, stdout=log, stderr=log, text=True,
         process_group=0,  # a terminal's Ctrl-C reaches this process alone, which passes it on

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import itertools
 import json
 import math
@@ -48,6 +47,7 @@ from raysim.report.significance import holm, paired
 from raysim.report.summary import OverSeeds, summarise
 from raysim.store.atomic import write_json
 from raysim.store.documents import DamagedFile
+from raysim.store.lock import take
 from raysim.store.tables import Recorder, write_table
 
 NONE = np.nan
@@ -749,7 +749,7 @@ def test_a_run_is_running_finished_or_stopped(tmp_path: Path) -> None:
     run = by_hand(tmp_path / "a", [0.5], finished=False)
     assert (run.state, run.result) == ("stopped", None)
     with (run.folder / ".lock").open("a") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+        take(lock.fileno())
         assert run.state == "running"
         assert run.state == "running"  # the question has not changed the answer
     assert run.state == "stopped"

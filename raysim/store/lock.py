@@ -1,0 +1,32 @@
+"""A lock on a file: it ends with the process that took it, and others see it without taking it."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import struct
+from pathlib import Path
+
+FLOCK = struct.Struct("hhqqi4x")  # of 64-bit Linux: type, whence, start, length (0: to the end), process
+WHOLE = FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
+
+
+def take(descriptor: int) -> None:
+    """Lock the open file until it is closed. Raises BlockingIOError where another open file has the lock, and OSError
+    on a file system without locks."""
+    fcntl.fcntl(descriptor, fcntl.F_OFD_SETLK, WHOLE)
+
+
+def is_held(path: Path) -> bool:
+    """Whether an open file has the lock of `path`; False where that cannot be told."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+    except OSError:
+        return False
+    try:
+        found, *_ = FLOCK.unpack(fcntl.fcntl(descriptor, fcntl.F_OFD_GETLK, WHOLE))
+    except OSError:  # a file system without locks
+        return False
+    finally:
+        os.close(descriptor)
+    return bool(found != fcntl.F_UNLCK)
