@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import time
 from collections.abc import Sequence
 
 import numpy as np
@@ -26,9 +25,9 @@ def evaluate(engine: Engine, rows: np.ndarray) -> Score:
         calls = [Call(i, "evaluate", (engine.published, part)) for i, part in parts]
         return [one for result in engine.ask(calls) for one in result]
 
-    started = time.time()
+    started = engine.spec.clock.wall()
     scores = engine.retry_after_loss(score)
-    engine.spans += [Span(i, "evaluate", started, time.time()) for i, _ in parts]
+    engine.spans += [Span(i, "evaluate", started, engine.spec.clock.wall()) for i, _ in parts]
     # Batches are the same ones however they are shared, and are added in their order.
     return Score.total(scores)
 

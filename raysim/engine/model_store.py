@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -36,7 +35,9 @@ class HostedModels:
                     squared[block.start : block.stop, block.start :] = torch.from_numpy(row)
             return squared.triu(1) + squared.triu(1).T
 
-        started = time.time()
+        started = engine.spec.clock.wall()
         squared = engine.retry_after_loss(measure)
-        engine.spans += [Span(i, "distances", started, time.time()) for i, share in enumerate(shares) if share]
+        engine.spans += [
+            Span(i, "distances", started, engine.spec.clock.wall()) for i, share in enumerate(shares) if share
+        ]
         return squared

@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from raysim import machine
+from raysim.clock import CLOCK, Clock
 from raysim.config import STACKS, Config, ConfigError, LocalEngineConfig, name_in
 from raysim.config.schema import UntilConfig
 from raysim.core.layers import GroupingError, LayerMap
@@ -54,9 +55,11 @@ class RunParts:
         return (t + 1) % self.config.rounds.evaluate_every == 0 or t + 1 == self.server.rounds
 
 
-def build(config: Config, make_engine: MakeEngine, data: Dataset, partition: Partition) -> RunParts:
+def build(
+    config: Config, make_engine: MakeEngine, data: Dataset, partition: Partition, clock: Clock = CLOCK
+) -> RunParts:  # fmt: skip
     """Everything of a run before its first round. Raises `PlacementError` for what only the cluster can tell."""
-    spec = host_spec(config, data)
+    spec = replace(host_spec(config, data), clock=clock)
     server = Server(
         torch.empty(0), spec.network()[1], config.seed, config.rounds.total,
         Population(torch.from_numpy(partition.sizes), lambda: torch.from_numpy(partition.label_counts(data))),

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from raysim.clock import CLOCK, Clock
 from raysim.config import Config
 from raysim.core.event import Event
 from raysim.data import Dataset, Partition
@@ -22,14 +22,14 @@ from raysim.late import nn, torch
 
 
 class Stopwatch:
-    """Counts on from `before` inside its `with` blocks, by a clock that nobody sets."""
+    """Counts on from `before` inside its `with` blocks."""
 
-    def __init__(self, before: float):
-        self._before = before
+    def __init__(self, before: float, clock: Clock):
+        self._before, self._clock = before, clock
         self._began: float | None = None
 
     def __enter__(self) -> None:
-        self._began = time.monotonic()
+        self._began = self._clock.now()
 
     def __exit__(self, *_: object) -> None:
         self._before, self._began = self.seconds, None
@@ -37,7 +37,7 @@ class Stopwatch:
     @property
     def seconds(self) -> float:
         """Counted so far."""
-        return self._before + (0.0 if self._began is None else time.monotonic() - self._began)
+        return self._before + (0.0 if self._began is None else self._clock.now() - self._began)
 
 
 class Federation:
@@ -46,21 +46,22 @@ class Federation:
     def __init__(
         self, config: Config, out: Path, resume: bool = False, make_engine: MakeEngine = local_engine,
         partitioned: tuple[Dataset, Partition] | None = None, play: PlayRound = play_round,
+        clock: Clock = CLOCK,
     ):  # fmt: skip
         """Build the model and the engine, and write what is known before the first round. `partitioned` is what
-        `checked_data` returned, if it was called before; `play` plays a round.
+        `checked_data` returned, if it was called before; `play` plays a round; `clock` measures all seconds.
 
         With `resume`, go on from the last checkpoint in `out`. Raises what `prepare` raises, and `PlacementError` for
         what only the cluster can tell.
         """
         torch.set_num_threads(config.engine.threads)
-        self.config, self.folder, self.play = config, Path(out), play
+        self.config, self.folder, self.play, self.clock = config, Path(out), play, clock
         self.data, self.partition = partitioned or checked_data(config)
         check_network(config, self.data, self.partition)
         if resume:
             check_samples(self.folder, self.data, self.partition)
             check_init(self.folder, config)
-        self.run = build(config, make_engine, self.data, self.partition)
+        self.run = build(config, make_engine, self.data, self.partition, clock)
         if resume:
             check_device(self.folder, self.run.engine)
         self.spec, self.aggregator, self.cohort_size = self.run.spec, self.run.aggregator, self.run.cohort_size
@@ -73,7 +74,7 @@ class Federation:
         self.writer = Writer(self.run, self.folder, self.t)
         self.scoreboard = self.writer.scoreboard(self.t)
         self.engine.events += self.writer.missing_best(self.t, self.scoreboard)
-        self._stopwatch = Stopwatch(wall)
+        self._stopwatch = Stopwatch(wall, clock)
         self._unwritten: Callable[[], None] | None = None  # records of the last round
         self._setbacks, self._furthest = 0, self.t  # losses of states since the run got further than ever
         self.engine.publish(self.server.value, self.server.shared)
@@ -146,7 +147,7 @@ class Federation:
             self.engine.close()
 
     def _step(self) -> dict[str, Any]:
-        t, started = self.t, time.perf_counter()
+        t, started = self.t, self.clock.now()
         traced = self.tracer.wants(t)
         if traced:
             self.tracer.begin(t)
@@ -162,7 +163,7 @@ class Federation:
         events = done.events + self._events()
         events += [Event("run", complaint) for complaint in self.writer.sinks.complaints()]
         shown["messages"] = [event.message for event in events]
-        shown["seconds"] = time.perf_counter() - started
+        shown["seconds"] = self.clock.now() - started
         if self.scoreboard.add(t, shown, self.wall) and self.config.record.keep_best:
             self.writer.keep_best(t)
         self._write_later(done, shown, events)
@@ -183,7 +184,7 @@ class Federation:
 
     def _write_later(self, done: Round, shown: dict[str, Any], events: list[Event]) -> None:
         self.write_down()  # the round before, where nothing was trained meanwhile
-        finished = Finished(done, replace(self.server), shown, events, self.wall, time.time())
+        finished = Finished(done, replace(self.server), shown, events, self.wall, self.clock.wall())
         collect_logs = done.scheduler.close()
 
         def write() -> None:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 import numpy as np
 
+from raysim.clock import Clock
 from raysim.config import STACKS, name_in
 from raysim.core.cohort import AskedCohort
 from raysim.core.event import Event
@@ -77,7 +77,7 @@ def play_round(
     run: RunParts, t: int, *, trace: bool = False, while_training: Callable[[], None] = nothing
 ) -> Round:  # fmt: skip
     """Sample, broadcast, train, plan, reduce, transform, evaluate. One round is one thing, so this is one function."""
-    clock = Clock()
+    phases = Phases(run.spec.clock)
     server, engine, aggregator = run.server, run.engine, run.aggregator
     engine.grow()
     server.t, server.lr, server.notes = t, learning_rate(run, t), []
@@ -109,38 +109,38 @@ def play_round(
         visited, new_states = initialize(engine, info, others, sent)
         events += check_visited(visited, engine.nodes, f"round {t + 1}, its initialisation", run.config.rounds)
         started = Started(others, sent, new_states)
-    clock.lap("train")
+    phases.end("train")
 
     before, mixture, target = server.value, None, server.value
     server.notes.extend(note for c in cohort.clients for note in trained.results[c].notes)
     if cohort.clients:
         mixture = aggregator.plan(cohort, server, early)
-        clock.lap("plan")
+        phases.end("plan")
         target = aggregator.reduce(mixture, cohort)
-        clock.lap("reduce")
+        phases.end("reduce")
         server.value = aggregator.transform(target, mixture, cohort, server)
         if not finite(server.value):
             by = find_nonfinite_step(run, target, mixture, cohort)
             raise RoundFailed(f"round {t + 1}: {by} made a model that is not finite (NaN or Inf)")
-        clock.lap("server")
+        phases.end("server")
     done = Round(
-        t, drawn, cohort, scheduler, downlink, mixture, before, target, server.value, server.notes, clock.seconds, events,
+        t, drawn, cohort, scheduler, downlink, mixture, before, target, server.value, server.notes, phases.seconds, events,
         started,
     )  # fmt: skip
     if mixture is not None:
         # Before anything is committed: a host that is lost meanwhile trains its clients again from what they were sent.
         for instrument in run.config.record.instruments:
             done.notes.extend(instrument.observe(done, server.population))
-        clock.lap("observe")
+        phases.end("observe")
 
     states = {**scheduler.states, **started.states}
     engine.commit(states, scheduler.models)
     engine.publish(server.value, server.shared)
     done = replace(done, changed=frozenset(cohort.clients) | states.keys())
-    return _evaluated(done, run, clock)
+    return _evaluated(done, run, phases)
 
 
-def _evaluated(done: Round, run: RunParts, clock: Clock) -> Round:
+def _evaluated(done: Round, run: RunParts, phases: Phases) -> Round:
     """The round with the scores of the models that it has made."""
     score, left_out = None, list[Event]()
     personal = {c: result.test for c, result in done.cohort.trained.results.items() if result.test}
@@ -149,7 +149,7 @@ def _evaluated(done: Round, run: RunParts, clock: Clock) -> Round:
             score = evaluate(run.engine, run.partition.server_test)
         if run.config.evaluate.personal == "after_init":
             personal, left_out = evaluate_personal(run, done.t + 1)
-        clock.lap("evaluate")
+        phases.end("evaluate")
     return replace(done, score=score, personal=personal, events=done.events + left_out)
 
 
@@ -202,17 +202,17 @@ def find_nonfinite_step(run: RunParts, target: Tensor, mixture: Mixture, cohort:
     return f"model.bn_stats: {config.model.bn_stats}"
 
 
-class Clock:
+class Phases:
     """Seconds by phase; the phases are `raysim.store.tables.PHASES`, each with a column of its own."""
 
-    def __init__(self) -> None:
+    def __init__(self, clock: Clock):
         self.seconds: dict[str, float] = {}
-        self._last = time.perf_counter()
+        self._clock, self._last = clock, clock.now()
 
-    def lap(self, phase: str) -> None:
-        """The time since the last lap was spent in `phase`."""
+    def end(self, phase: str) -> None:
+        """The time since the last phase ended was spent in `phase`."""
         if phase not in PHASES:
             raise ValueError(f"{phase} is no phase of a round; raysim.store.tables.PHASES has {', '.join(PHASES)}")
-        now = time.perf_counter()
+        now = self._clock.now()
         self.seconds[phase] = now - self._last
         self._last = now

@@ -64,7 +64,7 @@ class Finished:
     shown: Mapping[str, Any]  # its summary
     events: Sequence[Event]
     wall: float  # seconds played until then
-    clock: float  # what the hosts' clocks said then, in seconds since the epoch
+    clock: float  # what the hosts' clocks said then, in seconds since 1970
 
 
 class Writer:
@@ -72,7 +72,7 @@ class Writer:
 
     def __init__(self, run: RunParts, folder: Path, t: int):
         self.run, self.folder = run, folder
-        self.recorder = Recorder(folder, t)
+        self.recorder = Recorder(folder, t, run.spec.clock)
         check_complete(folder, t)
         self.sinks = Sinks(run.config.record.sinks, folder, run.config.name, to_dict(run.config), t)
         # Tables have the names of the configuration.
@@ -81,7 +81,7 @@ class Writer:
 
     def go_back(self, t: int) -> None:
         """Rounds from `t` on are played again: forget their rows."""
-        self.recorder = Recorder(self.folder, t)
+        self.recorder = Recorder(self.folder, t, self.run.spec.clock)
         self.sinks.go_back(t)
 
     def add_events(self, t: int, events: Sequence[Event]) -> None:

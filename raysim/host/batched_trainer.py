@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
@@ -77,7 +76,7 @@ class BatchedTrainer(Trainer):
             return {client: Trained(replace(failed), self.flat.value, {}) for client in group}
 
     def _train_together(self, download: Download, group: tuple[int, ...]) -> dict[int, Trained]:
-        started = time.perf_counter()
+        started = self.spec.clock.now()
         sizes, flat = self.samples.partition.sizes, self.flat
         values = flat.value.new_empty(len(group), len(flat.value))
         runs: dict[LocalRun, dict[str, np.ndarray]] = {}  # and what is traced of them
@@ -93,7 +92,7 @@ class BatchedTrainer(Trainer):
             result, upload = self._measured(run, trace)
             torch.sub(upload.value, download.server, out=value)
             trained[run.client] = Trained(result, value, self._complete(download, run, upload, result, trace))
-        took = time.perf_counter() - started
+        took = self.spec.clock.now() - started
         for done in trained.values():
             done.result.seconds = took / len(group)
         return trained

@@ -3,7 +3,6 @@ it in an actor."""
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -59,7 +58,8 @@ class ClientHost:
         kind = BatchedTrainer if spec.batch_clients > 1 else Trainer
         self.trainer = kind(spec, self.flat, self.samples, self.evaluator)
         self.trained = TrainedModels(self.layers.S, self.device)
-        self.sums = PartialSums(self.trained, self.layers)
+        self.clock = spec.clock
+        self.sums = PartialSums(self.trained, self.layers, self.clock)
         self.t = -1
         self._server: Tensor = torch.empty(0)  # [S] what the round began with
         # What becomes of a client's state or model as soon as it is made.
@@ -81,7 +81,7 @@ class ClientHost:
 
     def train(self, request: TrainRequest, value: np.ndarray, shared: Arrays, *objects: Arrays) -> TrainReply:
         """Train the request's clients, who are sent `value` [S] and `shared`."""
-        started = time.time()
+        started = self.clock.wall()
         if self.t != request.round_info.t:
             self.close()
         self.t = request.round_info.t
@@ -106,15 +106,15 @@ class ClientHost:
                 # A client that failed may train elsewhere: no sum here may then have its place.
                 if all(result.status == "ok" for result in results.values()):
                     self.sums.add_early(made, request.early_plan)
-        stopped = time.time()
+        stopped = self.clock.wall()
         return TrainReply(results, started, stopped, self.sums.early(request.sums_to) if request.sums_to else {})
 
     def initialize(self, request: TrainRequest, value: np.ndarray, shared: Arrays, *objects: Arrays) -> TrainReply:
         """The clients' local initialisation alone: their results have a state and nothing else."""
-        started, download = time.time(), Download.of(request, value, shared, objects, self.device)
+        started, download = self.clock.wall(), Download.of(request, value, shared, objects, self.device)
         with self._global_stream():
             results = {c: self._stored(self.trainer.initialize(download, c)) for c in request.clients}
-        return TrainReply(results, started, time.time())
+        return TrainReply(results, started, self.clock.wall())
 
     def personal(
         self, request: TrainRequest, value: np.ndarray, shared: Arrays, *objects: Arrays

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from raysim.clock import CLOCK, Clock
 from raysim.core import tree
 from raysim.core.client import ClientMethod, ClientStack
 from raysim.core.failures import Cause
@@ -50,6 +51,7 @@ class HostSpec:
     device: str = "auto"  # auto: a GPU if the host's process has one
     keep_freed_memory: bool = True
     batch_clients: int = 1  # clients that train together
+    clock: Clock = CLOCK  # by which all seconds of the run are measured
 
     def network(self) -> tuple[Model, LayerMap]:
         model = assemble(self.model, self.build_model, self.inputs, self.options)

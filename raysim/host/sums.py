@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
 import numpy as np
 
+from raysim.clock import Clock
 from raysim.core import tree
 from raysim.core.flat import finite
 from raysim.core.layers import LayerMap
@@ -24,8 +24,8 @@ LogEntry = tuple[str, float, float, int]  # phase, start, stop (seconds since th
 class PartialSums:
     """Sums over the clients that one host has trained, and their merging with those of other hosts."""
 
-    def __init__(self, trained: TrainedModels, layers: LayerMap):
-        self.trained, self.layers = trained, layers
+    def __init__(self, trained: TrainedModels, layers: LayerMap, clock: Clock):
+        self.trained, self.layers, self.clock = trained, layers, clock
         self.log: list[LogEntry] = []
         self._waiting: dict[int, tree.Partials] = {}  # by the key of their `SumDestination`: to be merged here
         self._early: tree.Partials = {}  # made while training
@@ -65,13 +65,13 @@ class PartialSums:
 
     def early(self, to: SumDestination) -> Sums:
         """The sums that were made while training."""
-        return self._leave(self._early, to, time.time())
+        return self._leave(self._early, to, self.clock.wall())
 
     def partial(self, clients: Sequence[int], request: SumRequest, to: SumDestination) -> Sums:
         """Sum the largest nodes of the tree that `clients`, trained here, make up."""
         if request.planned_early:
             return self.early(to)
-        started, client = time.time(), {request.position[c]: c for c in clients}
+        started, client = self.clock.wall(), {request.position[c]: c for c in clients}
         sums: tree.Partials = {}
         first, last = request.bounds
         for node in tree.cover(set(client), len(request.position)):
@@ -85,7 +85,7 @@ class PartialSums:
 
     def merge(self, clients: int, sizes: Sequence[int], to: SumDestination, others: Sequence[Sums]) -> Sums:
         """Merge the partial sums that wait here with those of other hosts, of pieces of these `sizes`."""
-        started = time.time()
+        started = self.clock.wall()
         sums = self._waiting.pop(to.key)
         for other in others:
             for node, (value, sent) in other.items():
@@ -100,7 +100,7 @@ class PartialSums:
 
         Each block of the updates is read once for all of that.
         """
-        started, trained, P, S = time.time(), self.trained, self.layers.P, self.layers.S
+        started, trained, P, S = self.clock.wall(), self.trained, self.layers.P, self.layers.S
         blocks, node = trained.blocks(sorted(clients, key=mix.position.__getitem__)), (0, len(clients))
         total = trained.updates.new_zeros(S)
         space = tree.as_array(total.new_empty(len(clients), trained.block))  # one for all: it is to stay in the cache
@@ -119,7 +119,7 @@ class PartialSums:
         for start in range(P, S, sums[0].block):  # the buffers
             stop = min(start + sums[0].block, S)
             sums[0].add(blocks(start, stop), start, out[start:stop])
-        self.log.append(("reduce", started, time.time(), 0))
+        self.log.append(("reduce", started, self.clock.wall(), 0))
         return total.cpu().numpy(), per_run
 
     def _leave(self, sums: tree.Partials, to: SumDestination, started: float) -> Sums:
@@ -129,7 +129,7 @@ class PartialSums:
             self._waiting[to.key] = dict(sums)
         else:
             leaving = {node: (part.value.cpu().numpy(), part.sent) for node, part in sums.items()}
-        self.log.append(("reduce", started, time.time(), sum(value.nbytes for value, _ in leaving.values())))
+        self.log.append(("reduce", started, self.clock.wall(), sum(value.nbytes for value, _ in leaving.values())))
         return leaving
 
     def clear(self) -> list[LogEntry]:

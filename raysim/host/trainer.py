@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 
@@ -46,7 +45,7 @@ class Trainer:
 
         Where the result's status is not "ok", `update` is to be ignored. `check` refuses a model that is not finite.
         """
-        started = time.perf_counter()
+        started = self.spec.clock.now()
         trace: dict[str, np.ndarray] = {}
         vectors: Mapping[str, Tensor] = {}
         try:
@@ -61,7 +60,7 @@ class Trainer:
                 vectors = self._complete(download, run, upload, result, trace)
         except Exception as error:
             result = self._failed(error)
-        result.seconds = time.perf_counter() - started
+        result.seconds = self.spec.clock.now() - started
         return result, vectors
 
     def _complete(

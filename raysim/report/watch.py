@@ -6,13 +6,13 @@ import html
 import secrets
 import tempfile
 import threading
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
+from raysim.clock import CLOCK, Clock
 from raysim.report import ReportError, need
 from raysim.report.page import write
 from raysim.report.runs import find
@@ -25,9 +25,9 @@ class Watch:
     """The page of the runs that `folders` are or hold, drawn anew when they have grown; `every` so many seconds a browser
     asks for it."""
 
-    def __init__(self, folders: Sequence[Path], every: float):
+    def __init__(self, folders: Sequence[Path], every: float, clock: Clock = CLOCK):
         need("matplotlib.figure", "jinja2")
-        self.folders, self.every = folders, every
+        self.folders, self.every, self._clock = folders, every, clock
         self._lock = threading.Lock()
         self._drawn: tuple[object, str] | None = None  # what the page was drawn of
         self._next = 0.0  # no earlier than then it is drawn again
@@ -44,13 +44,13 @@ class Watch:
         runs = find(self.folders)
         grown = [(str(run.folder), _written(run.folder)) for run in runs]
         alive = any(run.state == "running" for run in runs)
-        if self._drawn is None or (grown != self._drawn[0] and time.monotonic() >= self._next):
-            began = time.monotonic()
+        if self._drawn is None or (grown != self._drawn[0] and self._clock.now() >= self._next):
+            began = self._clock.now()
             with tempfile.TemporaryDirectory() as folder:
                 out = Path(folder, "report.html")
                 write(runs, out)
                 self._drawn = grown, out.read_text(encoding="utf-8")
-            self._next = time.monotonic() + (time.monotonic() - began) / SHARE
+            self._next = self._clock.now() + (self._clock.now() - began) / SHARE
         return self._drawn[1], alive or grown != self._drawn[0]
 
 

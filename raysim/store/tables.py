@@ -9,7 +9,6 @@ PHASES. Writer, reader and report find them there.
 
 from __future__ import annotations
 
-import time
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from itertools import repeat
@@ -18,6 +17,7 @@ from typing import Any, NamedTuple, Self
 
 import pyarrow as pa
 
+from raysim.clock import CLOCK, Clock
 from raysim.paths import below
 from raysim.store import parts
 from raysim.store.atomic import subfolder
@@ -212,12 +212,13 @@ class Recorder:
     attempt and are removed. No row of an earlier round is lost or doubled, wherever a crash strikes.
     """
 
-    def __init__(self, folder: Path, start_round: int = 0):
+    def __init__(self, folder: Path, start_round: int = 0, clock: Clock = CLOCK):
         """Make the folder, if need be. Raises `DamagedTable` where an earlier round's rows cannot be read."""
         self.folder = Path(folder)
         self.folder.mkdir(parents=True, exist_ok=True)
+        self._clock = clock
         self._buffers: dict[str, list[tuple[int, dict[str, Any]]]] = defaultdict(list)
-        self._flushed = time.monotonic()
+        self._flushed = self._clock.now()
         for table in TABLES:
             parts.trim(self.folder / table, start_round)
         # A table gets its folder with its first rows, and only then: should it vanish later, its rows are lost.
@@ -252,7 +253,7 @@ class Recorder:
 
     def maybe_flush(self) -> None:
         """Flush if the last flush is FLUSH_SECONDS ago. Call it between rounds, so that readers see whole rounds."""
-        if time.monotonic() - self._flushed >= FLUSH_SECONDS:
+        if self._clock.now() - self._flushed >= FLUSH_SECONDS:
             self.flush()
 
     def flush(self) -> None:
@@ -266,7 +267,7 @@ class Recorder:
                     subfolder(self.folder / table)
                     self._begun.add(table)
                 parts.append(self.folder / table, rows, TABLES[table])
-        self._flushed = time.monotonic()
+        self._flushed = self._clock.now()
 
     def close(self) -> None:
         """Flush, and leave one file a table. The recorder stays usable."""
