@@ -15,6 +15,7 @@ from uuid import uuid4
 
 import numpy as np
 import pytest
+from clocks import ManualClock
 from conftest import contents, play, tiny
 
 import raysim
@@ -90,15 +91,15 @@ def test_lost_client_states(checkpoint_every, tmp_path):
     assert tables.read(federation.folder, "rounds")["round"].to_pylist() == list(range(6))
 
 
-def test_a_clock_that_is_set_back(tmp_path, monkeypatch):
+def test_a_clock_that_is_set_back(tmp_path):
     """By an hour, in the second round: the checkpoint counts, and so do the seconds."""
-    real, config = time.time, tiny(rounds={"total": 4, "checkpoint_every": 2})
-    federation = Federation(config, tmp_path)
+    clock, config = ManualClock(tick=1), tiny(rounds={"total": 4, "checkpoint_every": 2})
+    federation = Federation(config, tmp_path, clock=clock)
     federation.step()
-    monkeypatch.setattr(time, "time", lambda: real() - 3600)
+    clock.set_back = 3600
     federation.step()
     federation.close()
-    federation = Federation(config, tmp_path, resume=True)
+    federation = Federation(config, tmp_path, resume=True, clock=clock)
     assert federation.t == 2
     while federation.step():
         pass

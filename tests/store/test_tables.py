@@ -2,21 +2,20 @@
 
 import math
 import os
-import subprocess
-import sys
-import time
+import shutil
+from collections.abc import Callable
+from itertools import combinations, pairwise
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 import pytest
 import torch
+from clocks import ManualClock
 
-import raysim
+from raysim.store import parts
 from raysim.store.parts import MERGE, DamagedTable
 from raysim.store.tables import FLUSH_SECONDS, PHASES, TABLES, Recorder, read, schema, write_table
-
-ROOT = Path(raysim.__file__).parents[1]
 
 
 def played(recorder: Recorder, t: int, clients: int = 3) -> None:
@@ -146,65 +145,113 @@ def test_parts_stay_few_and_end_as_one(tmp_path):
     assert rows["client"].to_pylist() == [2, 1] * flushes  # within a round, as added
 
 
-def test_flushes_wait_for_their_time(tmp_path, monkeypatch):
-    recorder = Recorder(tmp_path)
+def test_flushes_wait_for_their_time(tmp_path):
+    clock = ManualClock()
+    recorder = Recorder(tmp_path, clock=clock)
     played(recorder, 0)
+    clock.sleep(FLUSH_SECONDS - 1)
     recorder.maybe_flush()
     assert rounds_of(tmp_path, "rounds") == []
-    later = time.monotonic() + FLUSH_SECONDS
-    monkeypatch.setattr(time, "monotonic", lambda: later)
+    clock.sleep(1)
     recorder.maybe_flush()
     assert rounds_of(tmp_path, "rounds") == [0]
 
 
-READER = """
-import sys
-from pathlib import Path
-from raysim.store.tables import read
+def moments(run: Path, write: Callable[[], None]) -> list[Path]:
+    """Copies of the folder `run` from before each file operation by which `write` changes it, and from the end."""
+    copies: list[Path] = []
 
-run, reads, seen = Path(sys.argv[1]), 0, 0
-while True:
-    stop = (run / "stop").exists()
-    rounds = read(run, "rounds")["round"].to_pylist()
-    clients = read(run, "clients")
-    assert rounds == list(range(len(rounds))), rounds
-    assert len(rounds) >= seen
-    complete = clients["round"].to_pylist()[: 3 * len(rounds)]
-    assert complete == [t for t in rounds for _ in range(3)], "a listed round lacks rows, or has them twice"
-    assert clients["samples"].to_pylist() == clients["round"].to_pylist()
-    reads, seen = reads + 1, len(rounds)
-    if reads == 1:
-        (run / "reading").touch()
-    if stop:
-        print(reads, seen)
-        break
-"""
+    def copy() -> None:
+        copies.append(shutil.copytree(run, run.with_name(f"moment{len(copies)}"), copy_function=os.link))
+
+    def after_a_copy(action):
+        def call(*arguments, **named):
+            copy()
+            return action(*arguments, **named)
+
+        return call
+
+    with pytest.MonkeyPatch.context() as patch:
+        for owner, name in ((os, "replace"), (Path, "rename"), (Path, "unlink"), (Path, "mkdir")):
+            patch.setattr(owner, name, after_a_copy(getattr(owner, name)))
+        write()
+    copy()
+    return copies
 
 
-def test_reading_while_writing(tmp_path):
-    environment = os.environ | {"PYTHONPATH": str(ROOT)}
-    reader = subprocess.Popen(
-        [sys.executable, "-c", READER, str(tmp_path)], env=environment, stdout=subprocess.PIPE, text=True
-    )
-    try:
-        t, recorder = 0, Recorder(tmp_path)
-        while not (tmp_path / "reading").exists() and reader.poll() is None:
-            time.sleep(0.01)
-        stop = time.monotonic() + 1
-        while (time.monotonic() < stop or t <= MERGE) and reader.poll() is None:
+@pytest.fixture
+def writing(tmp_path, monkeypatch):
+    """The moments of a run that flushes each of three rounds, with a merge after the second, and closes."""
+    monkeypatch.setattr(parts, "MERGE", 2)
+    recorder = Recorder(tmp_path / "run")
+
+    def write() -> None:
+        for t in range(3):
             played(recorder, t)
-            t += 1
             recorder.flush()
-            if t % 23 == 0:
-                recorder.close()
-        (tmp_path / "stop").touch()
-        output, _ = reader.communicate(timeout=30)
-    finally:
-        reader.kill()
-    assert reader.returncode == 0
-    reads, seen = map(int, output.split())
-    assert reads > 5
-    assert seen == t > MERGE
+        recorder.close()
+
+    copies = moments(tmp_path / "run", write)
+    files = [{path.relative_to(copy) for path in copy.rglob("*.parquet")} for copy in copies]
+    assert all(len(before ^ after) <= 1 for before, after in pairwise(files)), (
+        "there are operations of which none is seen"
+    )
+    return copies
+
+
+def test_a_listed_round_has_all_its_rows_at_every_moment(writing):
+    rounds, clients = ([rounds_of(moment, table) for moment in writing] for table in ("rounds", "clients"))
+    assert rounds[-1] == [0, 1, 2]
+    for found in (rounds, clients):
+        assert all(earlier == later[: len(earlier)] for earlier, later in pairwise(found))
+    for listed, rows in zip(rounds, clients, strict=True):
+        assert listed == list(range(len(listed)))
+        assert rows[: 3 * len(listed)] == [t for t in listed for _ in range(3)]
+
+
+def test_reading_while_writing(writing, tmp_path):
+    """Wherever a reader is when the writer gets on, and however far it gets: the reader finds the table as it was at a moment
+    in between. A listing that the writer overtakes may lack what came or went meanwhile, or have it."""
+    now, cases = tmp_path / "now", 0
+    of_table = [sorted(path.name for path in (moment / "clients").rglob("*")) for moment in writing]
+    writing = [moment for i, moment in enumerate(writing) if i == 0 or of_table[i] != of_table[i - 1]]
+    rows = [rounds_of(moment, "clients") for moment in writing]
+
+    def reach(moment: Path) -> None:
+        now.unlink(missing_ok=True)
+        now.symlink_to(moment)
+
+    def overtaken(first: int, last: int, at: int, torn: Callable[[set, set], set] | None) -> bool:
+        """Read from the moment `first` on, and reach `last` before the operation number `at`, or while it lists the folder.
+        False where the reader has no such operation."""
+        reach(writing[first])
+        calls = 0
+
+        def counted(action):
+            def call(*arguments, **named):
+                nonlocal calls
+                calls += 1
+                if calls != at:
+                    return action(*arguments, **named)
+                before = {*action(*arguments, **named)} if torn else None
+                reach(writing[last])
+                return torn(before, {*action(*arguments, **named)}) if torn else action(*arguments, **named)
+
+            return call
+
+        with pytest.MonkeyPatch.context() as patch:
+            for owner, name in ((Path, "glob"), *(() if torn else ((Path, "stat"), (parts.pq, "ParquetFile")))):
+                patch.setattr(owner, name, counted(getattr(owner, name)))
+            found = rounds_of(now, "clients")
+        assert found in rows[first : last + 1], (first, last, at, torn)
+        return calls >= at
+
+    for first, last in combinations(range(len(writing)), 2):
+        for torn in (None, set.intersection, set.union):
+            at = 1
+            while overtaken(first, last, at, torn):
+                at, cases = at + 1, cases + 1
+    assert cases > 500
 
 
 def written(folder: Path) -> None:
