@@ -4,17 +4,20 @@ that names the cause, after which it can be resumed to them. Nothing may hang or
     python benchmarks/chaos.py [--trials 40] [--seed 0] [--faults storm disk_full ...]
 
 Every trial draws a method, a fault and its moment from the seed. Faults that need a privilege which this process does not
-have are named and left out. Counts go to benchmarks/results/. A short selection is part of the tests.
+have are named and left out. Counts go to benchmarks/results/; a trial with a problem makes the command fail. Faults that strike
+at a certain file operation are part of the tests, too (tests/chaos/).
 """
 
 from __future__ import annotations
 
 import argparse
 import ctypes
+import itertools
 import json
 import multiprocessing
 import os
 import random
+import re
 import resource
 import shutil
 import signal
@@ -39,7 +42,11 @@ CASES: dict[str, dict[str, Any]] = {
     "fedala": {"client": ["fedala"]},
     "fedamp": {"client": ["fedamp"], "rounds": {"participation": 1.0}},  # as it asks
     "ditto": {"client": ["ditto"]},
-}
+    "stack": {  # all of them that go together
+        "client": [{"scaffold": {"c_update": "mean_grad"}}, "fedala", "ditto"], "server": ["fedlws"],
+        "local": {"momentum": 0.0, "weight_decay": 0.0},
+    },
+}  # fmt: skip
 ROUNDS = 8
 PATIENCE = 180  # seconds until a command is said to hang
 HOSTS, DRIVERS = (b"ray::HostActor", b"ray::train"), (b"ray::Driver",)  # titles of their processes
@@ -160,27 +167,54 @@ def _command(arguments: list[str], log: str, mark: str, setup: Callable[[], None
 # ------------------------------------------------------------------------------------------- what happens in the process
 
 
+def before_files(folder: str, act: Callable[[int, str, str], None]) -> None:
+    """Call `act` whenever something in `folder` is about to be opened for writing, renamed, made or removed, with the number of
+    the call, from 1, the operation and the path."""
+    numbers = itertools.count(1)
+
+    def watch(event: str, arguments: tuple[Any, ...]) -> None:
+        written = event in ("os.rename", "os.remove", "os.mkdir", "os.rmdir") or (
+            event == "open" and isinstance(arguments[2], int) and arguments[2] & (os.O_WRONLY | os.O_RDWR)
+        )
+        if written and str(arguments[0]).startswith(folder):
+            act(next(numbers), event, str(arguments[0]))
+
+    sys.addaudithook(watch)
+
+
+def die() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
 @dataclass(frozen=True)
 class DiesAtFile:
-    """SIGKILL before the n-th time that something in `folder` is opened for writing, renamed, made or removed."""
+    """SIGKILL before the n-th operation on a file in `folder`."""
 
     folder: str
     n: int
 
     def __call__(self) -> None:
-        seen = 0
+        before_files(self.folder, lambda number, *_: die() if number == self.n else None)
 
-        def watch(event: str, arguments: tuple[Any, ...]) -> None:
-            nonlocal seen
-            written = event in ("os.rename", "os.remove", "os.mkdir", "os.rmdir") or (
-                event == "open" and isinstance(arguments[2], int) and arguments[2] & (os.O_WRONLY | os.O_RDWR)
-            )
-            if written and str(arguments[0]).startswith(self.folder):
-                seen += 1
-                if seen == self.n:
-                    os.kill(os.getpid(), signal.SIGKILL)
 
-        sys.addaudithook(watch)
+@dataclass(frozen=True)
+class DiesAtNewKind:
+    """SIGKILL before the first operation on a file in `folder` that is of another kind than those in the file `deaths`, which
+    it is added to. A kind is an operation on a name without its numbers."""
+
+    folder: str
+    deaths: Path
+
+    def __call__(self) -> None:
+        known = {*self.deaths.read_text().splitlines()}
+
+        def act(_: int, operation: str, path: str) -> None:
+            kind = operation if operation == "os.mkdir" else f"{operation} {re.sub('[0-9]+', '0', Path(path).name)}"
+            if kind not in known:
+                self.deaths.write_text("\n".join([*known, kind]))
+                die()
+
+        before_files(self.folder, act)
 
 
 @dataclass(frozen=True)
@@ -193,15 +227,29 @@ class FewDescriptors:
 
 
 @dataclass(frozen=True)
-class Unprivileged:
-    """As nobody, who owns the folder."""
+class ClosedAtFile:
+    """`folder` is closed to writing before the n-th operation on a file in it. A process of root, to which no folder is closed,
+    becomes that of nobody."""
 
     folder: str
+    n: int
 
     def __call__(self) -> None:
-        os.setgid(65534)
-        os.setuid(65534)
-        os.environ["HOME"] = self.folder
+        if not os.getuid():
+            os.setgid(65534)
+            os.setuid(65534)
+            os.environ["HOME"] = self.folder
+
+        def act(number: int, *_: str) -> None:
+            if number == self.n:
+                for path in folders(Path(self.folder)):
+                    path.chmod(0o555)
+
+        before_files(self.folder, act)
+
+
+def folders(folder: Path) -> list[Path]:
+    return [path for path in (folder, *folder.rglob("*")) if path.is_dir()]
 
 
 def client_method(name: str, finish: Callable[..., None]) -> None:
@@ -427,6 +475,15 @@ def kill_at_file(trial: Trial) -> None:
         trial.note(command.end(), -signal.SIGKILL)
 
 
+def kill_at_each_file(trial: Trial) -> None:
+    """The command line dies before its first operation on a file of every kind, until one comes through."""
+    deaths = trial.folder / "deaths"
+    deaths.touch()
+    while (ended := trial.start(DiesAtNewKind(str(trial.run), deaths)).end()).code == -signal.SIGKILL:
+        pass
+    trial.note(ended)
+
+
 def kill_command(trial: Trial) -> None:
     """The command line dies in a random round; twice."""
     for _ in range(2):
@@ -480,24 +537,16 @@ def small_disk(folder: Path, kilobytes: int) -> Iterator[None]:
 
 
 def read_only(trial: Trial) -> None:
-    """Nobody's folder is closed to writing after some rounds, and opened again."""
-    trial.run.mkdir()
-    for path in (trial.folder, trial.run):
-        path.chmod(0o777)
+    """The run's folder is closed to writing before a random operation on a file in it, and opened again."""
+    trial.folder.chmod(0o777)
     for parent in trial.folder.parents:
         if parent != Path(tempfile.gettempdir()) and parent.stat().st_mode & 0o5 != 0o5:
             parent.chmod(parent.stat().st_mode | 0o5)
         if parent == Path(tempfile.gettempdir()):
             break
-    command = trial.start(Unprivileged(str(trial.folder)))
-    command.wait_for(f"round {trial.random.randint(1, ROUNDS - 2):>{len(str(ROUNDS))}}/")
-    folders = [trial.run, *(path for path in trial.run.rglob("*") if path.is_dir())]
-    modes = {path: path.stat().st_mode for path in folders if path.exists()}
-    for path in modes:
-        path.chmod(0o555)
-    trial.note(command.end())
-    for path, mode in modes.items():
-        path.chmod(mode)
+    trial.note(trial.start(ClosedAtFile(str(trial.run), trial.random.randint(1, 60))).end())
+    for path in folders(trial.run):
+        path.chmod(0o777)
 
 
 def few_descriptors(trial: Trial) -> None:
@@ -646,10 +695,11 @@ class Fault:
 RAY = {"ray": {"clients_per_actor": 2}}
 FAULTS = {
     "kill_at_file": Fault(kill_at_file),
+    "kill_at_each_file": Fault(kill_at_each_file),
     "kill_command": Fault(kill_command),
     "disk_full": Fault(disk_full, root=True),
     "quota": Fault(quota, root=True, tool="mkfs.btrfs"),
-    "read_only": Fault(read_only, root=True),
+    "read_only": Fault(read_only),
     "few_descriptors": Fault(few_descriptors),
     "clock_set_back": Fault(clock_set_back),
     "client_fault": Fault(client_fault),
@@ -726,6 +776,8 @@ def main() -> None:
     out = Path(__file__).parent / "results" / f"chaos-{time.strftime('%Y-%m-%dT%H%M')}.json"
     out.write_text(json.dumps(result, indent=2) + "\n")
     print(out)
+    if any("problem" in ends for ends in counts.values()):
+        raise SystemExit(1)
 
 
 if __name__ == "__main__":
