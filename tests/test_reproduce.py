@@ -150,6 +150,8 @@ def test_a_note_may_be_of_some_rounds_and_layers() -> None:
     assert of(run, "fedlws.gamma", rounds=(1, 3), layers="mlp") == mean([20, 30, 40])
     assert of(run, "fedlws.gamma", layers="attention") is None
     assert of(run, "fedlws.gamma", rounds=(90, 110)) is None
+    silent: Any = SimpleNamespace(columns=lambda table: {name: values[:0] for name, values in arrays.items()})
+    assert of(silent, "fedlws.gamma", layers="mlp") is None
 
 
 class Rounds(dict[str, pa.Table]):

@@ -113,7 +113,7 @@ def _note(run: Run, name: str, rounds: Sequence[int] = (), layers: str = "") -> 
     notes, (method, what) = run.columns("notes"), name.split(".")
     its = (notes["method"] == method) & (notes["name"] == what)
     if layers:
-        its &= np.array([isinstance(name, str) and re.search(layers, name) is not None for name in notes["layer"]])
+        its &= np.array([isinstance(name, str) and bool(re.search(layers, name)) for name in notes["layer"]], bool)
     if its.any():
         first, last = rounds or (notes["round"][its].max(),) * 2
         its &= (notes["round"] >= first) & (notes["round"] <= last)
