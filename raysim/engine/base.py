@@ -98,7 +98,7 @@ class Engine(ABC):
     pace: Pace = field(default_factory=Pace)  # what clients cost, and how fast the hosts are
 
     def __post_init__(self) -> None:
-        _, self.layers = self.spec.network()
+        self.layers = self.spec.layers
         if self.spec.keep_freed_memory:
             keep_freed_memory(4 * self.layers.S)
         self.stateful = self.spec.stateful(self.layers)

@@ -7,6 +7,7 @@ import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -29,6 +30,9 @@ from raysim.late import Tensor, nn, torch
 from raysim.models import Inputs, builder
 from raysim.registry import REGISTRY
 from raysim.store.documents import DamagedFile, read_tensors
+
+if TYPE_CHECKING:
+    from raysim.models.model import Model
 
 SCATTERED = 8  # times a client's samples, that are read for it
 SCATTERED_CLIENTS = 100  # of whom this is found out
@@ -58,25 +62,27 @@ class RunParts:
 def build(
     config: Config, make_engine: MakeEngine, data: Dataset, partition: Partition, clock: Clock = CLOCK
 ) -> RunParts:  # fmt: skip
-    """Everything of a run before its first round. Raises `PlacementError` for what only the cluster can tell."""
-    spec = replace(host_spec(config, data), clock=clock)
+    """Everything of a run before its first round. Raises what `check_network` raises, and `PlacementError` for what only the
+    cluster can tell."""
+    spec, value = check_network(config, data, partition)
+    if clock is not CLOCK:  # a copy builds the network again
+        spec = replace(spec, clock=clock)
     server = Server(
-        torch.empty(0), spec.network()[1], config.seed, config.rounds.total,
+        value, spec.layers, config.seed, config.rounds.total,
         Population(torch.from_numpy(partition.sizes), lambda: torch.from_numpy(partition.label_counts(data))),
         proxy=ProxyData(partition.proxy, data.labels[partition.proxy], config.data.proxy.balanced_sampling),
     )  # fmt: skip
     steps = aggregator(config, spec)
-    start(server, config, spec, steps)
+    start(server, value, steps)
     cohort_size = config.rounds.cohort_size(partition.clients)
     engine = make_engine(config, spec, data, partition, cohort_size)
     engine.begin(server.value)
     return RunParts(config, data, partition, cohort_size, spec, steps, server, engine)
 
 
-def start(server: Server, config: Config, spec: HostSpec, aggregator: Aggregator) -> None:
-    """Bring the server to where it is before the first round."""
-    server.value = initial_value(config, spec, server.layers)
-    server.shared, server.memory = {}, {}
+def start(server: Server, value: Tensor, aggregator: Aggregator) -> None:
+    """Bring the server to where it is before the first round, with the initial model `value` [S]."""
+    server.value, server.shared, server.memory = value, {}, {}
     for step in aggregator.steps:
         step.prepare(server)
 
@@ -151,13 +157,15 @@ def _warn_of_scattered(data: Dataset, partition: Partition) -> None:
             )
 
 
-def check_network(config: Config, data: Dataset, partition: Partition) -> None:
-    """Raises `ModelError`, and `ConfigError` where layers or methods do not go with the network, the data or how they are
-    partitioned."""
+def check_network(config: Config, data: Dataset, partition: Partition) -> tuple[HostSpec, Tensor]:
+    """What hosts are made from, and the initial model [S]. Raises `ModelError`, and `ConfigError` where layers or methods do
+    not go with the network, the data or how they are partitioned."""
+    spec = host_spec(config, data)
     try:
-        model, layers = host_spec(config, data).network()
+        model, layers = _drawn(config, spec)
     except GroupingError as error:
         raise ConfigError(str(error)) from None
+    value = layers.flatten(model.state_dict())  # before the model is tried out, which moves its running statistics
     learned = task(config, data)
     faults = [f"data.task: {learned.name} {problem}" for problem in [learned.check(data.y, data.outputs)] if problem]
     for stack in STACKS:
@@ -184,6 +192,7 @@ def check_network(config: Config, data: Dataset, partition: Partition) -> None:
     if any(isinstance(m, nn.modules.batchnorm._BatchNorm) and m.track_running_stats for m in model.modules()):
         _warn_of_statistics(config)
     _warn_of_own_models(config)
+    return spec, _read_initial(config, layers) if config.model.init else value
 
 
 def _warn_of_statistics(config: Config) -> None:
@@ -327,19 +336,29 @@ def aggregator(config: Config, spec: HostSpec) -> Aggregator:
     )  # fmt: skip
 
 
-def initial_value(config: Config, spec: HostSpec, layers: LayerMap) -> Tensor:
-    """The model every method starts from: drawn from the seed, or read from `model.init`."""
+def initial_value(config: Config, spec: HostSpec) -> Tensor:
+    """The model [S] that every method starts from: drawn from the seed, or read from `model.init`."""
     if config.model.init:
-        try:
-            return layers.flatten(read_tensors(Path(config.model.init)))
-        except DamagedFile as error:
-            raise ConfigError(f"model.init: {error}") from None
-        except (KeyError, ValueError) as error:
-            raise ConfigError(f"model.init: {config.model.init}: {error.args[0]}") from None
+        return _read_initial(config, spec.layers)
+    model, layers = _drawn(config, spec)
+    return layers.flatten(model.state_dict())
+
+
+def _drawn(config: Config, spec: HostSpec) -> tuple[Model, LayerMap]:
+    """The network with the weights that the seed gives it."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(stream_seed(config.seed, 0, SERVER, "initial model"))
-        model, _ = spec.network()
-    return layers.flatten(model.state_dict())
+        return spec.network()
+
+
+def _read_initial(config: Config, layers: LayerMap) -> Tensor:
+    assert config.model.init
+    try:
+        return layers.flatten(read_tensors(Path(config.model.init)))
+    except DamagedFile as error:
+        raise ConfigError(f"model.init: {error}") from None
+    except (KeyError, ValueError) as error:
+        raise ConfigError(f"model.init: {config.model.init}: {error.args[0]}") from None
 
 
 def init_sha256(config: Config) -> str | None:

@@ -12,7 +12,7 @@ from raysim.config import Config
 from raysim.core.event import Event
 from raysim.data import Dataset, Partition
 from raysim.engine.base import ATTEMPTS, MachineFailure, StateLost
-from raysim.federation.builder import MakeEngine, build, check_network, checked_data, local_engine
+from raysim.federation.builder import MakeEngine, build, checked_data, local_engine
 from raysim.federation.failures import RoundFailed
 from raysim.federation.resume import RunCheckpoints, check_device, check_init, check_samples, sha256
 from raysim.federation.round import PlayRound, Round, play_round
@@ -57,7 +57,6 @@ class Federation:
         torch.set_num_threads(config.engine.threads)
         self.config, self.folder, self.play, self.clock = config, Path(out), play, clock
         self.data, self.partition = partitioned or checked_data(config)
-        check_network(config, self.data, self.partition)
         if resume:
             check_samples(self.folder, self.data, self.partition)
             check_init(self.folder, config)

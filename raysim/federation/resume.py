@@ -15,7 +15,7 @@ from raysim.config import Config, ConfigError, fingerprint
 from raysim.core.state import pack, unpack
 from raysim.data import OF_FILES, Dataset, Partition
 from raysim.engine.base import Engine, Handle
-from raysim.federation.builder import RunParts, init_sha256, start
+from raysim.federation.builder import RunParts, init_sha256, initial_value, start
 from raysim.federation.checkpoint import Checkpoints
 from raysim.host.messages import Arrays
 from raysim.store.documents import DamagedFile
@@ -168,7 +168,7 @@ class RunCheckpoints:
         latest = self.checkpoints.latest()
         if latest is None:
             check_init(self.folder, run.config)
-            start(server, run.config, run.spec, run.aggregator)
+            start(server, initial_value(run.config, run.spec), run.aggregator)
             return 0, 0.0
         saved = self.checkpoints.load(latest)
         unpacked = unpack(None, saved.server)

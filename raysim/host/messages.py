@@ -54,8 +54,16 @@ class HostSpec:
     clock: Clock = CLOCK  # by which all seconds of the run are measured
 
     def network(self) -> tuple[Model, LayerMap]:
+        """A new model, and its layers."""
         model = assemble(self.model, self.build_model, self.inputs, self.options)
-        return model, LayerMap.of(model, self.layer_by, self.blocks, self.channels_last)
+        layers = LayerMap.of(model, self.layer_by, self.blocks, self.channels_last)
+        vars(self).setdefault("layers", layers)  # who asks for them alone need build no model any more
+        return model, self.layers
+
+    @cached_property
+    def layers(self) -> LayerMap:
+        """The layers of the model."""
+        return self.network()[1]
 
     @cached_property
     def stack(self) -> ClientStack:

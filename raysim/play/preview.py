@@ -16,7 +16,7 @@ from raysim.data import Partition
 from raysim.engine.ray.placement import HOST_BYTES, Node, Resources, place
 from raysim.engine.scheduler import TrainedCohort
 from raysim.engine.traffic import FLOAT, ledger
-from raysim.federation.builder import RunParts, build, prepare
+from raysim.federation.builder import RunParts, build, checked_data
 from raysim.federation.round import learning_rate, round_info, sample
 from raysim.host.footprint import training_bytes
 from raysim.host.host import ClientHost
@@ -27,9 +27,9 @@ from raysim.play.lines import aligned, bytes_
 
 
 def preview(config: Config, address: str | None = None) -> str:
-    """A few lines. The data are read and the model is built, but no client trains. Raises what `prepare` raises, and
+    """A few lines. The data are read and the model is built, but no client trains. Raises what `build` raises, and
     `PlacementError` where this machine has no room for an actor."""
-    data, partition = prepare(config)
+    data, partition = checked_data(config)
     run = build(config, _no_engine, data, partition)
     sizes, layers = partition.sizes, run.server.layers
     training = training_bytes(run.spec, run.spec.network()[0], int(sizes.max()))

@@ -57,9 +57,9 @@ class RayEngine(Engine):
     update_bytes: int = 0  # that all actors need together for a cohort's updates
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if not self.placement.gpus:
             self.spec = replace(self.spec, device="cpu")  # Ray shows an actor without a share every GPU there is
-        super().__post_init__()
         self._data: Any
         self._partition: Any
         self._data, self._partition = self.references or (ray.put(self.data), ray.put(self.partition))
