@@ -2,13 +2,14 @@
 
 import json
 import math
-import time
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from clocks import ManualClock
 from conftest import play, small_files, table, tiny
 
 import raysim
@@ -23,16 +24,18 @@ from raysim.report import ReportError
 from raysim.store.documents import about_tensors
 from raysim.sweep.scores import SCORES
 
+MLP: dict[str, Any] = {"name": "mlp", "options": {"hidden": [4]}}
+
 
 def config(until: dict[str, float] | None = None, **changes: Any) -> Config:
     rounds = {"total": 12, "participation": 0.4, "evaluate_every": 2, "checkpoint_every": 5}
-    return tiny(rounds=rounds | ({"until": until} if until else {}), **changes)
+    return tiny(rounds=rounds | ({"until": until} if until else {}), **{"model": MLP} | changes)
 
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run that nothing ends early, with the model of every round."""
-    folder = tmp_path_factory.mktemp("whole")
+    folder: Path = tmp_path_factory.mktemp("whole")
     play(config(record={"trace": "rounds", "keep_best": True}), folder)
     return folder
 
@@ -49,9 +52,8 @@ def test_a_target_ends_the_run_at_the_first_evaluation_that_meets_it(whole: Path
         last = next(t for t, score in found.items() if meets(score, target))
         assert 0 < last < 11
         run = play(config({column: target}), tmp_path / column)
-        shorter = play(
-            tiny(rounds={"total": last + 1, "participation": 0.4, "evaluate_every": 2}), tmp_path / f"{column}-"
-        )
+        rounds = {"total": last + 1, "participation": 0.4, "evaluate_every": 2}
+        shorter = play(tiny(rounds=rounds, model=MLP), tmp_path / f"{column}-")
         result = json.loads((tmp_path / column / "result.json").read_text())
         assert result["rounds"] == len(table(tmp_path / column, "rounds")["round"]) == last + 1
         assert result["ended"].startswith(f"{column} {found[last]:.4f}")
@@ -60,40 +62,42 @@ def test_a_target_ends_the_run_at_the_first_evaluation_that_meets_it(whole: Path
 
 def test_patience_counts_evaluations_without_a_better_score(tmp_path: Path) -> None:
     settings: dict[str, Any] = {"participation": 0.4, "evaluate_every": 1, "checkpoint_every": 5}
-    play(tiny(rounds=settings | {"total": 12}, local={"lr": 0.9}), tmp_path / "whole")
+    local = {"lr": 0.9}
+    play(tiny(rounds=settings | {"total": 12}, local=local, model=MLP), tmp_path / "whole")
     found = list(scores(tmp_path / "whole").values())
     ends = next(t for t in range(2, 12) if max(found[t - 1 : t + 1]) <= max(found[: t - 1]))
     assert ends < 11
-    play(tiny(rounds=settings | {"total": 12, "until": {"patience": 2}}, local={"lr": 0.9}), tmp_path / "ended")
+    ended = settings | {"total": 12, "until": {"patience": 2}}
+    play(tiny(rounds=ended, local=local, model=MLP), tmp_path / "ended")
     assert json.loads((tmp_path / "ended/result.json").read_text())["rounds"] == ends + 1
 
 
 def test_a_test_that_a_longer_run_would_not_have_made_does_not_end_it(tmp_path: Path) -> None:
-    """A model that stands still is tested after 4, 8 and 12 rounds, and then no evaluation of the last two was the best. One
-    that ended after 6 rounds was tested there as well."""
-    settings: dict[str, Any] = {"participation": 0.4, "evaluate_every": 4, "until": {"patience": 2}}
-    still: dict[str, Any] = {"local": {"lr": 1e-12}, "model": {"name": "mlp", "options": {"hidden": [4]}}}
-    once = play(tiny(rounds=settings | {"total": 20}, **still), tmp_path / "once")
-    play(tiny(rounds=settings | {"total": 6}, **still), tmp_path / "extended")
-    run = resume(tmp_path / "extended", rounds__total=20)
-    assert run.result["rounds"] == once.t == 12
+    """A model that stands still is tested after 2, 4 and 6 rounds, and then no evaluation of the last two was the best. One
+    that ended after 3 rounds was tested there as well."""
+    settings: dict[str, Any] = {"participation": 0.4, "evaluate_every": 2, "until": {"patience": 2}}
+    still: dict[str, Any] = {"local": {"lr": 1e-12}, "model": MLP}
+    once = play(tiny(rounds=settings | {"total": 10}, **still), tmp_path / "once")
+    play(tiny(rounds=settings | {"total": 3}, **still), tmp_path / "extended")
+    run = resume(tmp_path / "extended", rounds__total=10)
+    assert run.result["rounds"] == once.t == 6
     assert run.result["sha256"] == once.sha256()
 
 
 def test_a_test_that_a_longer_run_would_not_have_made_is_in_no_mean(tmp_path: Path) -> None:
-    rounds = {"participation": 0.4, "evaluate_every": 4}
-    play(tiny(rounds=rounds | {"total": 12}), tmp_path / "longer")
-    play(tiny(rounds=rounds | {"total": 6}), tmp_path / "extended")
-    resume(tmp_path / "extended", rounds__total=12)
+    rounds = {"participation": 0.4, "evaluate_every": 2}
+    play(tiny(rounds=rounds | {"total": 6}, model=MLP), tmp_path / "longer")
+    play(tiny(rounds=rounds | {"total": 3}, model=MLP), tmp_path / "extended")
+    resume(tmp_path / "extended", rounds__total=6)
     longer, extended = map(raysim.load, (tmp_path / "longer", tmp_path / "extended"))
-    assert 5 in scores(tmp_path / "extended") and 5 not in scores(tmp_path / "longer")
+    assert 2 in scores(tmp_path / "extended") and 2 not in scores(tmp_path / "longer")
     assert extended.result["last10"] == longer.result["last10"]
     for name in ("last10", "best10", "best10 deviation"):
         assert SCORES[name][0](extended) == SCORES[name][0](longer)
 
 
 def test_an_extended_run_that_is_tested_no_more_ends_without_a_mean(tmp_path: Path) -> None:
-    play(tiny(rounds={"total": 3, "evaluate_every": 5}), tmp_path)
+    play(tiny(rounds={"total": 3, "evaluate_every": 5}, model=MLP), tmp_path)
     result = resume(tmp_path, rounds__total=4, evaluate={"global": False}).result
     assert result["rounds"] == 4 and result["final"] is not None and result["last10"] is None
 
@@ -124,24 +128,32 @@ def test_a_score_that_is_no_number_is_never_the_best() -> None:
     assert [board.add(t, {column: math.nan}, 1.0) or board.ended is not None for t in range(2)] == [False, True]
 
 
+def ten_seconds(run: RunParts, t: int, **options: Any) -> Round:
+    """A round that takes so long, by the clock of the run."""
+    run.spec.clock.sleep(10)
+    return play_round(run, t, **options)
+
+
 def test_time_ends_the_run_at_an_evaluation(tmp_path: Path) -> None:
-    play(config({"seconds": 1e-6}), tmp_path)
+    """Which every second round has: 25 s are over in the third."""
+    play(config({"seconds": 25}), tmp_path, play=ten_seconds, clock=ManualClock())
     result = json.loads((tmp_path / "result.json").read_text())
-    assert result["rounds"] == 2 and result["final"] is not None and "seconds" in result["ended"]
+    assert result["rounds"] == 4 and result["final"] is not None and "seconds" in result["ended"]
+    assert table(tmp_path, "rounds")["wall"].tolist() == [10, 20, 30, 40] and result["seconds"] == 40
 
 
-def test_time_between_rounds_is_not_played(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    real, away = time.monotonic, 0.0
-    monkeypatch.setattr(time, "monotonic", lambda: real() + away)
-    simulation = raysim.stream(config({"seconds": 600}), out=tmp_path / "run")
+def test_time_between_rounds_is_not_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = ManualClock()
+    monkeypatch.setattr(raysim.federation, "Federation", partial(Federation, play=ten_seconds, clock=clock))
+    simulation = raysim.stream(config({"seconds": 121}), out=tmp_path / "run")
     for round in simulation:
-        away += 3600  # the loop's own work, or nobody's
+        clock.sleep(3600)  # the work of the loop's body
         if round.number == 3:
             simulation.save()
     assert simulation.result is not None
     assert (simulation.result["rounds"], simulation.result["ended"]) == (12, None)
-    walls = table(tmp_path / "run", "rounds")["wall"]
-    assert 0 < walls[0] < walls[-1] <= simulation.result["seconds"] < 600
+    assert table(tmp_path / "run", "rounds")["wall"].tolist() == [10 * t for t in range(1, 13)]
+    assert simulation.result["seconds"] == 120
 
 
 def test_a_run_that_died_before_it_ended_ends_where_it_would_have(whole: Path, tmp_path: Path) -> None:
@@ -175,7 +187,7 @@ def test_a_run_that_failed_says_so_until_it_goes_on(tmp_path: Path, monkeypatch:
 
 
 def test_an_ended_run_goes_on_when_it_is_asked_to(whole: Path, tmp_path: Path) -> None:
-    play(config({"seconds": 1e-6}), tmp_path)
+    assert play(config({"seconds": 10}), tmp_path, play=ten_seconds, clock=ManualClock()).t == 2
     run = resume(tmp_path, rounds__until__seconds=None)
     assert run.result["rounds"] == 12 and run.result["ended"] is None
     assert run.result["sha256"] == json.loads((whole / "result.json").read_text())["sha256"]
@@ -207,7 +219,7 @@ def test_a_model_that_is_not_of_the_best_round_is_not_taken_for_it(tmp_path: Pat
 
         messages: list[str] = []
         for kept, rounds in ((True, 3), (False, 3), (True, 3)):
-            settings = tiny(rounds={"total": 9, "evaluate_every": 1}, record={"keep_best": kept})
+            settings = tiny(rounds={"total": 9, "evaluate_every": 1}, record={"keep_best": kept}, model=MLP)
             run = Federation(settings, folder, resume=folder.exists(), play=scored)
             for _ in range(rounds):
                 messages += run.step()["messages"]
@@ -226,7 +238,7 @@ def test_a_model_that_is_not_of_the_best_round_is_not_taken_for_it(tmp_path: Pat
 
 
 def test_a_run_that_died_after_its_best_round_says_nothing(tmp_path: Path) -> None:
-    settings = tiny(rounds={"total": 6, "evaluate_every": 1}, record={"keep_best": True})
+    settings = tiny(rounds={"total": 6, "evaluate_every": 1}, record={"keep_best": True}, model=MLP)
 
     def scored(run: RunParts, t: int, **options: Any) -> Round:
         return replace(play_round(run, t, **options), score=Score(10, 1.0, {"accuracy": (t, 10)}))
