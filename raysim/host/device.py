@@ -30,7 +30,8 @@ def repeat_bits() -> None:
     An operation that has no such kernel warns, once, with its name: its bits may differ from run to run.
     """
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # cuBLAS reads it once, as its first handle is made
-    torch.use_deterministic_algorithms(True, warn_only=True)
+    os.environ.setdefault("TORCHINDUCTOR_DETERMINISTIC", "1")  # for a model that is compiled
+    torch.set_deterministic_debug_mode("warn")  # `use_deterministic_algorithms` would load the compiler, for a second
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]  # it would cost a launch for each new tensor
     cudnn, cublas = torch.backends.cudnn, torch.backends.cuda.matmul
     cudnn.deterministic, cudnn.benchmark = True, False  # else cuDNN chooses an algorithm by how fast it just was
