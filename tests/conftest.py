@@ -8,7 +8,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import cache, partial
 from pathlib import Path
@@ -20,7 +20,7 @@ import pytest
 import torch
 from hypothesis import settings
 
-from raysim.config import Config, from_dict
+from raysim.config import Config, fingerprint, from_dict
 from raysim.federation import Federation, MakeEngine
 
 if TYPE_CHECKING:
@@ -73,6 +73,21 @@ def play(config: Config, out: Path, **kwargs: Any) -> Federation:
     finally:
         federation.close()
     return federation
+
+
+@pytest.fixture(scope="session")
+def ran(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Federation]:
+    """Returns the finished run of `tiny(**changes)`, the same one to all tests: they only look at it."""
+    runs: dict[str, Federation] = {}
+
+    def run(**changes: Any) -> Federation:
+        config = tiny(**changes)
+        key = fingerprint(config)
+        if key not in runs:
+            runs[key] = play(config, tmp_path_factory.mktemp("ran"))
+        return runs[key]
+
+    return run
 
 
 def contents(folder: Path) -> Iterator[tuple[Path, bytes]]:

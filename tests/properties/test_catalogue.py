@@ -1,10 +1,7 @@
 """A method counts when it stands everywhere. The benchmarks that run every method: tests/test_benchmarks.py."""
 
-import test_collapse
+import test_case
 import test_edges
-import test_engines
-import test_recompute
-import test_resumed
 import test_switches
 from case import cases
 from typer.testing import CliRunner
@@ -21,10 +18,9 @@ def test_every_method_has_a_case():
 
 
 def test_every_case_is_in_every_property():
-    for module in (test_collapse, test_recompute, test_engines, test_edges):
+    for module in (test_case, test_edges):
         assert module.CASES.keys() == CATALOGUE.keys(), module.__name__
     assert test_switches.SWITCHES.keys() == CATALOGUE.keys()
-    assert test_resumed.STATEFUL.keys() < CATALOGUE.keys()
 
 
 def test_every_case_is_recomputed():

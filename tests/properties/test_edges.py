@@ -55,7 +55,7 @@ def test_hard_times(case: Case, dead_layer, monkeypatch, tmp_path):
     config = tiny(
         **changed(
             case, [{"hardtimes": LOST}], data={"partition": partition, "allow_empty_clients": True},
-            model={"init": dead_layer}, rounds={"total": 3, "participation": 1.0},
+            model={"init": dead_layer}, rounds={"total": 3, "participation": 1.0}, local={"batch_size": 32},
         )
     )  # fmt: skip
     federation = play(config, tmp_path)

@@ -1,17 +1,13 @@
-"""The same bits on any engine, with any packing, for every method."""
+"""The same bits with any packing of clients into Ray's actors, for a method of each kind. Of every method: test_case.py."""
 
-from pathlib import Path
 from typing import Any
 
 import pytest
-from case import cases
 from conftest import play, tiny
 
 import raysim.engine.sums
-from raysim.federation import MakeEngine, local_engine
+from raysim.federation import Federation
 from raysim.store import tables
-
-CASES = cases()
 
 # A method for each kind of state. Five clients a round, so that the tree of additions is lopsided.
 FIVE = {
@@ -39,10 +35,9 @@ PACKINGS = {  # actors: clients_per_actor and fan_in
 }
 
 
-def outcome(changes: dict[str, Any], folder: Path, make_engine: MakeEngine = local_engine) -> dict[str, Any]:
-    """The run's hash, and what was measured on the way."""
-    federation = play(tiny(**changes), folder, make_engine=make_engine)
-    rounds, clients = tables.read(folder, "rounds"), tables.read(folder, "clients")
+def outcome(federation: Federation) -> dict[str, Any]:
+    """A finished run's hash, and what was measured on the way."""
+    rounds, clients = (tables.read(federation.folder, name) for name in ("rounds", "clients"))
     assert set(clients["status"].to_pylist()) == {"ok"}
     return {
         "sha256": federation.sha256(),
@@ -51,26 +46,21 @@ def outcome(changes: dict[str, Any], folder: Path, make_engine: MakeEngine = loc
     }
 
 
-@pytest.mark.parametrize("name", CASES)
-def test_ray_is_in_process(name, tmp_path, warm_ray):
-    changes = CASES[name].changes
-    local = outcome(changes, tmp_path / "local")
-    assert outcome({**changes, "engine": {"ray": {"clients_per_actor": 2}}}, tmp_path / "ray", warm_ray) == local
-
-
 def test_reduction_in_pieces(tmp_path, warm_ray, monkeypatch):
     """A model that travels in many messages is the same model."""
-    changes = {**FIVE, **MATRIX["fedldf"], "engine": {"ray": {"clients_per_actor": 2, "fan_in": 2}}}
-    whole = outcome({**changes, "engine": "local"}, tmp_path / "whole")
+    changes = {**FIVE, **MATRIX["fedldf"]}
+    whole = outcome(play(tiny(**changes), tmp_path / "whole"))
     monkeypatch.setattr(raysim.engine.sums, "CHUNK", 100)
-    assert outcome(changes, tmp_path / "pieces", warm_ray) == whole
+    on_ray = tiny(**changes, engine={"ray": {"clients_per_actor": 2, "fan_in": 2}})
+    assert outcome(play(on_ray, tmp_path / "pieces", make_engine=warm_ray)) == whole
 
 
 @pytest.mark.parametrize("name", MATRIX)
-def test_packing_and_fan_in(name, tmp_path, warm_ray):
+def test_packing_and_fan_in(name, subtests, tmp_path, warm_ray):
     changes = {**FIVE, **MATRIX[name]}
-    local = outcome(changes, tmp_path / "local")
-    assert local["sha256"] != outcome({**changes, "seed": 4}, tmp_path / "seed")["sha256"]
+    local = outcome(play(tiny(**changes), tmp_path / "local"))
+    assert local["sha256"] != play(tiny(**changes, seed=4), tmp_path / "seed").sha256()
     for packing, (clients_per_actor, fan_in) in PACKINGS.items():
-        changes["engine"] = {"ray": {"clients_per_actor": clients_per_actor, "fan_in": fan_in}}
-        assert outcome(changes, tmp_path / packing, warm_ray) == local, packing
+        with subtests.test(packing):
+            engine = {"ray": {"clients_per_actor": clients_per_actor, "fan_in": fan_in}}
+            assert outcome(play(tiny(**changes, engine=engine), tmp_path / packing, make_engine=warm_ray)) == local
