@@ -18,7 +18,7 @@ WEIGHTINGS: list[dict[str, Any]] = [
     {"random_layer": 2}, {"fedavg": {"weights": "uniform"}},
 ]  # fmt: skip
 PAIRS = [
-    *((client, WEIGHTINGS[i % len(WEIGHTINGS)]) for i, client in enumerate(CLIENTS)),
+    *((client, WEIGHTINGS[i % len(WEIGHTINGS)]) for i, client in enumerate(CLIENTS) if client != "fedprox"),
     *(("fedprox", weighting) for weighting in WEIGHTINGS),
 ]
 
@@ -89,13 +89,10 @@ def test_what_cannot_compose_is_refused_with_the_reason(changes, reason):
         tiny(**changes)
 
 
-def test_scaffold_goes_with_a_personal_model_beside_it(tmp_path):
+def test_scaffold_goes_with_a_personal_model_beside_it(ran):
     """Ditto's global model is that of SCAFFOLD alone."""
     plain = {"local": {"momentum": 0.0, "weight_decay": 0.0}}
-    both, alone = (
-        play(tiny(client=client, **plain), tmp_path / str(i)).server.value
-        for i, client in enumerate((["scaffold", "ditto"], ["scaffold"]))
-    )
+    both, alone = (ran(client=client, **plain).server.value for client in (["scaffold", "ditto"], ["scaffold"]))
     assert torch.equal(both, alone)
 
 
@@ -158,9 +155,9 @@ def test_scaffold_with_ccn_and_fedldf(tmp_path):
 
 
 @pytest.mark.parametrize("step", [{"fixed_shrink": 0.9}, {"awd": 0.2}, {"adadecay": 0.1}, {"fedlws": 0.3}], ids=str)
-def test_what_stays_with_the_clients_is_not_shrunk(step, tmp_path):
-    server = play(tiny(client=["fedbabu"], server=[step]), tmp_path / "shrunk").server
-    plain = play(tiny(client=["fedbabu"]), tmp_path / "plain").server
+def test_what_stays_with_the_clients_is_not_shrunk(step, ran):
+    server = ran(client=["fedbabu"], server=[step]).server
+    plain = ran(client=["fedbabu"]).server
     head = server.layers.span("head")
     assert torch.equal(server.value[head], plain.value[head])
     assert not torch.equal(server.value, plain.value)

@@ -72,9 +72,8 @@ def test_the_spring_is_fixed_where_training_starts():
     assert personal(federation, 1).item() == pytest.approx((4.0 * 1.0 + 2.0 * 5.0) / 6.0)
 
 
-def test_global_track_is_fedavg(tmp_path):
-    value = play(tiny(client=["ditto"]), tmp_path / "ditto").server.value
-    assert torch.equal(value, play(tiny(), tmp_path / "fedavg").server.value)
+def test_global_track_is_fedavg(ran):
+    assert torch.equal(ran(client=["ditto"]).server.value, ran().server.value)
 
 
 def test_what_layers_draw_aside_is_not_taken_from_training():

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from conftest import play, table, tiny
+from conftest import table, tiny
 from torch import nn
 from toy import ToyCohort, applied, toy_server
 
@@ -81,10 +81,10 @@ def test_everything_sent_is_fedavg():
     torch.testing.assert_close(applied(MeanOfSent(), toy), toy.reduce(toy.by_size()), rtol=0, atol=1e-12)
 
 
-def test_bytes_of_values_and_indices(tmp_path):
+def test_bytes_of_values_and_indices(ran):
     """At most the share asked for and one neuron a layer; statistics go with their channel; an index is 4 bytes."""
-    federation = play(tiny(client=[{"fedadp": 0.5}]), tmp_path)
-    layers, traffic = federation.server.layers, table(tmp_path, "traffic")
+    federation = ran(client=[{"fedadp": 0.5}])
+    layers, traffic = federation.server.layers, table(federation.folder, "traffic")
     params, indices, buffers = (traffic[f"up_{c}"] // 4 for c in ("params", "masks", "buffers"))
     assert (params <= 0.5 * layers.P + 12 + 75).all()  # a channel of conv1, of conv2
     assert (params >= 0.5 * layers.P - 75).all()
@@ -93,13 +93,12 @@ def test_bytes_of_values_and_indices(tmp_path):
     assert (a % 1 == 0).all()
     assert (b % 1 == 0).all()
     assert (buffers == 2 * (a + b) + 2).all()  # mean and variance of each, and two counters
-    assert (table(tmp_path, "notes")["value"] < 1).all()
+    assert (table(federation.folder, "notes")["value"] < 1).all()
 
 
-def test_with_fedldf_only_the_kept_part_of_chosen_layers_is_sent(tmp_path):
-    play(tiny(client=[{"fedadp": 0.5}], weighting=[{"fedldf": 1}]), tmp_path / "both")
-    play(tiny(client=[{"fedadp": 0.5}]), tmp_path / "one")
-    both, one = (table(tmp_path / f, "traffic")["up_params"].reshape(3, 3).sum(1) for f in ("both", "one"))
+def test_with_fedldf_only_the_kept_part_of_chosen_layers_is_sent(ran):
+    federations = ran(client=[{"fedadp": 0.5}], weighting=[{"fedldf": 1}]), ran(client=[{"fedadp": 0.5}])
+    both, one = (table(f.folder, "traffic")["up_params"].reshape(3, 3).sum(1) for f in federations)
     assert (both < one / 2).all()
 
 

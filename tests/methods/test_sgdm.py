@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from conftest import play, tiny
+from conftest import tiny
 from quadratics import Quadratics
 
 from raysim.config import ConfigError
@@ -37,10 +37,10 @@ def test_local_starts_every_round_at_rest():
     assert federation.server.shared == {}
 
 
-def test_local_is_the_optimisers_momentum(tmp_path):
-    ours = play(tiny(client=[{"sgdm": {"rho": 0.9}}], local={"momentum": 0.0}), tmp_path / "sgdm")
-    assert torch.equal(ours.server.value, play(tiny(), tmp_path / "momentum").server.value)
-    mfl = play(tiny(client=[{"sgdm": "mfl"}], local={"momentum": 0.0}), tmp_path / "mfl")
+def test_local_is_the_optimisers_momentum(ran):
+    ours = ran(client=[{"sgdm": {"rho": 0.9}}], local={"momentum": 0.0})
+    assert torch.equal(ours.server.value, ran().server.value)
+    mfl = ran(client=[{"sgdm": "mfl"}], local={"momentum": 0.0})
     assert not torch.equal(ours.server.value, mfl.server.value)
 
 

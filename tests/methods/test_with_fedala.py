@@ -1,9 +1,9 @@
-"""ALA beside the methods that keep a model of their own."""
+"""ALA beside the methods that train in a way of their own."""
 
 import pytest
 import torch
-from conftest import play, tiny
 from quadratics import Quadratics, quadratics
+from test_fedala import QUICK, SMALL
 from toy import vector
 
 from raysim.core.client import ClientMethod, LocalRun
@@ -13,25 +13,27 @@ from raysim.methods.partialfed import PartialFed
 from raysim.methods.pfedme import pFedMe
 
 BASES = {
-    "pfedme": {"client": [{"pfedme": {"lam": 5.0}}]},
-    "ditto": {"client": ["ditto"]},
-    "fedphp": {"client": ["fedphp"]},
-    "partialfed": {"client": [{"partialfed": {"model_batches": 2, "choice_batches": 1}}]},
-    "fedamp": {"client": [{"fedamp": {"init": "cloud", "alpha": 1.0, "sigma": 2.0}}], "rounds": {"participation": 1.0}},
-}
+    "fedprox": {"mu": 0.1}, "perfedavg": {}, "fedrep": {"head_epochs": 1}, "pfedme": {"lam": 5.0}, "ditto": {},
+    "fedamp": {"init": "cloud", "alpha": 1.0, "sigma": 2.0}, "fedphp": {},
+    "partialfed": {"model_batches": 2, "choice_batches": 1},
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", BASES)
-def test_composes(name, tmp_path):
-    """ALA changes where the base starts, from a client's second round on, and the base what ALA starts from."""
-    base = BASES[name]
-    client, rounds = base["client"], base.get("rounds", {})
-    both = play(tiny(client=["fedala", *client], rounds=rounds), tmp_path / "both").server.value
-    assert torch.equal(both, play(tiny(client=[*client, "fedala"], rounds=rounds), tmp_path / "order").server.value)
-    alone = play(tiny(client=client, rounds=rounds), tmp_path / "base").server.value
+def test_composes(name, ran):
+    """ALA changes where the base starts, from a client's second round on, and the base what ALA starts from. Without a
+    rate ALA leaves the base as it is, to the bit."""
+
+    def value(*client):
+        rounds = {"participation": 1.0 if name == "fedamp" else 0.75}
+        return ran(client=[*client], **{**SMALL, "rounds": {**SMALL["rounds"], **rounds}}).server.value
+
+    base, ala = {name: BASES[name]}, {"fedala": QUICK}
+    both, alone = value(ala, base), value(base)
+    assert torch.equal(both, value(base, ala))
+    assert torch.equal(alone, value(base, {"fedala": {"eta": 0.0}}))
     assert not torch.equal(both, alone)
-    ala = play(tiny(client=["fedala"], rounds=rounds), tmp_path / "ala").server.value
-    assert torch.equal(both, ala) == (name == "ditto")  # what Ditto sends is its global track
+    assert torch.equal(both, value(ala)) == (name == "ditto")  # what Ditto sends is its global track
 
 
 class Mix(ClientMethod):

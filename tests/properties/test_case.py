@@ -40,7 +40,9 @@ def test_case(
 def recomputed(case: Case, whole: Federation, folder: Path) -> None:
     """The third round again, in float64 from the traced files."""
     assert case.recompute is not None
-    federation = play(tiny(seed=SEEDS[case.method], **case.changes, **TRACED), folder) if case.method in SEEDS else whole
+    federation = (
+        play(tiny(seed=SEEDS[case.method], **case.changes, **TRACED), folder) if case.method in SEEDS else whole
+    )
     round_ = Traced(federation.folder, 2, federation)
     assert len(round_.clients) == federation.cohort_size
     expected = case.recompute(round_)
