@@ -5,6 +5,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator
+from functools import cache
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
@@ -12,7 +13,6 @@ import pytest
 from conftest import tiny
 
 import raysim
-from raysim.engine.ray.engine import ray_engine
 from raysim.federation import Federation
 from raysim.methods import CLIENTS, STEPS, WEIGHTINGS
 
@@ -35,14 +35,11 @@ FLOORS = (
 FLOOR = {room: floor for floor, rooms in enumerate(FLOORS) for room in rooms}
 
 
-def modules() -> Iterator[tuple[str, ast.Module]]:
-    """Dotted name, without `raysim.`, and syntax tree of every file of the package."""
-    for path in sorted(ROOT.rglob("*.py")):
-        name = ".".join(path.relative_to(ROOT).with_suffix("").parts)
-        yield name.removesuffix(".__init__"), ast.parse(path.read_text())
-
-
-MODULES = dict(modules())
+@cache
+def modules() -> dict[str, ast.Module]:
+    """The syntax tree of every file of the package, by its dotted name without `raysim.`."""
+    names = {path: ".".join(path.relative_to(ROOT).with_suffix("").parts) for path in sorted(ROOT.rglob("*.py"))}
+    return {name.removesuffix(".__init__"): ast.parse(path.read_text()) for path, name in names.items()}
 
 
 def imported(tree: ast.AST, typing: bool = True) -> Iterator[str]:
@@ -55,32 +52,26 @@ def imported(tree: ast.AST, typing: bool = True) -> Iterator[str]:
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, "imports are absolute"
             names = [f"{node.module}.{alias.name}" for alias in node.names]
-            yield from (name if name.removeprefix("raysim.") in MODULES else str(node.module) for name in names)
+            yield from (name if name.removeprefix("raysim.") in modules() else str(node.module) for name in names)
         yield from imported(node, typing)
 
 
 def own(tree: ast.AST) -> set[str]:
-    """Files of the package that a file imports, by their names in `MODULES`."""
+    """Files of the package that a file imports, by their names in `modules`."""
     names = {name.removeprefix("raysim.") for name in imported(tree) if re.match(r"raysim(\.|$)", name)}
-    assert names <= MODULES.keys() | {"raysim"}, names - MODULES.keys()
+    assert names <= modules().keys() | {"raysim"}, names - modules().keys()
     return {"__init__" if name == "raysim" else name for name in names}
 
 
-IMPORTS = {name: own(tree) for name, tree in MODULES.items()}
-
-
-@pytest.mark.parametrize("name", MODULES)
-def test_imports_go_down(name):
-    room = name.partition(".")[0]
-    assert room in FLOOR, f"{name} is in no room: give it a floor"
-    above = {
-        other for other in IMPORTS[name] if (there := other.partition(".")[0]) != room and FLOOR[there] >= FLOOR[room]
-    }
-    assert not above
+def test_imports_go_down():
+    room = {name: name.partition(".")[0] for name in modules()}
+    assert not {name for name, its in room.items() if its not in FLOOR}, "these are in no room: give it a floor"
+    imports = [(name, other) for name, tree in modules().items() for other in own(tree)]
+    assert not [(a, b) for a, b in imports if room[a] != room[b] and FLOOR[room[b]] >= FLOOR[room[a]]]
 
 
 def test_no_file_imports_itself_by_way_of_others():
-    sorter = TopologicalSorter(IMPORTS)
+    sorter = TopologicalSorter({name: own(tree) for name, tree in modules().items()})
     try:
         sorter.prepare()
     except CycleError as error:
@@ -90,20 +81,20 @@ def test_no_file_imports_itself_by_way_of_others():
 def test_commands_for_people_are_made_for_a_shell():
     """By `raysim.paths.command`: what stands in braces may be a path with a space in it."""
     texts = [
-        ast.unparse(node) for tree in MODULES.values() for node in ast.walk(tree) if isinstance(node, ast.JoinedStr)
+        ast.unparse(node) for tree in modules().values() for node in ast.walk(tree) if isinstance(node, ast.JoinedStr)
     ]
     assert not [text for text in texts if re.search(r"`raysim [^`]*\{", text)]
 
 
 def test_only_the_engine_and_the_search_import_ray():
-    found = {name for name, tree in MODULES.items() for module in imported(tree) if re.match(r"ray(\.|$)", module)}
+    found = {name for name, tree in modules().items() for module in imported(tree) if re.match(r"ray(\.|$)", module)}
     # A sink publishes the numbers of a run as Ray's metrics.
     assert {name for name in found if not name.startswith("engine.ray.")} == {"sweep.tune", "store.sinks"}
 
 
 def test_core_and_methods_need_torch_numpy_and_annotations_alone():
     allowed = {"torch", "numpy", "annotated_types", "raysim", *sys.stdlib_module_names}
-    for name, tree in MODULES.items():
+    for name, tree in modules().items():
         if name.partition(".")[0] in ("core", "methods"):
             assert {module.partition(".")[0] for module in imported(tree, typing=False)} <= allowed, name
 
@@ -127,7 +118,7 @@ def test_what_is_long_says_why():
 
 def test_every_method_names_its_paper():
     """In the file's first line, `Name: Title (Authors, year)` or the like; and in what `raysim list methods` prints."""
-    for name, tree in MODULES.items():
+    for name, tree in modules().items():
         if name.startswith("methods."):
             first = (ast.get_docstring(tree) or "").partition("\n")[0]
             assert re.search(r"\b(19|20)\d\d\b", first), f"{name}: {first!r} names no paper"
@@ -149,7 +140,7 @@ MODELS = {"models.model", "models.modules", "models.transformer"}  # classes of 
 
 def test_importing_everything_loads_nothing_heavy():
     """PyTorch neither: every file takes it from `late`. In a process of its own."""
-    dotted = [f"raysim.{name}" for name in MODULES if not name.startswith(("report", "__")) and name not in MODELS]
+    dotted = [f"raysim.{name}" for name in modules() if not name.startswith(("report", "__")) and name not in MODELS]
     code = f"import sys, importlib\nfor name in {dotted}: importlib.import_module(name)\n"
     code += f"print(sorted({{*{HEAVY}, 'torch'}} & set(sys.modules)))"
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
@@ -159,6 +150,8 @@ def test_importing_everything_loads_nothing_heavy():
 def test_an_actor_that_trains_loads_nothing_heavy(tmp_path, cluster):
     """Fresh actors: those of other tests may have been asked for a torchvision model. L-DAWA takes layers' products."""
     import ray
+
+    from raysim.engine.ray.engine import ray_engine
 
     config = tiny(engine={"ray": {"clients_per_actor": 3}}, weighting=["ldawa"])
     federation = Federation(config, tmp_path, make_engine=ray_engine)

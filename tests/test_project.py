@@ -9,6 +9,7 @@ import subprocess
 import sys
 import tomllib
 from collections.abc import Iterator
+from functools import cache
 from importlib.metadata import packages_distributions
 from pathlib import Path
 
@@ -44,24 +45,31 @@ def imported(folder: Path) -> Iterator[tuple[str, str]]:
                 yield str(path.relative_to(ROOT)), module.partition(".")[0]
 
 
-INSTALLED = {"mlflow": ["mlflow-skinny"], **packages_distributions()}  # module -> distributions; mlflow's may be absent
+installed = cache(packages_distributions)  # module -> distributions
 
 
 def distributions(module: str) -> set[str]:
-    return {plain(name) for name in INSTALLED.get(module, [module])}
+    absent = ["mlflow-skinny"] if module == "mlflow" else [module]
+    return {plain(name) for name in installed().get(module, absent)}
 
 
-@pytest.mark.parametrize("folder", ["raysim", "tests", "benchmarks"])
-def test_what_is_imported_is_declared(folder: str) -> None:
+def test_what_is_imported_is_declared(subtests: pytest.Subtests) -> None:
     extras = PROJECT["optional-dependencies"]
-    required = {plain(one) for one in PROJECT["dependencies"]}
-    allowed = required | {plain(one) for extra in OPTIONAL for one in extras[extra]}
-    own = {"raysim", *sys.stdlib_module_names, *(PEERS if folder == "benchmarks" else ())}
-    if folder != "raysim":
-        allowed |= {plain(one) for one in extras["dev"]}
-        own |= {path.stem for top in ("tests", "benchmarks") for path in (ROOT / top).rglob("*")}  # their folders, too
-    missing = {(file, m) for file, m in imported(ROOT / folder) if m not in own and not distributions(m) & allowed}
-    assert missing == set()
+    of_use = {plain(one) for one in PROJECT["dependencies"]}
+    of_use |= {plain(one) for extra in OPTIONAL for one in extras[extra]}
+    of_development = of_use | {plain(one) for one in extras["dev"]}
+    own = {"raysim", *sys.stdlib_module_names}
+    near = own | {
+        path.stem for top in ("tests", "benchmarks") for path in (ROOT / top).rglob("*")
+    }  # their folders, too
+    for folder, allowed, known in (
+        ("raysim", of_use, own),
+        ("tests", of_development, near),
+        ("benchmarks", of_development, near | PEERS),
+    ):
+        with subtests.test(folder):
+            found = imported(ROOT / folder)
+            assert {(file, m) for file, m in found if m not in known and not distributions(m) & allowed} == set()
 
 
 def test_every_required_package_is_imported() -> None:
@@ -103,14 +111,15 @@ def test_make_does_what_the_readme_says_for_pip(tmp_path: Path) -> None:
     assert [command for command in commands if command not in made] == []
 
 
-@pytest.mark.parametrize("page", ["CONTRIBUTING.md", "CHANGELOG.md", "docs/decisions/README.md"])
-def test_pages_name_files_that_exist(page: str) -> None:
-    path = ROOT / page
-    text = path.read_text(encoding="utf-8")
-    links = re.findall(r"\]\((?!http)([^)#]+)\)", text)
-    assert [link for link in links if not (path.parent / link).exists()] == []
-    named = set(re.findall(r"`((?:raysim|tests|benchmarks|docs|configs)/[\w/.]+)`", text))
-    assert [name for name in sorted(named) if not (ROOT / name).exists()] == []
+def test_pages_name_files_that_exist(subtests: pytest.Subtests) -> None:
+    for page in ("CONTRIBUTING.md", "CHANGELOG.md", "docs/decisions/README.md"):
+        with subtests.test(page):
+            path = ROOT / page
+            text = path.read_text(encoding="utf-8")
+            links = re.findall(r"\]\((?!http)([^)#]+)\)", text)
+            assert [link for link in links if not (path.parent / link).exists()] == []
+            named = set(re.findall(r"`((?:raysim|tests|benchmarks|docs|configs)/[\w/.]+)`", text))
+            assert [name for name in sorted(named) if not (ROOT / name).exists()] == []
 
 
 def test_decisions_are_numbered_and_listed() -> None:

@@ -19,7 +19,6 @@ from raysim.config.schema import Config
 from raysim.registry import name_in
 from raysim.store.manifest import DamagedManifest, read_manifest
 
-
 _Dumper = getattr(yaml, "CSafeDumper", yaml.SafeDumper)  # of compiled code where PyYAML has it: a fifth of the time
 
 

@@ -6,8 +6,6 @@ import statistics
 import pytest
 import torch
 from conftest import play, tiny
-from sklearn.metrics import roc_auc_score
-from sklearn.preprocessing import label_binarize
 
 from raysim.core.score import Score, micro_auc
 from raysim.core.task import Classification
@@ -26,14 +24,18 @@ def test_auc_counts_won_pairs():
     assert math.isnan(micro_auc(torch.empty(0, 2), torch.empty(0, 2, dtype=torch.bool)))
 
 
-@pytest.mark.parametrize("seed", range(3))
-def test_auc_is_sklearns(seed):
-    stream = torch.Generator().manual_seed(seed)
-    scores = torch.randn(50, 4, generator=stream).mul(3).round().softmax(1)  # with ties
-    y = torch.randint(4, (50,), generator=stream)
-    true = label_binarize(y, classes=range(4))
-    expected = roc_auc_score(true, scores, average="micro")
-    assert micro_auc(scores, torch.from_numpy(true) > 0) == pytest.approx(expected, abs=1e-12)
+def test_auc_is_sklearns(subtests):
+    from sklearn.metrics import roc_auc_score  # it takes seconds to import
+    from sklearn.preprocessing import label_binarize
+
+    for seed in range(3):
+        with subtests.test(seed=seed):
+            stream = torch.Generator().manual_seed(seed)
+            scores = torch.randn(50, 4, generator=stream).mul(3).round().softmax(1)  # with ties
+            y = torch.randint(4, (50,), generator=stream)
+            true = label_binarize(y, classes=range(4))
+            expected = roc_auc_score(true, scores, average="micro")
+            assert micro_auc(scores, torch.from_numpy(true) > 0) == pytest.approx(expected, abs=1e-12)
 
 
 def test_a_score_is_of_probabilities():

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from types import ModuleType
 
 import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from sklearn.metrics import accuracy_score, f1_score, r2_score, roc_auc_score, root_mean_squared_error
 from torch import Tensor
 
 from raysim.core.score import Metric, Score
@@ -30,6 +30,14 @@ BATCHES = {
 }
 
 
+@pytest.fixture(scope="module")
+def metrics() -> ModuleType:
+    """Of scikit-learn, which takes seconds to import."""
+    from sklearn import metrics
+
+    return metrics
+
+
 def test_every_task_is_tested():
     assert set(BATCHES) == set(TASKS)
     assert all(task.name == name for name, task in TASKS.items())
@@ -38,10 +46,14 @@ def test_every_task_is_tested():
     assert task_of(own) is own
 
 
-@pytest.mark.parametrize("name", BATCHES)
-def test_losses_mean_and_sum_agree_and_scores_add_up(name):
+def test_losses_mean_and_sum_agree_and_scores_add_up(subtests):
     """However samples are batched. Only sums of floats may differ, in their last bits."""
-    task, (outputs, y) = TASKS[name], BATCHES[name]
+    for name, (outputs, y) in BATCHES.items():
+        with subtests.test(name):
+            check_sums(TASKS[name], outputs, y)
+
+
+def check_sums(task: Task, outputs: Tensor, y: Tensor) -> None:
     losses = task.losses(outputs, y)
     assert losses.shape == (len(y),)
     torch.testing.assert_close(task.loss(outputs, y), losses.mean())
@@ -55,60 +67,60 @@ def test_losses_mean_and_sum_agree_and_scores_add_up(name):
     assert task.values(Score(0, 0.0)) == {}
 
 
-def test_classification_is_cross_entropy_to_the_bit():
+def test_classification_is_cross_entropy_to_the_bit(metrics):
     task = Classification()
     assert torch.equal(task.loss(LOGITS, CLASSES), F.cross_entropy(LOGITS, CLASSES))
     score = task.score(LOGITS, CLASSES)
     assert score.loss == F.cross_entropy(LOGITS, CLASSES, reduction="sum").item()
-    assert task.values(score)["accuracy"] == accuracy_score(CLASSES, LOGITS.argmax(1))
+    assert task.values(score)["accuracy"] == metrics.accuracy_score(CLASSES, LOGITS.argmax(1))
 
 
-def test_several_labels():
+def test_several_labels(metrics):
     """A label is given where its logit is positive."""
     task, given = MultiLabel(), LOGITS > 0
     values = task.values(task.score(LOGITS, LABELS))
-    assert values["f1"] == pytest.approx(f1_score(LABELS, given, average="micro"))
-    assert values["label_accuracy"] == pytest.approx(accuracy_score(LABELS.flatten(), given.flatten()))
-    assert task.auc(LOGITS, LABELS) == pytest.approx(roc_auc_score(LABELS, LOGITS, average="micro"))
+    assert values["f1"] == pytest.approx(metrics.f1_score(LABELS, given, average="micro"))
+    assert values["label_accuracy"] == pytest.approx(metrics.accuracy_score(LABELS.flatten(), given.flatten()))
+    assert task.auc(LOGITS, LABELS) == pytest.approx(metrics.roc_auc_score(LABELS, LOGITS, average="micro"))
     p = LOGITS.sigmoid()
     expected = -(LABELS * p.log() + (1 - LABELS) * (1 - p).log()).mean()
     torch.testing.assert_close(task.loss(LOGITS, LABELS), expected)
 
 
-def test_numbers():
+def test_numbers(metrics):
     task = Regression()
     values = task.values(task.score(LOGITS, TARGETS))
-    error = root_mean_squared_error(TARGETS.flatten(), LOGITS.flatten())
-    assert values == pytest.approx({"rmse": error, "r2": r2_score(TARGETS, LOGITS)}, rel=1e-6)
+    error = metrics.root_mean_squared_error(TARGETS.flatten(), LOGITS.flatten())
+    assert values == pytest.approx({"rmse": error, "r2": metrics.r2_score(TARGETS, LOGITS)}, rel=1e-6)
     torch.testing.assert_close(task.loss(LOGITS, TARGETS), (LOGITS - TARGETS).square().mean())
     assert math.isnan(task.values(task.score(LOGITS, torch.ones(50, 4)))["r2"])  # nothing varies
 
 
-def test_next_tokens():
+def test_next_tokens(metrics):
     """Four equally likely tokens have perplexity 4; a certain and right prediction has 1."""
     task = NextToken()
     values = task.values(task.score(SEQUENCES, TOKENS))
-    assert values["token_accuracy"] == pytest.approx(accuracy_score(TOKENS.flatten(), SEQUENCES.argmax(2).flatten()))
+    assert values["token_accuracy"] == pytest.approx(
+        metrics.accuracy_score(TOKENS.flatten(), SEQUENCES.argmax(2).flatten())
+    )
     assert values["perplexity"] == pytest.approx(math.exp(task.loss(SEQUENCES, TOKENS)), rel=1e-6)
     assert task.values(task.score(torch.zeros(6, 5, 4), TOKENS))["perplexity"] == pytest.approx(4)
     assert task.values(task.score(1e3 * F.one_hot(TOKENS, 4).float(), TOKENS))["perplexity"] == pytest.approx(1)
     assert task.values(task.score(-1e3 * F.one_hot(TOKENS, 4).float(), TOKENS))["perplexity"] == math.inf
 
 
-@pytest.mark.parametrize(
-    ("name", "good", "bad"),
-    [
+def test_labels_are_checked(subtests):
+    for name, good, bad in (
         ("classification", np.zeros(3, np.int64), np.zeros((3, 1), np.int64)),
         ("classification", np.zeros(3, np.int64), np.zeros(3, np.float32)),
         ("multilabel", np.ones((3, 4), np.float32), np.full((3, 4), 0.5, np.float32)),
         ("multilabel", np.ones((3, 4), np.float32), np.ones((3, 3), np.float32)),
         ("regression", np.ones((3, 4), np.float32), np.ones(3, np.float32)),
         ("next_token", np.zeros((3, 5), np.int64), np.zeros(3, np.int64)),
-    ],
-)
-def test_labels_are_checked(name, good, bad):
-    assert TASKS[name].check(good, 4) is None
-    assert "needs" in TASKS[name].check(bad, 4)
+    ):
+        with subtests.test(name, bad=bad):
+            assert TASKS[name].check(good, 4) is None
+            assert "needs" in TASKS[name].check(bad, 4)
 
 
 def margin(outputs: Tensor, y: Tensor) -> Tensor:

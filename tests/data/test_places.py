@@ -15,7 +15,6 @@ import pyarrow.parquet as pq
 import pytest
 from PIL import Image
 from pyarrow import fs
-from torchvision import datasets
 
 import raysim
 from raysim.config import from_dict
@@ -128,54 +127,58 @@ def test_what_the_hugging_face_library_keeps_beside_a_saved_set_is_not_read(tmp_
             clients()
 
 
-class Kept(datasets.VisionDataset):
-    """Splits by `train`, and labels that are kept, as MNIST has them."""
+@pytest.fixture
+def own_sets(monkeypatch) -> None:
+    """Data sets of our own among torchvision's, which takes seconds to import."""
+    from torchvision import datasets
 
-    def __init__(self, root, train=True):
-        super().__init__(root)
-        self.first, self.targets = 0 if train else 100, [0, 1, 0]
+    class Labelled(datasets.VisionDataset):
+        """Splits by `train`, and labels as a list, as MNIST has them."""
 
-    def __len__(self):
-        return 3
-
-    def __getitem__(self, i):
-        return Image.fromarray(np.full((4, 5), self.first + i, np.uint8)), i % 2
-
-
-class Unkept(Kept):
-    """Splits by name, of which one is called otherwise, and labels that only the samples tell."""
-
-    def __init__(self, root, split="train"):
-        if split not in ("train", "val"):
-            raise ValueError(f"there is no split {split}")
-        super().__init__(root, split == "train")
-        del self.targets
-
-
-@pytest.mark.parametrize("kind", [Kept, Unkept])
-def test_data_sets_of_torchvision_by_name(tmp_path, monkeypatch, kind):
-    monkeypatch.setattr(datasets, "Pictures", kind, raising=False)
-    monkeypatch.setattr(vision, "KNOWN", {"Pictures"})
-    data = Torchvision("Pictures").load(tmp_path)
-    assert data.x[:, 0, 0, 0].tolist() == [0, 1, 2, 100, 101, 102]
-    assert data.y.tolist() == [0, 1, 0, 0, 1, 0]
-    assert (data.train_rows, data.num_classes) == (3, 2)
-    some = load(Torchvision("Pictures"), tmp_path, "stream")
-    assert some.x[np.array([4, 1])][:, 0, 0, 0].tolist() == [101, 1]
-    assert "'Nothing' is none of the data sets" in Torchvision("Nothing").check(tmp_path)
-    with pytest.raises(DataError, match=r"Pictures cannot be made with .* Correct the options"):
-        Torchvision("Pictures", {"year": 2020}).load(tmp_path)
-
-
-def test_a_cache_looks_at_the_files_of_one_set_alone(tmp_path, monkeypatch):
-    class Own(Kept):
         base_folder = "own"
 
-    def made() -> Path:
-        return load(Torchvision("Own"), tmp_path, cache=tmp_path / "cache").x.file
+        def __init__(self, root, train=True):
+            super().__init__(root)
+            self.first, self.targets = 0 if train else 100, [0, 1, 0]
 
-    monkeypatch.setattr(datasets, "Own", Own, raising=False)
-    monkeypatch.setattr(vision, "KNOWN", {"Own"})
+        def __len__(self):
+            return 3
+
+        def __getitem__(self, i):
+            return Image.fromarray(np.full((4, 5), self.first + i, np.uint8)), i % 2
+
+    class Unlabelled(Labelled):
+        """Splits by name, of which one is called otherwise, and labels that only the samples tell."""
+
+        def __init__(self, root, split="train"):
+            if split not in ("train", "val"):
+                raise ValueError(f"there is no split {split}")
+            super().__init__(root, split == "train")
+            del self.targets
+
+    for own in (Labelled, Unlabelled):
+        monkeypatch.setattr(datasets, own.__name__, own, raising=False)
+    monkeypatch.setattr(vision, "KNOWN", {"Labelled", "Unlabelled", "KMNIST"})
+
+
+def test_data_sets_of_torchvision_by_name(tmp_path, own_sets, subtests):
+    for name in ("Labelled", "Unlabelled"):
+        with subtests.test(name):
+            data = Torchvision(name).load(tmp_path)
+            assert data.x[:, 0, 0, 0].tolist() == [0, 1, 2, 100, 101, 102]
+            assert data.y.tolist() == [0, 1, 0, 0, 1, 0]
+            assert (data.train_rows, data.num_classes) == (3, 2)
+            some = load(Torchvision(name), tmp_path, "stream")
+            assert some.x[np.array([4, 1])][:, 0, 0, 0].tolist() == [101, 1]
+            with pytest.raises(DataError, match=rf"{name} cannot be made with .* Correct the options"):
+                Torchvision(name, {"year": 2020}).load(tmp_path)
+    assert "'Nothing' is none of the data sets" in Torchvision("Nothing").check(tmp_path)
+
+
+def test_a_cache_looks_at_the_files_of_one_set_alone(tmp_path, own_sets):
+    def made() -> Path:
+        return load(Torchvision("Labelled"), tmp_path, cache=tmp_path / "cache").x.file
+
     for file in (tmp_path / "own" / "pixels", tmp_path / "KMNIST" / "raw" / "train"):
         file.parent.mkdir(parents=True)
         file.write_bytes(b"1")

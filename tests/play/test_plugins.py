@@ -9,10 +9,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import nbformat
 import pytest
 import yaml
-from nbclient import NotebookClient
 
 OWN = '''
 from collections.abc import Iterator
@@ -145,6 +143,9 @@ def test_in_a_script(environment: dict[str, str], tmp_path: Path) -> None:
 
 def test_in_a_notebook(environment: dict[str, str], tmp_path: Path) -> None:
     """Each definition in a cell of its own. The one of the method is run again after a change."""
+    import nbformat
+    from nbclient import NotebookClient
+
     parts = OWN.split("\n\n\n")
     method = next(part for part in parts if "SignSGD" in part)
     cells = [parts[0], method.replace("1e-2", "1e-3"), *parts[1:], PLAY, PRINT]

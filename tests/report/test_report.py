@@ -27,7 +27,6 @@ from matplotlib.axis import Axis, XAxis
 from matplotlib.collections import FillBetweenPolyCollection, PathCollection
 from matplotlib.figure import Figure
 from matplotlib.text import Text
-from scipy.stats import ttest_rel
 from typer.testing import CliRunner
 from written import RESULT, by_hand
 
@@ -143,6 +142,8 @@ def test_the_headline_is_of_the_models_that_were_asked_for(tmp_path: Path) -> No
 
 
 def test_the_headline_says_whether_a_lead_is_more_than_chance(tmp_path: Path) -> None:
+    from scipy.stats import ttest_rel  # it takes a second to import
+
     def ending(*methods: list[float]) -> str:
         place = tmp_path / str(len(list(tmp_path.iterdir())))
         place.mkdir()
