@@ -16,7 +16,7 @@ from typing import Any, TypeGuard
 from raysim.registry import REGISTRY
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Catalogue:
     """Marks a field whose value is one entry of a catalogue of dataclasses."""
 
@@ -48,11 +48,13 @@ def is_section(annotation: Any) -> TypeGuard[type]:
     return isinstance(annotation, type) and dataclasses.is_dataclass(annotation)
 
 
+@functools.cache
 def catalogue_of(annotation: Any) -> Catalogue | None:
     """The catalogue, where a value is one of its entries."""
     return next((m for m in typing.get_args(annotation)[1:] if isinstance(m, Catalogue)), None)
 
 
+@functools.cache
 def stack_of(annotation: Any) -> Any | None:
     """The annotation of the entries, where a value is a tuple of catalogue entries."""
     args = typing.get_args(annotation)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -28,11 +29,16 @@ def load(path: str | Path, overrides: Sequence[Override] = (), beside: Collectio
 
     Top-level keys in `beside` are left to others: `table` is what `raysim reproduce` makes of the file.
     """
+    return loader(path, beside)(overrides=overrides)
+
+
+def loader(path: str | Path, beside: Collection[str] = ("table",)) -> Callable[..., Config]:
+    """`load` of a file that is read now, for any number of `overrides`."""
     raw = {key: value for key, value in _read(Path(path)).items() if key not in beside}
     if "methods" in raw:
         way = f"{command('sweep', path, '--out', 'DIR')} plays and compares them"
         raise ConfigError(f"{path}: methods: lists several, but one run is asked for. {way}.")
-    return from_dict({"name": slug(Path(path).stem)} | raw, str(path), overrides)
+    return partial(from_dict, {"name": slug(Path(path).stem)} | raw, str(path))
 
 
 def read_entry(catalogue: Catalogue, name: str, overrides: Sequence[str] = ()) -> Any:

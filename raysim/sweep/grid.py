@@ -25,6 +25,7 @@ import yaml
 
 from raysim.config import Config, ConfigError, load, name_in, to_dict
 from raysim.config.fields import STACKS
+from raysim.config.load import loader
 from raysim.config.messages import nearest
 from raysim.paths import UnsafeName, below, digits, slug
 from raysim.store.documents import DamagedFile, parse_yaml, read_yaml
@@ -118,12 +119,13 @@ def runs(base: Path, cells: Iterable[Sequence[Choice]], out: Path) -> list[Point
     """A run for each cell of a grid, which is a choice of each axis. Raises as `grid` does."""
     points: list[Point] = []
     faults: list[str] = []
+    configured = loader(base, beside=("methods", "table"))
     for chosen in cells:
         name = "-".join(part for part, _ in chosen if part) or slug(base.stem)
         changes = [text for _, texts in chosen for text in texts]
         try:
             folder = below(out, name)
-            config = load(base, [*changes, f"name={json.dumps(name)}"], beside=("methods", "table"))
+            config = configured(overrides=[*changes, f"name={json.dumps(name)}"])
         except UnsafeName as error:
             faults.append(f"{base}: the name of a run becomes that of its folder: {error}.")
             continue
