@@ -5,6 +5,7 @@ import re
 import shlex
 import subprocess
 from collections.abc import Iterator, Sequence
+from functools import cache, partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -39,12 +40,18 @@ def without_table(path: Path) -> str:
     return body
 
 
-def check(path: Path, copy: Path) -> None:
-    """Load every cell of the table in `path`."""
-    item = Item(label(path) if path.is_relative_to(CONFIGS) else path.stem, path)
-    copy.write_text(without_table(path), encoding="utf-8")
+@cache
+def item_of(path: Path) -> Item:
+    """The table in a file, which is read once for all tests."""
+    return Item(label(path), path)
+
+
+def check(item: Item, folder: Path) -> None:
+    """Load every cell of a table."""
+    copy = folder / f"copy-{item.path.name}"
+    copy.write_text(without_table(item.path), encoding="utf-8")
     for scale in item.table.scales:
-        assert runs(copy, item.plan(scale, (8,), ()).values(), copy.parent / "out")
+        assert runs(copy, item.plan(scale, (8,), ()).values(), folder / "out")
 
 
 @pytest.fixture(autouse=True)
@@ -57,27 +64,31 @@ def having_the_data(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
 
 
-@pytest.mark.parametrize("path", FILES, ids=label)
-def test_the_file_is_valid(path):
-    load(path)
+def test_every_file_is_valid(subtests):
+    for path in FILES:
+        with subtests.test(label(path)):
+            load(path)
 
 
 @pytest.mark.filterwarnings("ignore:pfedme")  # w overshoots θ at the learning rate that the paper has for MNIST
-@pytest.mark.parametrize("path", OF_PAPERS, ids=label)
-def test_every_cell_is_valid(path, tmp_path):
-    check(path, tmp_path / path.name)
+@pytest.mark.parametrize("paper", PAPERS)
+def test_every_cell_is_valid(paper, tmp_path, subtests):
+    for path in (path for path in OF_PAPERS if path.parent.name == paper):
+        with subtests.test(path.stem):
+            check(item_of(path), tmp_path)
 
 
-@pytest.mark.parametrize("path", OF_PAPERS, ids=label)
-def test_the_header_says_what_it_is(path):
-    text = path.read_text(encoding="utf-8")
-    header = re.match(r"(#.*\n)*", text).group()
-    item = Item(label(path), path)
-    first = next(iter(item.table.items))
-    assert header.startswith(f"# {PAPERS[path.parent.name]}, {first}")
-    assert f"raysim reproduce {item.name}" in re.sub(r"\s+#?\s*", " ", header)
-    assert "\n# Data" in header  # where the data are to be had
-    assert f"\nname: {path.parent.name}_{path.stem}\n" in text  # so that folders of runs tell tables apart
+def test_headers_say_what_the_file_is(subtests):
+    for path in OF_PAPERS:
+        with subtests.test(label(path)):
+            text = path.read_text(encoding="utf-8")
+            header = re.match(r"(#.*\n)*", text).group()
+            item = item_of(path)
+            first = next(iter(item.table.items))
+            assert header.startswith(f"# {PAPERS[path.parent.name]}, {first}")
+            assert f"raysim reproduce {item.name}" in re.sub(r"\s+#?\s*", " ", header)
+            assert "\n# Data" in header  # where the data are to be had
+            assert f"\nname: {path.parent.name}_{path.stem}\n" in text  # so that folders of runs tell tables apart
 
 
 def commands(item: Item) -> Iterator[list[str]]:
@@ -94,35 +105,42 @@ def commands(item: Item) -> Iterator[list[str]]:
                     yield [*last, other] if last[0] == "data" else [last[0], other, *last[2:]]
 
 
+program = cache(partial(get_command, app))
+
+
 def parsed(words: Sequence[str]) -> dict[str, Any]:
     """The parameters of a command; a fault of usage is raised."""
-    command: Any = get_command(app)
+    command: Any = program()
     while hasattr(command, "commands"):
         command, words = command.commands[words[0]], words[1:]
     return command.make_context("raysim", [*words]).params
 
 
-@pytest.mark.parametrize("path", OF_PAPERS, ids=label)
-def test_commands_that_the_items_name_work_as_they_are_typed(path):
+def test_commands_that_the_items_name_work_as_they_are_typed(subtests):
     """In any folder; what they show is for test_configs_play."""
-    item = Item(label(path), path)
-    outside = re.sub(r"\([^()]*\)", "", " ".join(item.table.items.values()))
-    assert "raysim " not in outside and "configs/" not in outside, "commands stand in brackets"
-    for command in commands(item):
-        given = parsed(command)
-        match command[0]:
-            case "plot":
-                figure = FIGURES[given["name"].partition(":")[0]]
-                several = given["runs"] != [Path("RUN")]
-                assert not (isinstance(figure, Portrait) and several), f"{given['name']} shows one run"
-                assert str(given["out"]) == "FIG"
-            case "measure":
-                read_entry(Catalogue("measure", MEASURES), given["name"], given["overrides"] or ())
-            case "data":
-                load(find(given["config"]), given["changes"])
-                assert given["config"] == item.name
-            case other:
-                raise AssertionError(f"raysim {other}: has no case here")
+    for item in map(item_of, OF_PAPERS):
+        with subtests.test(item.name):
+            outside = re.sub(r"\([^()]*\)", "", " ".join(item.table.items.values()))
+            assert "raysim " not in outside and "configs/" not in outside, "commands stand in brackets"
+            for command in commands(item):
+                check_command(item, command)
+
+
+def check_command(item: Item, command: Sequence[str]) -> None:
+    given = parsed(command)
+    match command[0]:
+        case "plot":
+            figure = FIGURES[given["name"].partition(":")[0]]
+            several = given["runs"] != [Path("RUN")]
+            assert not (isinstance(figure, Portrait) and several), f"{given['name']} shows one run"
+            assert str(given["out"]) == "FIG"
+        case "measure":
+            read_entry(Catalogue("measure", MEASURES), given["name"], given["overrides"] or ())
+        case "data":
+            load(find(given["config"]), given["changes"])
+            assert given["config"] == item.name
+        case other:
+            raise AssertionError(f"raysim {other}: has no case here")
 
 
 def test_commands_after_also_have_the_others_place():
@@ -143,7 +161,7 @@ def test_a_wrong_cell_is_found(tmp_path):
     table = "table: {items: {Table 1: a typo}, rows: {short: {rounds.totl: 5}}, small: {}}"
     wrong.write_text(f"{(CONFIGS / 'quickstart.yaml').read_text(encoding='utf-8')}\n{table}\n", encoding="utf-8")
     with pytest.raises(ConfigError, match="totl"):
-        check(wrong, tmp_path / "copy.yaml")
+        check(Item("wrong", wrong), tmp_path)
 
 
 def test_files_for_clusters_are_what_their_readers_take():
