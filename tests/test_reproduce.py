@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from statistics import mean, stdev
 from types import SimpleNamespace
@@ -17,7 +18,10 @@ from typer.testing import CliRunner
 from raysim.cli.app import app
 from raysim.config import ConfigError, shipped, to_dict
 from raysim.store.tables import read
+from raysim.sweep import playing
+from raysim.sweep.grid import Point
 from raysim.sweep.items import Item, find, items, listing
+from raysim.sweep.parallel import _outcome
 from raysim.sweep.scores import SCORES
 
 TABLE = """
@@ -73,6 +77,12 @@ def item(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Item:
     path.parent.mkdir(parents=True)
     path.write_text(TABLE)
     return find("toy/table1")
+
+
+@pytest.fixture
+def alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No configurations come with raysim, of which the list takes a while."""
+    monkeypatch.setattr("raysim.sweep.items.configurations", lambda: Path("nowhere"))
 
 
 def reproduce(*args: object) -> Any:
@@ -231,7 +241,7 @@ def test_one_number_a_column_stands_beside_every_accuracy(item: Item) -> None:
     assert table.theirs(("FedProx",), ("digits", "slow")) == []
 
 
-def test_absent_data_are_named_before_anything_starts(item: Item) -> None:
+def test_absent_data_are_named_before_anything_starts(item: Item, alone: None) -> None:
     done = reproduce("toy/table1", "--out", "out")
     assert done.exit_code == 2
     assert "nowhere.npz" in done.output
@@ -332,8 +342,16 @@ def test_a_wrong_table_is_refused(item: Item, old: str, new: str, message: str) 
         find("toy/table1").plan(False, (), ())
 
 
-def test_what_is_said_of_settings_seeds_and_fallbacks(item: Item) -> None:
-    """Where all that counts is how far a client is from uniform, FedDisco leaves no client a weight."""
+def test_what_is_said_of_settings_seeds_and_fallbacks(item: Item, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where all that counts is how far a client is from uniform, FedDisco leaves no client a weight. Two runs at a time are
+    asked for, and played in turn: to start a process takes longer than a run."""
+    asked: list[int] = []
+
+    def in_turn(points: Sequence[Point], at_once: int, address: str | None) -> tuple[list[str], int]:
+        asked.append(at_once)
+        return playing._in_turn(points, address)
+
+    monkeypatch.setattr(playing, "play_parallel", in_turn)
     changes = ["rounds.total=1", "server=[]", "weighting=[{feddisco: {a: 1.0e+6, b: 0.0, normalize_kl: false}}]"]
     options = [word for change in changes for word in ("--set", change)]
     done = reproduce("toy/table1", "--scale", "medium", "--out", "out", "--parallel", 2, *options)
@@ -341,7 +359,12 @@ def test_what_is_said_of_settings_seeds_and_fallbacks(item: Item) -> None:
     assert "smoke" not in done.output
     assert f"Settings other than the paper's: {', '.join(changes)}." in done.output  # not that there were three rounds
     assert "Each cell: one run of raysim's (the paper's number" in done.output
-    assert done.output.count("%   fell back: feddisco 1 of 1 times") == 2
+    assert asked == [2]
+    points = item.runs("medium", (), changes, Path("out")).values()
+    said = [_outcome(point, 0) for point in points]
+    assert [re.sub(r"[\d.]+ %", "S %", line) for line in said] == [
+        "accuracy S %   fell back: feddisco 1 of 1 times"
+    ] * 2
     assert re.search(
         r"Fell back in every round: FedAvg, digits, fast \(feddisco\); FedProx of its own, .* \(feddisco\)\.$",
         done.output.strip(),
@@ -364,7 +387,7 @@ def test_own_tables_stand_beside_those_of_the_papers(item: Item) -> None:
     assert "toy/plain" not in items()
 
 
-def test_foreign_files_take_nothing_down(item: Item) -> None:
+def test_foreign_files_take_nothing_down(item: Item, alone: None) -> None:
     Path("configs/toy/latin.yaml").write_bytes("name: Größe\n".encode("latin-1"))
     Path("configs/toy/latin_table.yaml").write_bytes("table: Größe\n".encode("latin-1"))
     Path("configs/toy/desk.yaml").write_text("table: made of wood\n")

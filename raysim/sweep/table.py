@@ -26,6 +26,7 @@ accuracy of it.
 
 from __future__ import annotations
 
+import functools
 import itertools
 import json
 from collections import Counter
@@ -164,11 +165,16 @@ def shown(label: Label) -> str:
     return ", ".join(label)
 
 
+@functools.cache
+def _adapter() -> TypeAdapter[Table]:
+    return TypeAdapter(Table)
+
+
 def read_table(path: Path) -> Table:
     """What the configuration at `path` says under `table`. Raises `ConfigError` where that is nothing, or wrong."""
     try:
         raw = read_yaml(path)["table"]
-        table = TypeAdapter(Table).validate_json(json.dumps(raw))
+        table = _adapter().validate_json(json.dumps(raw))
     except DamagedFile as error:
         raise ConfigError(str(error)) from None
     except (KeyError, TypeError):
