@@ -30,9 +30,8 @@ def shown(write: int, read: int, folder: Path, monkeypatch: pytest.MonkeyPatch) 
         with open(write, "w") as stream:
             monkeypatch.setattr(sys, "stdout", stream)
             assert play(tiny(), folder, resume=False) == 0
-        printed = text.result(timeout=60)
     os.close(read)
-    return printed
+    return text.result()
 
 
 def read_to_the_end(descriptor: int) -> str:
