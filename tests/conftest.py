@@ -5,8 +5,6 @@ import importlib.metadata
 import os
 import resource
 import shutil
-import subprocess
-import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -18,6 +16,7 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 import torch
+from attached import pytest_runtest_makereport, pytest_runtest_protocol  # noqa: F401  # hooks
 from hypothesis import settings
 
 from raysim.config import Config, fingerprint, from_dict
@@ -32,7 +31,12 @@ os.environ["RAY_TMPDIR"] = tempfile.mkdtemp(
 atexit.register(shutil.rmtree, os.environ["RAY_TMPDIR"], ignore_errors=True)
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # else each of the suite's many processes compiles raysim anew
 os.environ.setdefault("RAY_worker_niceness", "0")  # else a test's actors wait for the CPUs of all other tests
-os.environ.setdefault("RAY_raylet_start_wait_time_s", "120")  # a busy machine needs a minute, and a second attempt
+os.environ |= {  # a busy machine needs minutes; a node that is gone refuses, and is found out in a second
+    "RAY_raylet_start_wait_time_s": "240", "RAY_gcs_server_port_wait_time_s": "240", "RAY_py_gcs_connect_timeout_s": "240",
+    "RAY_gcs_rpc_server_connect_timeout_s": "240", "RAY_worker_register_timeout_seconds": "240",
+    "RAY_agent_register_timeout_ms": "240000", "RAY_health_check_timeout_ms": "240000",
+    "RAY_health_check_period_ms": "300", "RAY_health_check_initial_delay_ms": "0",
+}  # fmt: skip
 torch.set_num_threads(1)  # as in actors; hypothesis is neither random nor impatient, because machines may be busy
 os.fsync = lambda descriptor: None  # no test cuts the power, and waiting for the disk is half of a small run
 importlib.metadata.version = cache(importlib.metadata.version)  # no test installs a package, and a run asks for seven
@@ -116,17 +120,16 @@ def small_files(most: int) -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
-@pytest.fixture(scope="session")
-def cluster() -> Iterator["Cluster"]:
-    """This process connected to a Ray cluster of one node with room for many small actors; tests may add nodes."""
+@contextmanager
+def one_node(**resources: int) -> Iterator["Cluster"]:
+    """This process connected to a Ray cluster of one node with these resources."""
     import ray
     from ray.cluster_utils import Cluster
 
     from raysim.engine.ray.private import without_helpers
 
-    head = {"num_cpus": 16, "include_dashboard": False, "object_store_memory": 512 << 20}
     with without_helpers(dashboard=False):  # of which one reads every log all the time
-        cluster = Cluster(initialize_head=True, head_node_args=head)
+        cluster = Cluster(initialize_head=True, head_node_args={"include_dashboard": False, **resources})
         ray.init(address=cluster.address, log_to_driver=False, logging_level="ERROR")
         yield cluster
         ray.shutdown()
@@ -134,15 +137,10 @@ def cluster() -> Iterator["Cluster"]:
 
 
 @pytest.fixture(scope="session")
-def kept() -> Iterator[dict[str, str]]:
-    """The environment in which a command joins a cluster that is kept for all tests, in place of starting its own."""
-    with tempfile.TemporaryDirectory(prefix="rk", dir="/tmp") as folder:
-        environment = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"}
-        environment["RAY_TMPDIR"] = folder
-        command = [sys.executable, "-m", "raysim"]
-        subprocess.run([*command, "up"], env=environment, check=True)
-        yield environment
-        subprocess.run([*command, "down"], env=environment, check=True)
+def cluster() -> Iterator["Cluster"]:
+    """A cluster with room for many small actors; tests may add nodes."""
+    with one_node(num_cpus=16, object_store_memory=512 << 20) as cluster:
+        yield cluster
 
 
 @pytest.fixture(scope="session")
@@ -152,6 +150,18 @@ def warm_ray(cluster: "Cluster") -> MakeEngine:
     from raysim.engine.ray.pool import Pool
 
     return partial(ray_engine, pool=Pool())
+
+
+@pytest.fixture
+def gate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A FIFO for `command.held`, at which clients of the method `waits` wait, here as in commands."""
+    from sabotage import Waits
+
+    from raysim.methods import CLIENTS
+
+    monkeypatch.setitem(CLIENTS, "waits", Waits)
+    os.mkfifo(tmp_path / "gate")
+    return tmp_path / "gate"
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""Client methods that go wrong on purpose. The fixture `mischief` in conftest puts them into the catalogue."""
+"""Client methods and models that go wrong on purpose."""
 
 from __future__ import annotations
 
@@ -6,12 +6,11 @@ import errno
 import math
 import os
 import signal
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from threading import Thread
+from threading import Event, Thread
 from typing import Literal
 
 import ray
@@ -21,34 +20,24 @@ from raysim.core.client import ClientMethod, LocalRun, Upload
 from raysim.core.failures import ClientFailure
 from raysim.models import MODELS, Inputs
 
-PATIENCE = 120  # seconds until a test gives up
-
 
 @dataclass(frozen=True)
 class Stalls(ClientMethod):
-    """In round `t` the first client to have taken a step says in `folder` where it is, and waits to be killed."""
+    """In round `t` the first client to have taken a step says in the pipe of `ending` where it is, and waits to be killed."""
 
     folder: str
     t: int = 1
-    spared_node: str = ""  # not on this one
+    node: str = ""  # only on this one
 
     def observe_grad(self, run: LocalRun) -> None:
         if run.t != self.t or run.steps != 1:
             return
-        node = ""
-        if self.spared_node:
-            import ray
-
-            node = ray.get_runtime_context().get_node_id()
-            if node == self.spared_node:
-                return
-        try:
-            os.mkdir(f"{self.folder}/taken")  # by one client only
-        except FileExistsError:
+        if self.node and self.node != ray.get_runtime_context().get_node_id():
             return
-        announce(Path(self.folder) / "victim", f"{os.getpid()} {node}")
-        time.sleep(PATIENCE)
-        raise AssertionError("nobody came to kill this process")
+        with suppress(FileExistsError):
+            os.mkdir(f"{self.folder}/taken")  # by one client only
+            (Path(self.folder) / "victim").write_text(str(os.getpid()))
+            Event().wait()
 
 
 @dataclass(frozen=True)
@@ -67,7 +56,7 @@ class Fails(ClientMethod):
         if self.how == "dies":
             os.kill(os.getpid(), signal.SIGKILL)
         if self.how == "hangs":
-            time.sleep(PATIENCE)
+            hang(self.folder)
         if self.how == "lacks_memory":
             raise MemoryError("no room for 3 numbers")
         if self.how == "cannot_read":
@@ -115,20 +104,33 @@ class HardTimes(ClientMethod):
 
 
 @dataclass(frozen=True)
+class Waits(ClientMethod):
+    """In round `t` a client that has trained waits at the FIFO `gate`, where a test holds it (`command.held`)."""
+
+    gate: str
+    t: int
+
+    def finish(self, run: LocalRun, upload: Upload) -> None:
+        if run.t == self.t:
+            with suppress(FileNotFoundError), open(self.gate) as gate:
+                gate.read()
+
+
+@dataclass(frozen=True)
 class Tells(ClientMethod):
-    """Every client leaves the process it was trained in as a file in `folder`."""
+    """Every client leaves the process and the actor it was trained in as a file in `folder`."""
 
     folder: str
 
     def finish(self, run: LocalRun, upload: Upload) -> None:
-        announce(Path(self.folder) / f"pid-{run.client}", str(os.getpid()))
+        actor = ray.get_runtime_context().get_actor_id()
+        (Path(self.folder) / f"host-{run.client}").write_text(f"{os.getpid()} {actor}")
 
 
-def announce(path: Path, text: str) -> None:
-    """Write a file that appears whole."""
-    temporary = path.with_suffix(".tmp")
-    temporary.write_text(text)
-    temporary.rename(path)
+def hang(folder: str) -> None:
+    """Say in `folder` which actor hangs, and hang until it is killed."""
+    (Path(folder) / "hung").write_text(str(ray.get_runtime_context().get_actor_id()))
+    Event().wait()
 
 
 def kill(pid: int) -> None:
@@ -136,17 +138,14 @@ def kill(pid: int) -> None:
 
 
 @contextmanager
-def ending(folder: Path, strike: Callable[[int, str], None] = lambda pid, node: kill(pid)) -> Iterator[None]:
-    """`strike(pid, node)` the client that `Stalls` as soon as it does. It is an error if none does in the block."""
+def ending(folder: Path, strike: Callable[[int], None] = kill) -> Iterator[None]:
+    """`strike` the process of the client that `Stalls` as soon as it does. It is an error if none does in the block."""
     struck: list[int] = []
+    os.mkfifo(folder / "victim")
 
     def wait() -> None:
-        deadline = time.monotonic() + PATIENCE
-        while not (folder / "victim").exists() and time.monotonic() < deadline:
-            time.sleep(0.01)
-        pid, _, node = (folder / "victim").read_text().partition(" ")
-        strike(int(pid), node)
-        struck.append(int(pid))
+        struck.append(int((folder / "victim").read_text()))  # once a client has written it
+        strike(struck[0])
 
     thread = Thread(target=wait, daemon=True)
     thread.start()
@@ -168,8 +167,8 @@ class _HangsInTests(nn.Sequential):
     def forward(self, x: Tensor) -> Tensor:
         if not self.training:
             with suppress(FileExistsError):
-                os.mkdir(f"{self.folder}/hung")
-                time.sleep(PATIENCE)
+                os.mkdir(f"{self.folder}/once")
+                hang(self.folder)
         return super().forward(x)
 
 

@@ -11,7 +11,6 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Callable
 from importlib.metadata import requires
 from pathlib import Path
 
@@ -19,6 +18,7 @@ import numpy as np
 import pytest
 import torch
 import yaml
+from command import Command, held
 from typer.testing import CliRunner, Result
 
 from raysim import machine
@@ -38,7 +38,6 @@ from raysim.config import (
     fingerprint,
     from_dict,
     load,
-    to_yaml,
 )  # fmt: skip
 from raysim.config.shipped import find
 from raysim.play.folder import new_folder
@@ -250,48 +249,34 @@ def test_runs_of_one_second_get_folders_of_their_own(tmp_path: Path) -> None:
     assert len({new_folder(None, tmp_path, "run") for _ in range(4)}) == 4
 
 
-def interrupted(tiny: Path, stop: Callable[[subprocess.Popen[str]], None]) -> tuple[int, str, str]:
-    """A long run as a process of its own, stopped after its first round: exit code, last lines, standard error."""
-    command = [sys.executable, "-m", "raysim", "run", tiny, "--out", "run", "--set", "rounds.total=100000"]
-    env = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1"}
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=env) as process:
-        assert process.stdout is not None
-        assert process.stderr is not None
-        for line in process.stdout:
-            if line.startswith("round"):
-                break
-        stop(process)
-        return process.wait(60), process.stdout.read(), process.stderr.read()
+def waits(gate: Path, t: int) -> str:
+    """A setting with which a client waits at the gate in round `t`, to the same bits."""
+    return f"client=[{{waits: {{gate: {gate}, t: {t}}}}}]"
 
 
-def test_one_ctrl_c_ends_the_round_and_resume_gives_the_same_bits(tiny: Path) -> None:
-    code, out, err = interrupted(tiny, lambda process: process.send_signal(signal.SIGINT))
-    assert code == 130
-    assert "Stopping after this round; once more stops at once." in err
-    assert "Stopped. `raysim resume run` continues." in err
-    assert "Traceback" not in err
-    played = len(out.splitlines()) + 1
-
-    saved = load("run/config.yaml", [f"rounds.total={played + 2}"])  # a run to the 100,000th round would take a while
-    Path("run/config.yaml").write_text(to_yaml(saved))
+def test_one_ctrl_c_ends_the_round_and_resume_gives_the_same_bits(tiny: Path, gate: Path) -> None:
+    run = Command("run", tiny, "--out", "run", waits(gate, 1))
+    with held(gate):
+        run.signal(signal.SIGINT)
+        run.wait_for("Stopping after this round; once more stops at once.")
+    assert run.end() == 130
+    assert "Stopped. `raysim resume run` continues." in run.err
+    assert "Traceback" not in run.output
+    assert run.out.splitlines()[-1].startswith("round 2/3 ")
     resumed = raysim("resume", "run")
     assert resumed.exit_code == 0, resumed.output
-    assert resumed.output.splitlines()[1].startswith(f"round {played + 1}/{played + 2} ")
-    straight = raysim("run", tiny, "--set", f"rounds.total={played + 2}")
-    assert sha256(resumed.output) == sha256(straight.output)
+    assert resumed.output.splitlines()[1].startswith("round 3/3 ")
+    assert sha256(resumed.output) == sha256(raysim("run", tiny).output)
 
 
-def test_a_second_signal_stops_at_once(tiny: Path) -> None:
-    def twice(process: subprocess.Popen[str]) -> None:
-        process.send_signal(signal.SIGTERM)
-        assert process.stderr is not None
-        process.stderr.readline()  # the first one has been heard
-        process.stderr.readline()
-        process.send_signal(signal.SIGTERM)
-
-    code, _, err = interrupted(tiny, twice)
-    assert code == 128 + signal.SIGTERM
-    assert "Traceback" not in err
+def test_a_second_signal_stops_at_once(tiny: Path, gate: Path) -> None:
+    run = Command("run", tiny, "--out", "run", waits(gate, 1))
+    with held(gate):
+        run.signal(signal.SIGTERM)
+        run.wait_for("Stopping after this round")
+        run.signal(signal.SIGTERM)
+        assert run.end() == 128 + signal.SIGTERM
+    assert "Traceback" not in run.output
 
 
 def test_resume_refuses_other_settings(tiny: Path) -> None:
@@ -365,17 +350,14 @@ def test_resume_names_a_damaged_table(tiny: Path) -> None:
     assert result.stderr.startswith(f"raysim: {part} is damaged: ")
 
 
-def test_a_run_is_played_by_one_process(tiny: Path) -> None:
-    answers = []
-
-    def join_in(process: subprocess.Popen[str]) -> None:
-        answers.append(raysim("resume", "run"))
-        process.send_signal(signal.SIGINT)
-
-    code, _, err = interrupted(tiny, join_in)
-    assert answers[0].exit_code == 2
-    assert answers[0].stderr == "run: another process is playing this run; wait until it has ended.\n"
-    assert (code, "Traceback" in err) == (130, False)
+def test_a_run_belongs_to_one_process(tiny: Path, gate: Path) -> None:
+    run = Command("run", tiny, "--out", "run", waits(gate, 1))
+    with held(gate):
+        second = raysim("resume", "run")
+    assert second.exit_code == 2
+    assert second.stderr == "run: another process is playing this run; wait until it has ended.\n"
+    assert run.end() == 0
+    assert "Traceback" not in run.output
 
 
 def test_personal_scores_stand_beside_the_global_ones(tiny: Path) -> None:
@@ -583,18 +565,17 @@ def test_a_finished_run_is_extended_to_the_bits_of_a_longer_one(tiny: Path, meth
     assert sha256(again.output) == sha256(longer.output)
 
 
-def test_an_extension_that_is_stopped_leaves_no_old_end(tiny: Path) -> None:
+def test_an_extension_that_is_stopped_leaves_no_old_end(tiny: Path, gate: Path) -> None:
     """What the folder says is of the longer run from its first further round on."""
-    assert raysim("run", tiny, "--out", "run").exit_code == 0
-    command = [sys.executable, "-m", "raysim", "resume", "run", "--set", "rounds.total=100000"]
-    env = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1"}
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=env) as process:
-        assert process.stdout is not None
-        assert any(line.startswith("round ") for line in process.stdout)
+    assert raysim("run", tiny, "--out", "run", waits(gate, 4)).exit_code == 0
+    longer = Command("resume", "run", "rounds.total=9")
+    with held(gate):
         assert not Path("run/result.json").exists()
-        process.send_signal(signal.SIGINT)
-        assert process.wait(60) == 130
-    assert load("run/config.yaml").rounds.total == 100000
+        longer.signal(signal.SIGINT)
+        longer.wait_for("Stopping after this round")
+    assert longer.end() == 130
+    assert not Path("run/result.json").exists()
+    assert load("run/config.yaml").rounds.total == 9
 
 
 @pytest.mark.parametrize(

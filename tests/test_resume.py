@@ -6,20 +6,19 @@ import os
 import re
 import shutil
 import signal
-import subprocess
-import sys
-import time
+from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
-from uuid import uuid4
 
 import numpy as np
 import pytest
 from clocks import ManualClock
+from command import Command, held
 from conftest import contents, play, tiny
 
 import raysim
-from raysim.config import ConfigError, check_unchanged, to_yaml
+from raysim.config import Config, ConfigError, check_unchanged, to_yaml
 from raysim.engine.base import StateLost
 from raysim.federation import Federation, Round, RoundFailed, RunParts, local_engine, play_round
 from raysim.federation.resume import StateUnreadable
@@ -37,12 +36,18 @@ METHODS = {
 ROUNDS = {"rounds": {"total": 6, "checkpoint_every": 2}}
 
 
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory) -> Callable[[str], Federation]:
+    """A run with the method of this name that is not stopped."""
+    return cache(lambda name: play(tiny(**METHODS[name], **ROUNDS), tmp_path_factory.mktemp(name)))
+
+
 @pytest.mark.parametrize("engine", ["local", {"ray": {"clients_per_actor": 2}}], ids=["local", "ray"])
 @pytest.mark.parametrize("name", METHODS)
-def test_resumed_run_is_the_undisturbed_one(name, engine, tmp_path, request):
+def test_resumed_run_is_the_undisturbed_one(name, engine, tmp_path, undisturbed, request):
     """It stops after the third round, one after the checkpoint; then again, where it has just saved."""
     make_engine = local_engine if engine == "local" else request.getfixturevalue("warm_ray")
-    undisturbed = play(tiny(**METHODS[name], **ROUNDS), tmp_path / "undisturbed")
+    whole = undisturbed(name)
     config = tiny(**METHODS[name], **ROUNDS, engine=engine)
     for first, last in ((0, 2), (2, 3), (4, 5)):
         federation = Federation(config, tmp_path / "resumed", bool(first), make_engine)
@@ -51,13 +56,13 @@ def test_resumed_run_is_the_undisturbed_one(name, engine, tmp_path, request):
             assert federation.step() is None
             federation.finish()
         federation.close()
-    assert federation.sha256() == undisturbed.sha256()
+    assert federation.sha256() == whole.sha256()
     for table in ("rounds", "clients", "layers", "traffic", "notes"):
-        ours, theirs = (tables.read(f.folder, table) for f in (federation, undisturbed))
+        ours, theirs = (tables.read(f.folder, table) for f in (federation, whole))
         measured = {"seconds", "wall", "host", "node", "transport_up", "transport_down"}
         same = [c for c in theirs.column_names if c not in measured and not c.startswith("seconds_")]
         assert ours.select(same).equals(theirs.select(same)), table
-    assert json.loads((federation.folder / "result.json").read_text())["sha256"] == undisturbed.sha256()
+    assert json.loads((federation.folder / "result.json").read_text())["sha256"] == whole.sha256()
 
 
 def test_stopped_before_anything_but_the_configuration_was_written(tmp_path):
@@ -259,127 +264,79 @@ def test_a_run_with_rows_missing_is_not_continued(tmp_path):
 
 # ---- the real command line
 
-
-LONG = {
-    "data": {"name": {"synthetic": {"samples": 600, "shape": [1, 8, 8], "classes": 4}}},
-    "client": ["scaffold"],
-    "local": {"momentum": 0.0, "weight_decay": 0.0, "epochs": 4},
-    "rounds": {"total": 8, "evaluate_every": 5, "checkpoint_every": 2},
-    "engine": {"ray": {"clients_per_actor": 3}},
-}
+RAY = {"ray": {"clients_per_actor": 3}}
 
 
-class Command:
-    """`raysim` in a process group of its own, as in a terminal. Whatever it starts carries its mark."""
-
-    def __init__(self, *arguments: str | Path):
-        self.mark = f"RAYSIM_TEST={uuid4()}"
-        name, _, value = self.mark.partition("=")
-        environment = {k: v for k, v in os.environ.items() if k != "RAY_ADDRESS"} | {name: value}
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "raysim", *map(str, arguments)], env=environment, text=True, start_new_session=True,
-            stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-        )  # fmt: skip
-        self.output = ""
-
-    def wait_for(self, text: str) -> None:
-        assert self.process.stdout
-        for line in self.process.stdout:
-            self.output += line
-            if text in line:
-                return
-        raise AssertionError(f"{text!r} never came:\n{self.output}")
-
-    def end(self) -> int:
-        assert self.process.stdout
-        self.output += self.process.stdout.read()
-        return self.process.wait()
-
-    def left_behind(self, tolerated: tuple[str, ...] = ()) -> list[str]:
-        """Command lines of its processes that are still there, after a while."""
-        deadline = time.monotonic() + 90
-        while (found := [p for p in self._alive() if not p.startswith(tolerated)]) and time.monotonic() < deadline:
-            time.sleep(0.1)
-        return found
-
-    def _alive(self) -> list[str]:
-        found = []
-        for process in Path("/proc").glob("[0-9]*"):
-            try:
-                if self.mark.encode() in (process / "environ").read_bytes().split(b"\0"):
-                    found.append((process / "cmdline").read_bytes().replace(b"\0", b" ").decode())
-            except OSError:  # it has ended meanwhile, or is not ours to look at
-                continue
-        return found
+def waiting(gate: Path, t: int, engine: Any) -> Config:
+    """A run in whose round `t` a client waits at the gate."""
+    client = ["scaffold", {"waits": {"gate": str(gate), "t": t}}]
+    return tiny(**METHODS["scaffold"] | {"client": client}, **ROUNDS, engine=engine)
 
 
-@pytest.fixture(scope="module")
-def long(tmp_path_factory) -> dict[str, Any]:
-    """A configuration file, and the hash of its undisturbed run."""
-    folder = tmp_path_factory.mktemp("long")
-    (folder / "long.yaml").write_text(to_yaml(tiny(**LONG)))
-    undisturbed = play(tiny(**{**LONG, "engine": "local"}), folder / "undisturbed")
-    return {"file": folder / "long.yaml", "sha256": undisturbed.sha256()}
+def start(gate: Path, t: int, engine: Any) -> tuple[Command, Path]:
+    """The command that plays it, and the run's folder."""
+    file, folder = gate.with_name("federation.yaml"), gate.with_name("run")
+    file.write_text(to_yaml(waiting(gate, t, engine)))
+    return Command("run", file, "--out", folder), folder
 
 
-def played_on(folder: Path, long: dict[str, Any], first: int = 1) -> None:
+def played_on(gate: Path, t: int, first: int, undisturbed: Callable[[str], Federation]) -> None:
     """What is left can be played by another engine as well."""
-    federation = Federation(tiny(**{**LONG, "engine": "local"}), folder, resume=True)
-    assert first <= federation.step()["round"] < 7
+    federation = Federation(waiting(gate, t, "local"), gate.with_name("run"), resume=True)
+    assert federation.step()["round"] == first
     while federation.step():
         pass
-    assert federation.finish()["sha256"] == long["sha256"]
+    assert federation.finish()["sha256"] == undisturbed("scaffold").sha256()
     federation.close()
-    assert tables.read(folder, "rounds")["round"].to_pylist() == list(range(8))
+    assert tables.read(federation.folder, "rounds")["round"].to_pylist() == list(range(6))
 
 
-def test_a_command_whose_folder_is_removed(tmp_path, long):
-    run = Command("run", long["file"], "--out", tmp_path / "run", "--set", "engine=local")
-    run.wait_for("round 2/8")
-    (tmp_path / "run").rename(tmp_path / "moved")  # at once, so that it is gone whatever the run is writing
+def test_a_command_whose_folder_is_removed(gate):
+    run, folder = start(gate, 2, "local")
+    with held(gate):
+        folder.rename(folder.with_name("moved"))  # at once, so that it is gone whatever the run is writing
     assert run.end() == 1, run.output
-    assert re.search(rf"raysim: {tmp_path / 'run'}\S* is gone: it was removed or moved", run.output), run.output
+    assert re.search(rf"raysim: {folder}\S* is gone: it was removed or moved", run.output), run.output
     assert "Traceback" not in run.output
-    assert not (tmp_path / "run").exists()
+    assert not folder.exists()
 
 
-def test_ctrl_c(tmp_path, long):
+def test_ctrl_c(gate, undisturbed):
     """As the terminal sends it, to every process of the group."""
-    run = Command("run", long["file"], "--out", tmp_path / "run")
-    run.wait_for("round 2/8")
-    os.killpg(run.process.pid, signal.SIGINT)
+    run, folder = start(gate, 2, RAY)
+    with held(gate):
+        os.killpg(run.process.pid, signal.SIGINT)
+        run.wait_for("Stopping after this round")
     assert run.end() == 128 + signal.SIGINT, run.output
     assert "Stopped." in run.output
-    assert f"raysim resume {tmp_path / 'run'}" in run.output
+    assert f"raysim resume {folder}" in run.output
     assert "Traceback" not in run.output
-    assert not run.left_behind()
-    secret = run.mark.partition("=")[2].encode()  # an environment variable of all its processes
-    assert not [path for path, content in contents(tmp_path / "run") if secret in content]
+    run.wait_for_all()
+    secret = run.mark.encode()  # an environment variable of all its processes
+    assert not [path for path, content in contents(folder) if secret in content]
 
-    played_on(tmp_path / "run", long)
+    played_on(gate, 2, 3, undisturbed)
 
 
-def test_a_second_ctrl_c_does_not_wait_for_the_clients(tmp_path, long):
-    """Which would train for hours."""
-    run = Command("run", long["file"], "--out", tmp_path / "run", "local.epochs=1000000")
-    run.wait_for("ray engine")  # the first round begins
-    run.process.send_signal(signal.SIGINT)
-    run.wait_for("Stopping after this round")
-    began = time.monotonic()
-    run.process.send_signal(signal.SIGINT)
-    assert run.end() == 128 + signal.SIGINT, run.output
-    assert time.monotonic() - began < 30, run.output
+def test_a_second_ctrl_c_does_not_wait_for_the_clients(gate):
+    """One waits as long as the command lives."""
+    run, _ = start(gate, 0, RAY)
+    with held(gate):
+        run.signal(signal.SIGINT)
+        run.wait_for("Stopping after this round")
+        run.signal(signal.SIGINT)
+        assert run.end() == 128 + signal.SIGINT, run.output
+        run.wait_for_all()
     assert "Stopped at once." in run.output
     assert "Traceback" not in run.output
-    assert not run.left_behind()
 
 
-def test_sigkill(tmp_path, long):
-    run = Command("run", long["file"], "--out", tmp_path / "run")
-    run.wait_for("round 4/8")
-    run.process.kill()
-    assert run.end() == -signal.SIGKILL
-    # Ray's two small agents may look for their dead cluster for a minute before they give up.
-    assert not run.left_behind(tolerated=("ray::DashboardAgent", "ray::RuntimeEnvAgent"))
+def test_sigkill(gate, undisturbed):
+    run, _ = start(gate, 3, RAY)
+    with held(gate):
+        run.process.kill()
+        assert run.end() == -signal.SIGKILL
+        # Ray's two small agents may look for their dead cluster for a minute before they give up.
+        run.wait_for_all("ray::DashboardAgent", "ray::RuntimeEnvAgent")
 
-    played_on(tmp_path / "run", long, first=2)
+    played_on(gate, 3, 2, undisturbed)

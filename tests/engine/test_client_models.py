@@ -43,9 +43,9 @@ def merged(changes: dict[str, Any], rounds: dict[str, Any]) -> dict[str, Any]:
     return {**changes, "rounds": {**changes["rounds"], **rounds}}
 
 
-def test_distances_are_measured_by_all_hosts(tmp_path, warm_ray):
+def test_distances_are_measured_by_all_hosts(tmp_path, warm_ray, ran):
     """[8, 8] of the parameters alone, in float64 and to the same bits as in one process."""
-    local = play(tiny(**METHODS["fedamp"]), tmp_path / "local")
+    local = ran(**METHODS["fedamp"])
     remote = Federation(tiny(**METHODS["fedamp"], engine=PAIR), tmp_path / "ray", make_engine=warm_ray)
     while remote.step():
         pass
@@ -108,52 +108,51 @@ def test_no_model_passes_the_driver(name, tmp_path, warm_ray, monkeypatch):
 
 
 @pytest.mark.parametrize("name", METHODS)
-def test_actor_killed_while_it_trains(name, tmp_path, warm_ray):
-    expected = play(tiny(**METHODS[name]), tmp_path / "undisturbed").sha256()
+def test_actor_killed_while_it_trains(name, tmp_path, warm_ray, ran):
     changes = {**METHODS[name], "client": [*METHODS[name]["client"], {"stalls": {"folder": str(tmp_path), "t": 2}}]}
     with ending(tmp_path):
         federation = play(tiny(**changes, engine=PAIR), tmp_path / "killed", make_engine=warm_ray)
-    assert federation.sha256() == expected
+    assert federation.sha256() == ran(**METHODS[name]).sha256()
 
 
-@pytest.mark.parametrize("method", ["distances", "partial", "personal"])
-def test_actor_killed_just_before_it_is_asked(method, tmp_path, warm_ray, monkeypatch):
+def test_actor_killed_just_before_it_is_asked(tmp_path, warm_ray, ran, monkeypatch):
     """For distances between models it trained, for their sum, and to evaluate with them: the models outlive it. The
     models are large enough to rest in Ray's object store, where smaller ones would travel in the messages."""
     changes = {
         **METHODS["fedamp"], "data": {"client_test_frac": 0.25}, "evaluate": {"personal": "after_init"},
         "server": ["fedlws"], "model": {"name": "mlp", "options": {"hidden": [300, 300]}},
     }  # fmt: skip
-    expected = play(tiny(**changes), tmp_path / "undisturbed")
     federation = Federation(tiny(**changes, engine=PAIR), tmp_path / "killed", make_engine=warm_ray)
     federation.step()
-    victims = [pid_of(federation.engine.hosts[0])]
+    fatal = {"distances", "partial", "personal"}  # each once
     call = RayEngine.call
 
     def murderous(engine, asked):
-        if asked.method == method and victims:
-            kill(victims.pop())
+        if asked.method in fatal:
+            fatal.remove(asked.method)
+            kill(pid_of(engine.hosts[0]))
         return call(engine, asked)
 
     monkeypatch.setattr(RayEngine, "call", murderous)
     while federation.step():
         pass
     federation.finish()
-    assert not victims
-    assert federation.sha256() == expected.sha256()
     federation.close()
-    ours, theirs = (tables.read(tmp_path / folder, "personal").to_pylist() for folder in ("killed", "undisturbed"))
+    expected = ran(**changes)
+    assert not fatal
+    assert federation.sha256() == expected.sha256()
+    assert len(tables.read(tmp_path / "killed", "events")) == 3
+    ours, theirs = (tables.read(run.folder, "personal").to_pylist() for run in (federation, expected))
     assert ours == theirs
     assert len(ours) == 8
 
 
 @pytest.mark.parametrize("engine", ["local", "ray"])
 @pytest.mark.parametrize("name", METHODS)
-def test_resumes_from_a_checkpoint(name, engine, tmp_path, request):
+def test_resumes_from_a_checkpoint(name, engine, tmp_path, ran, request):
     """Models, states and what the server remembers come back from disk, for the rounds after it."""
     make_engine: MakeEngine = local_engine if engine == "local" else request.getfixturevalue("warm_ray")
     changes = merged(METHODS[name], {"total": 4, "checkpoint_every": 2})
-    expected = play(tiny(**changes), tmp_path / "undisturbed").sha256()
     config = tiny(**changes, engine={"local": {"state_bytes": 20_000}} if engine == "local" else PAIR)
     federation = Federation(config, tmp_path / "killed", make_engine=make_engine)
     for _ in range(3):  # one round more than was saved
@@ -166,7 +165,7 @@ def test_resumes_from_a_checkpoint(name, engine, tmp_path, request):
         pass
     again.finish()
     again.close()
-    assert again.sha256() == expected
+    assert again.sha256() == ran(**changes).sha256()
 
 
 def test_hash_counts_the_last_models(tmp_path):
@@ -195,10 +194,10 @@ def test_failed_client_keeps_its_last_model(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["fedamp", "ditto"])
-def test_many_small_visits_are_one(name, tmp_path, warm_ray, monkeypatch):
+def test_many_small_visits_are_one(name, tmp_path, warm_ray, ran, monkeypatch):
     """Where states are large a host hands them back in several visits."""
     changes = METHODS.get(name, {"client": ["ditto"], "rounds": ALL})
-    expected = play(tiny(**changes), tmp_path / "one").sha256()
+    expected = ran(**changes).sha256()
     monkeypatch.setattr(scheduler, "VISIT_BYTES", 1)
     asked = []
     train = RayEngine.train
@@ -212,11 +211,11 @@ def test_many_small_visits_are_one(name, tmp_path, warm_ray, monkeypatch):
 @pytest.mark.filterwarnings("ignore:pfedme")
 @pytest.mark.parametrize("when", ["after_init", "after_train"])
 @pytest.mark.parametrize("name", ["pfedme", "ditto", "fedphp", "partialfed", *METHODS])
-def test_evaluation_changes_nothing(name, when, tmp_path):
+def test_evaluation_changes_nothing(name, when, tmp_path, ran):
     changes = METHODS.get(name, {"client": [name]})
     data = {**changes.get("data", {}), "client_test_frac": 0.25}
     changes = {**changes, "data": data}
-    plain = play(tiny(**changes), tmp_path / "plain").sha256()
+    plain = ran(**changes).sha256()
     changes |= {"rounds": {**changes.get("rounds", {}), "evaluate_every": 1}, "evaluate": {"personal": when}}
     assert play(tiny(**changes), tmp_path / "tested").sha256() == plain
     assert not np.isnan(table(tmp_path / "tested", "rounds")["personal_accuracy_micro"]).any()

@@ -86,10 +86,11 @@ def test_node_lost_during_a_round(tmp_path, cluster, nodes, make_engine, expecte
     monkeypatch.setitem(CLIENTS, "stalls", Stalls)
     restored, restore = [], RunCheckpoints.restore
     monkeypatch.setattr(RunCheckpoints, "restore", lambda run: restored.append(restore(run)) or restored[-1])
-    stalls = {"folder": str(tmp_path), "t": 3, "spared_node": ray.get_runtime_context().get_node_id()}
+    lost = next(iter(nodes))
+    stalls = {"folder": str(tmp_path), "t": 3, "node": lost}
     rounds = {**SETTING["rounds"], "checkpoint_every": 2}
     changes = {**SETTING, "client": ["scaffold", {"stalls": stalls}], "rounds": rounds}
-    with ending(tmp_path, lambda pid, node: cluster.remove_node(nodes[node], allow_graceful=False)):
+    with ending(tmp_path, lambda _: cluster.remove_node(nodes[lost], allow_graceful=False)):
         federation = play(tiny(**changes, engine=THREE), tmp_path / "lost", make_engine=make_engine)
     assert federation.sha256() == expected
     assert [t for t, _ in restored] == [2]

@@ -18,12 +18,12 @@ from costmodel import PRICES, Setting
 
 @pytest.mark.parametrize("fan_in", [2, 3])
 def test_sums_are_handed_on_as_counted(fan_in, tmp_path, warm_ray):
-    """An actor for each of seven clients: what their processes serialise is the sums of every level, and the whole."""
+    """An actor for each of four clients: what their processes serialise is the sums of every level, and the whole."""
     engine = {"ray": {"clients_per_actor": 1, "fan_in": fan_in}}
-    config = tiny(rounds={"total": 2, "participation": 0.9}, engine=engine)
+    config = tiny(rounds={"total": 2, "participation": 0.5}, engine=engine)
     federation = play(config, tmp_path, make_engine=warm_ray)
     floats = federation.server.layers.S
-    merging = costmodel.merging(Setting(7, 7, floats, fan_in=fan_in, cores=1))
+    merging = costmodel.merging(Setting(4, 4, floats, fan_in=fan_in, cores=1))
     assert table(tmp_path, "traffic")["transport_up"].sum() == 2 * 4 * floats * (merging.sums + 1)
 
 

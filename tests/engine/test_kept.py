@@ -7,12 +7,11 @@ import stat
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
-import psutil
 import pytest
+from command import Command, marked, wait_for_end
 from conftest import play
 
 from raysim.config import load
@@ -28,9 +27,11 @@ engine: {ray: {clients_per_actor: 2}}
 """
 
 
-def run(environment: dict[str, str], *words: object, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "raysim", *map(str, words)]
-    return subprocess.run(command, env=environment, cwd=cwd, capture_output=True, text=True)
+def ended(*words: object, **environment: str) -> Command:
+    """The command, when it has ended."""
+    command = Command(*words, **environment)
+    command.end()
+    return command
 
 
 def sha256(text: str) -> str:
@@ -39,98 +40,73 @@ def sha256(text: str) -> str:
     return found[0]
 
 
-def folders(environment: dict[str, str]) -> list[Path]:
-    return list(Path(environment["RAY_TMPDIR"]).glob(f"{private.PREFIX}*"))
-
-
-def processes(folder: Path) -> list[int]:
-    """All that were started with the token of the cluster in this folder."""
-    mark, found = f"{private.TOKEN}={folder}/".encode(), []
-    for process in Path("/proc").glob("[0-9]*"):
-        try:
-            if mark in (process / "environ").read_bytes():
-                found.append(int(process.name))
-        except OSError:  # it has ended meanwhile
-            continue
-    return found
-
-
 @pytest.fixture
-def config(tmp_path: Path) -> Path:
-    (tmp_path / "kept.yaml").write_text(CONFIG)
-    return tmp_path / "kept.yaml"
+def place(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """Where clusters are kept, and found: for this test alone."""
+    with tempfile.TemporaryDirectory(prefix="k", dir=os.environ["RAY_TMPDIR"]) as folder:  # a short path: sockets
+        monkeypatch.setenv("RAY_TMPDIR", folder)
+        yield Path(folder)
+        ended("down")
 
 
-@pytest.fixture(scope="module")
-def address(kept: dict[str, str]) -> str:
-    (folder,) = folders(kept)
-    return json.loads((folder / private.RECORD).read_text())[1]
+def up(place: Path) -> tuple[Path, str]:
+    """The folder and the address of a cluster that is up from now on."""
+    command = ended("up")
+    said = re.fullmatch(r"A cluster is up at (127\.0\.0\.1:\d+)\. Runs join it; .*\n", command.output)
+    assert said, command.output
+    (folder,) = place.glob(f"{private.PREFIX}*")
+    return folder, said[1]
 
 
-def test_commands_and_python_join_it(kept, address, config, tmp_path):
-    """By its address, or without being told; a relative path means what it means to the command."""
-    started = folders(kept)
-    play(load(config, ["engine=local"]), tmp_path / "first")
-    config.write_text(CONFIG.replace("mlp,", "mlp, init: first/model.safetensors,"))
-    told = run(kept, "run", config, "--address", address, cwd=tmp_path)
-    code = "import raysim; print(raysim.run('kept.yaml', progress=False).result['sha256'])"
-    python = subprocess.run([sys.executable, "-c", code], env=kept, cwd=tmp_path, capture_output=True, text=True)
-    assert sha256(told.stdout + told.stderr) == sha256(python.stdout + python.stderr)
-    assert folders(kept) == started  # nobody has started another
+def processes(folder: Path) -> dict[int, str]:
+    """All that were started with the token of the cluster in this folder."""
+    return marked(f"{private.TOKEN}={folder}/")
 
 
-def test_only_one_is_kept_and_only_its_owner_finds_it(kept, address):
-    again = run(kept, "up")
-    assert (again.returncode, again.stdout) == (2, "")
-    assert again.stderr == f"a cluster is up already, at {address}. Runs join it; `raysim down` ends it.\n"
-    elsewhere = run(kept | {"RAY_ADDRESS": address}, "up")
-    assert elsewhere.stderr == f"RAY_ADDRESS is {address}: runs join the cluster there. Unset it first.\n"
-    (folder,) = folders(kept)
+def test_one_is_kept_and_joined_until_it_is_ended(place, tmp_path, monkeypatch):
+    """Runs join it by its address, or without being told; a relative path means what it means to the command."""
+    monkeypatch.chdir(tmp_path)
+    Path("kept.yaml").write_text(CONFIG)
+    folder, address = up(place)
     assert stat.S_IMODE(folder.stat().st_mode) == 0o700
     assert stat.S_IMODE((folder / "token").stat().st_mode) == 0o600
+    assert len(processes(folder)) >= 4  # control store, raylet, two agents, workers
 
+    again = ended("up")
+    assert (again.end(), again.out) == (2, "")
+    assert again.err == f"a cluster is up already, at {address}. Runs join it; `raysim down` ends it.\n"
+    elsewhere = ended("up", RAY_ADDRESS=address)
+    assert elsewhere.err == f"RAY_ADDRESS is {address}: runs join the cluster there. Unset it first.\n"
 
-@pytest.mark.parametrize("what", ["python", "owner"])
-def test_a_cluster_of_somebody_else_is_not_joined(kept, address, monkeypatch, what):
-    """Of another user, who could make us run what he likes, or of another Python or raysim, whose code is another."""
-    monkeypatch.setenv("RAY_TMPDIR", kept["RAY_TMPDIR"])
     found = private.kept()
     assert found and found.address == address
-    if what == "python":
-        monkeypatch.setattr(private, "_HERE", ["/another", "/place"])
-    else:
-        monkeypatch.setattr(os, "geteuid", lambda: 12345)
-    assert private.kept() is None
-    assert folders(kept)
+    # Of another user, who could make us run what he likes, or of another Python or raysim, whose code is another.
+    for where, name, other in ((private, "_HERE", ["/another", "/place"]), (os, "geteuid", lambda: 12345)):
+        with monkeypatch.context() as patch:
+            patch.setattr(where, name, other)
+            assert private.kept() is None
+        assert folder.exists()
+
+    play(load("kept.yaml", ["engine=local"]), tmp_path / "first")
+    Path("kept.yaml").write_text(CONFIG.replace("mlp,", "mlp, init: first/model.safetensors,"))
+    named = ended("run", "kept.yaml", "--address", address)
+    code = "import raysim; print(raysim.run('kept.yaml', progress=False).result['sha256'])"
+    python = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert sha256(named.output) == sha256(python.stdout + python.stderr)
+    assert [*place.glob(f"{private.PREFIX}*")] == [folder]  # nobody has started another
+
+    assert ended("down").output == f"ended the cluster at {address}\n"
+    assert not processes(folder)
+    assert not folder.exists()
+    assert ended("down").output == "There is no cluster.\n"
 
 
-@pytest.fixture
-def alone() -> Iterator[dict[str, str]]:
-    """The environment of a cluster that is up for one test."""
-    with tempfile.TemporaryDirectory(prefix="rk", dir="/tmp") as folder:
-        environment = {k: v for k, v in os.environ.items() if k != "RAY_ADDRESS"} | {"RAY_TMPDIR": folder}
-        up = run(environment, "up")
-        assert re.fullmatch(r"A cluster is up at 127\.0\.0\.1:\d+\. Runs join it; .*\n", up.stdout), up.stderr
-        yield environment
-        if folders(environment):
-            run(environment, "down")
-
-
-def test_nothing_is_left_of_it(alone):
-    (folder,) = folders(alone)
-    assert len(processes(folder)) >= 4  # control store, raylet, two agents, workers
-    ended = run(alone, "down")
-    assert ended.stdout.startswith("ended the cluster at 127.0.0.1:")
-    assert (processes(folder), folders(alone)) == ([], [])
-    assert run(alone, "down").stdout == "There is no cluster.\n"
-
-
-def test_a_dead_one_is_noticed_and_removed(alone, config, tmp_path):
-    (folder,) = folders(alone)
-    keeper = psutil.Process(json.loads((folder / private.RECORD).read_text())[2])
-    keeper.kill()
-    while keeper.is_running() and keeper.status() != psutil.STATUS_ZOMBIE:  # on a busy machine it lives on for a while
-        time.sleep(0.01)
-    said = run(alone, "run", config, "--dry-run", cwd=tmp_path).stdout
+def test_a_dead_one_is_noticed_and_removed(place, tmp_path):
+    folder, _ = up(place)
+    keeper = json.loads((folder / private.RECORD).read_text())[2]
+    os.kill(keeper, 9)
+    wait_for_end(keeper)
+    (tmp_path / "kept.yaml").write_text(CONFIG)
+    said = ended("run", tmp_path / "kept.yaml", "--dry-run").output
     assert re.search(r"actors? on this machine", said)
-    assert folders(alone) == []
+    assert not folder.exists()

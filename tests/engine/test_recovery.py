@@ -4,7 +4,7 @@ import os
 import re
 import signal
 import sys
-from collections.abc import Callable
+from collections import Counter
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
@@ -13,9 +13,10 @@ import numpy as np
 import pytest
 import ray
 import sabotage
+from clocks import ManualClock
 from conftest import play, tiny
 from ray import cloudpickle
-from sabotage import Fails, FailsInTests, Stalls, Tells, ending, kill
+from sabotage import Fails, FailsInTests, Tells, kill
 from typer.testing import CliRunner
 
 import raysim.engine.ray.engine
@@ -28,10 +29,10 @@ from raysim.core.server import Server, Weighting
 from raysim.engine import scheduler
 from raysim.engine.base import Call, Engine, Handle, HostLost, MachineFailure
 from raysim.engine.evaluation import evaluate
-from raysim.engine.ray.actors import new_actor
 from raysim.engine.ray.driver import RemoteFederation, stored
 from raysim.engine.ray.engine import RayEngine
 from raysim.engine.ray.pool import Pool
+from raysim.engine.ray.pulse import Stethoscope
 from raysim.federation import Federation, RoundFailed, local_engine, prepare, sample
 from raysim.methods import CLIENTS, WEIGHTINGS
 from raysim.models import MODELS
@@ -39,6 +40,9 @@ from raysim.store import tables
 
 PAIR = {"ray": {"clients_per_actor": 2}}  # three clients a round: one host trains two of them
 EACH = {"ray": {"clients_per_actor": 1}}
+ONE = {"ray": {"clients_per_actor": 3}}
+IMPATIENT = {"ray": {"clients_per_actor": 2, "client_timeout": 0.4}}
+HANGS = "did not get on for 0.4 s (engine.ray.client_timeout)"
 METHODS = {
     "fedavg": {},
     "fedlws": {"server": ["fedlws"]},
@@ -54,7 +58,7 @@ GATHERED = {  # FedLAW gives each row of a matrix of all updates a weight of its
 @pytest.fixture(autouse=True)
 def mischief(monkeypatch):
     cloudpickle.register_pickle_by_value(sabotage)  # no process but this one can import it
-    for method in (Stalls, Fails, FailsInTests, Tells):
+    for method in (Fails, FailsInTests, Tells):
         monkeypatch.setitem(CLIENTS, method.__name__.lower(), method)
 
 
@@ -62,52 +66,48 @@ def with_client(changes: dict[str, Any], method: str, **fields: Any) -> dict[str
     return {**changes, "client": [*changes.get("client", []), {method: fields}]}
 
 
-def undisturbed(changes: dict[str, Any], folder: Path) -> str:
-    return play(tiny(**changes), folder).sha256()
+@pytest.fixture
+def only_the_hung_age(tmp_path, monkeypatch) -> None:
+    """Time passes for the actor whose number is in `hung`, and for no other: one that is slow must not be taken to hang."""
+    clock, ages = ManualClock(), Counter[str]()
+
+    class Patient(Stethoscope):
+        def listen(self, actor_id: str, limit: float) -> tuple[bool, bool]:
+            hangs = (tmp_path / "hung").exists() and (tmp_path / "hung").read_text() == actor_id
+            ages[actor_id] += limit * hangs
+            clock.seconds = ages[actor_id]
+            return super().listen(actor_id, limit)
+
+    monkeypatch.setattr(raysim.engine.ray.engine, "Stethoscope", lambda _: Patient(clock))
 
 
-@pytest.mark.parametrize("name", ["fedavg", "scaffold", "fedala"])
-def test_actor_killed_while_it_trains(name, tmp_path, warm_ray):
-    expected = undisturbed(METHODS[name], tmp_path / "undisturbed")
-    changes = with_client(METHODS[name], "stalls", folder=str(tmp_path))
-    with ending(tmp_path):
-        federation = Federation(tiny(**changes, engine=PAIR), tmp_path / "killed", make_engine=warm_ray)
-        shown = list(iter(federation.step, None))
-        federation.finish()
-        federation.close()
-    assert federation.sha256() == expected
-    told = [line for summary in shown for line in summary["messages"]]
-    assert len(told) == 1
-    assert f"a client actor on node {federation.engine.nodes[0]} died" in told[0]
-    assert set(tables.read(federation.folder, "clients")["status"].to_pylist()) == {"ok"}
-
-
-@pytest.mark.parametrize(("how", "rounds"), [(signal.SIGKILL, 2), (signal.SIGSTOP, 1)], ids=["killed", "hanging"])
-def test_actors_lost_between_training_and_reduction(how, rounds, tmp_path, warm_ray, monkeypatch):
-    """Models that died with their host are trained again; once a round here, by the signal in the plan. A host that hangs
-    is found out although the engine asks another, which waits for it."""
+def test_actors_lost_between_training_and_reduction(tmp_path, warm_ray, ran, only_the_hung_age, monkeypatch):
+    """Models that were lost with their host are trained again. One is killed in the plan of the first round, one stopped in
+    that of the second: it is found out although the engine asks another, which waits for it."""
+    signals = iter([signal.SIGKILL, signal.SIGSTOP])
 
     class Assassin(Weighting):
         """Kills or stops the process that trained the last client."""
 
         def plan(self, cohort: Cohort, server: Server, prior: Mixture) -> Mixture:
-            os.kill(int((tmp_path / f"pid-{cohort.clients[-1]}").read_text()), how)
+            pid, actor = (tmp_path / f"host-{cohort.clients[-1]}").read_text().split()
+            os.kill(int(pid), how := next(signals))
+            if how == signal.SIGSTOP:
+                (tmp_path / "hung").write_text(actor)
             return prior
 
-    changes = METHODS["fedlws"] | {"rounds": {"total": rounds}}
-    expected = undisturbed(changes, tmp_path / "undisturbed")
+    changes = METHODS["fedlws"] | {"rounds": {"total": 2}}
     monkeypatch.setitem(WEIGHTINGS, "assassin", Assassin)
-    changes = with_client(changes, "tells", folder=str(tmp_path)) | {"weighting": ["assassin"]}
-    engine = {"ray": {"clients_per_actor": 2, "client_timeout": 2}}
-    run = play(tiny(**changes, engine=engine), tmp_path / "lost", make_engine=warm_ray)
-    assert run.sha256() == expected
-    messages = tables.read(run.folder, "events")["message"].to_pylist()
-    assert len(messages) == rounds  # one host a round, and the right one
-    assert all(("did not get on for 2 s" in message) == (how == signal.SIGSTOP) for message in messages)
+    lost = with_client(changes, "tells", folder=str(tmp_path)) | {"weighting": ["assassin"], "engine": IMPATIENT}
+    run = play(tiny(**lost), tmp_path / "lost", make_engine=warm_ray)
+    assert run.sha256() == ran(**changes).sha256()
+    killed, stopped = tables.read(run.folder, "events")["message"].to_pylist()  # one host a round, and the right one
+    assert "its process ended" in killed
+    assert HANGS in stopped
 
 
 @pytest.mark.parametrize("server", [["fedlws"], []], ids=["kept", "summed"])
-def test_an_actor_lost_while_clients_that_do_not_train_initialise(server, tmp_path, warm_ray, monkeypatch):
+def test_an_actor_lost_while_clients_that_do_not_train_initialise(server, tmp_path, warm_ray, ran, monkeypatch):
     """Its models, or sums, are of clients that trained before: they train again."""
 
     def initialize(engine: Engine, *args: Any) -> Any:
@@ -117,15 +117,16 @@ def test_an_actor_lost_while_clients_that_do_not_train_initialise(server, tmp_pa
     monkeypatch.setattr(scheduler, "VISIT_BYTES", 1)  # two visits a host: sums are asked for once all have trained
     rounds = {"total": 1, "participation": 0.5, "evaluate_every": 1}
     changes = {"client": [{"fedala": {"clients": "all"}}], "server": server, "rounds": rounds}
-    expected = undisturbed(changes, tmp_path / "undisturbed")
+    expected = ran(**changes).sha256()
     monkeypatch.setattr(raysim.federation.round, "initialize", initialize)
     run = play(tiny(**changes, engine=PAIR), tmp_path / "lost", make_engine=warm_ray)
     assert run.sha256() == expected
     assert len(tables.read(run.folder, "events")) == 1
 
 
-def test_after_a_loss_a_visit_brings_no_more_than_before(tmp_path, warm_ray, monkeypatch):
-    """A host dies in its third visit: those of the first two are not trained again in one."""
+def test_actor_killed_while_it_trains(tmp_path, warm_ray, ran, monkeypatch):
+    """In the third visit of a round: clients start again from the states that they had, and those of the first two visits
+    are not trained again in one."""
     visits: list[tuple[int, ...]] = []
 
     class Notes(RayEngine):
@@ -135,15 +136,21 @@ def test_after_a_loss_a_visit_brings_no_more_than_before(tmp_path, warm_ray, mon
 
     monkeypatch.setattr(raysim.engine.ray.engine, "RayEngine", Notes)
     monkeypatch.setattr(scheduler, "VISIT_BYTES", 1)
-    a, b, c = cohort()
-    changes = with_client({"rounds": {"total": 1}}, "fails", how="dies", client=c, times=1, folder=str(tmp_path))
-    play(tiny(**changes, engine={"ray": {"clients_per_actor": 3}}), tmp_path / "dies", make_engine=warm_ray)
-    assert sorted(visits) == sorted([(a,), (b,), (c,)] * 2)
+    client = [{"scaffold": {"c_update": "mean_grad"}}, "fedala"]
+    changes = {"client": client, "local": {"momentum": 0.0, "weight_decay": 0.0}}
+    a, b, c = cohort(t=1)
+    dies = with_client(changes, "fails", how="dies", client=c, t=1, times=1, folder=str(tmp_path))
+    run = play(tiny(**dies, engine=ONE), tmp_path / "dies", make_engine=warm_ray)
+    assert run.sha256() == ran(**changes).sha256()
+    assert sorted(visits[3:9]) == sorted([(a,), (b,), (c,)] * 2)
+    [message] = tables.read(run.folder, "events")["message"].to_pylist()
+    assert f"a client actor on node {run.engine.nodes[0]} died: its process ended" in message
+    assert set(tables.read(run.folder, "clients")["status"].to_pylist()) == {"ok"}
 
 
 @pytest.mark.parametrize("engine", ["local", PAIR], ids=["local", "ray"])
 @pytest.mark.parametrize("name", ["fedavg", "fedlws", "scaffold"])
-def test_failed_clients_are_left_out(name, engine, tmp_path, request):
+def test_failed_clients_are_left_out(name, engine, tmp_path, ran, request):
     """A client that refuses and one that diverges leave the same gap, with the same weights around it."""
     make_engine = local_engine if engine == "local" else request.getfixturevalue("warm_ray")
     hashes = []
@@ -170,13 +177,13 @@ def test_failed_clients_are_left_out(name, engine, tmp_path, request):
         sizes = np.array([1 if name == "scaffold" else row["samples"] for row in rows.values()])
         assert [row["weight"] for row in rows.values()] == pytest.approx(sizes / sizes.sum())
     assert hashes[0] == hashes[1]
-    assert hashes[0] != undisturbed(METHODS[name], tmp_path / "undisturbed")
+    assert hashes[0] != ran(**METHODS[name]).sha256()
 
 
-def cohort() -> tuple[int, ...]:
-    """The clients of round 0."""
+def cohort(t: int = 0) -> tuple[int, ...]:
+    """The clients of round t."""
     config = tiny()
-    return sample(config.seed, 0, 8, config.rounds.cohort_size(8))
+    return sample(config.seed, t, 8, config.rounds.cohort_size(8))
 
 
 def clients_of_round_0(folder: Path) -> dict[int, dict[str, Any]]:
@@ -186,7 +193,7 @@ def clients_of_round_0(folder: Path) -> dict[int, dict[str, Any]]:
 def test_actor_that_dies_as_it_starts_ends_the_run(tmp_path, warm_ray, monkeypatch):
     monkeypatch.setitem(MODELS, "kills_actors", sabotage.kills_actors)
     with pytest.raises(MachineFailure, match="a client actor could not start: its process ended"):
-        Federation(tiny(model={"name": "kills_actors"}, engine=PAIR), tmp_path, make_engine=warm_ray)
+        Federation(tiny(model={"name": "kills_actors"}, engine=ONE), tmp_path, make_engine=warm_ray)
 
 
 def test_client_that_kills_its_process_ends_the_run(tmp_path, warm_ray):
@@ -204,14 +211,13 @@ def test_client_that_kills_its_process_ends_the_run(tmp_path, warm_ray):
 @pytest.mark.parametrize("method", [{}, METHODS["fedlws"], GATHERED], ids=["summed", "kept", "gathered"])
 @pytest.mark.parametrize("engine", ["local", PAIR], ids=["local", "ray"])
 @pytest.mark.parametrize(("how", "policy"), [("lacks_memory", "drop"), ("refuses", "retry")])
-def test_client_that_fails_twice_trains_again(how, policy, engine, method, tmp_path, request):
+def test_client_that_fails_twice_trains_again(how, policy, engine, method, tmp_path, ran, request):
     """To the same bits, whether hosts sum models while they train, keep them, or one of them learns on all."""
     make_engine = local_engine if engine == "local" else request.getfixturevalue("warm_ray")
-    expected = undisturbed(method, tmp_path / "undisturbed")
     rounds = {"on_client_failure": policy}
     changes = with_client(method, "fails", how=how, client=cohort()[1], times=2, folder=str(tmp_path))
     run = play(tiny(**changes, rounds=rounds, engine=engine), tmp_path / "fails", make_engine=make_engine)
-    assert run.sha256() == expected
+    assert run.sha256() == ran(**method).sha256()
     events = tables.read(run.folder, "events").to_pylist()
     assert [(e["round"], e["of"], e["client"]) for e in events] == [(0, "client", cohort()[1])] * 2
     assert all("trains again" in e["message"] for e in events)
@@ -224,10 +230,10 @@ TESTED: dict[str, Any] = {
 }
 
 
-def test_client_that_lacks_memory_when_it_is_tested_trains_again(tmp_path, monkeypatch):
+def test_client_that_lacks_memory_when_it_is_tested_trains_again(tmp_path, ran, monkeypatch):
     """To the same bits. So do those after it on the same host, whose models are kept and not trained again."""
     changes = TESTED | METHODS["fedlws"]
-    expected = play(tiny(**changes), tmp_path / "undisturbed")
+    expected = ran(**changes)
     monkeypatch.setitem(MODELS, "forgetful", sabotage.lacks_memory_in_tests)
     run = play(tiny(**changes, model={"name": "forgetful"}), tmp_path / "fails")
     assert run.sha256() == expected.sha256()
@@ -266,7 +272,7 @@ def test_client_that_fails_when_it_is_tested_ends_a_run_as_one_that_fails_in_tra
 )
 def test_failures_that_end_a_run(how, rounds, message, tmp_path):
     """With the round before it kept, and the reason in `events`."""
-    [client] = [c for c in sample(3, 1, 8, 3) if c not in cohort()][:1]
+    [client] = [c for c in cohort(t=1) if c not in cohort()][:1]
     who = -1 if rounds.pop("all", False) else client
     federation = Federation(tiny(**with_client({}, "fails", how=how, client=who, t=1), rounds=rounds), tmp_path)
     assert federation.step()["clients_ok"] == 3
@@ -287,28 +293,25 @@ def test_command_line_shows_the_clients_traceback_and_no_other(tmp_path):
     assert "cannot count" in shown.stderr
 
 
-def test_hanging_host_is_replaced(tmp_path, warm_ray):
-    expected = undisturbed(METHODS["scaffold"], tmp_path / "undisturbed")
+def test_hanging_host_is_replaced(tmp_path, warm_ray, ran, only_the_hung_age):
     folder = str(tmp_path)
     changes = with_client(METHODS["scaffold"], "fails", how="hangs", client=cohort()[1], times=1, folder=folder)
-    engine = {"ray": {"clients_per_actor": 2, "client_timeout": 1.5}}
-    run = play(tiny(**changes, engine=engine), tmp_path / "hangs", make_engine=warm_ray)
-    assert run.sha256() == expected
-    [event] = tables.read(run.folder, "events").to_pylist()
-    assert "did not get on for 1.5 s (engine.ray.client_timeout)" in event["message"]
+    run = play(tiny(**changes, engine=IMPATIENT), tmp_path / "hangs", make_engine=warm_ray)
+    assert run.sha256() == ran(**METHODS["scaffold"]).sha256()
+    [message] = tables.read(run.folder, "events")["message"].to_pylist()
+    assert HANGS in message
 
 
-def test_host_that_hangs_in_a_test_is_replaced(tmp_path, warm_ray, monkeypatch):
+def test_host_that_hangs_in_a_test_is_replaced(tmp_path, warm_ray, only_the_hung_age, monkeypatch):
     monkeypatch.setitem(MODELS, "hangs_in_tests", sabotage.hangs_in_tests)
-    (tmp_path / "hung").mkdir()  # and so it does not again
+    (tmp_path / "once").mkdir()  # and so it does not again
     changes = {"model": {"name": "hangs_in_tests", "options": {"folder": str(tmp_path)}}}
-    expected = undisturbed(changes, tmp_path / "undisturbed")
-    (tmp_path / "hung").rmdir()
-    engine = {"ray": {"clients_per_actor": 2, "client_timeout": 1.5}}
-    run = play(tiny(**changes, engine=engine), tmp_path / "hangs", make_engine=warm_ray)
+    expected = play(tiny(**changes), tmp_path / "undisturbed").sha256()
+    (tmp_path / "once").rmdir()
+    run = play(tiny(**changes, engine=IMPATIENT), tmp_path / "hangs", make_engine=warm_ray)
     assert run.sha256() == expected
     [message] = tables.read(run.folder, "events")["message"].to_pylist()
-    assert "did not get on for 1.5 s (engine.ray.client_timeout)" in message
+    assert HANGS in message
 
 
 class Dying:
@@ -327,49 +330,39 @@ class Dying:
 
 def test_driver_that_always_dies_ends_the_run(tmp_path, cluster):
     cloudpickle.register_pickle_by_value(sys.modules[__name__])
-    config = tiny(engine={"ray": {"clients_per_actor": 3}})
+    config = tiny(engine=ONE)
     with pytest.raises(MachineFailure, match="driver died 3 times before a round was played: its process ended"):
         RemoteFederation(Dying(9, tmp_path), config, tmp_path / "run", False, stored(prepare(config)))
 
 
-def test_driver_killed(tmp_path, cluster):
-    """While it builds, and between rounds."""
+def test_driver_killed(tmp_path, cluster, ran, monkeypatch):
+    """While it builds, and between rounds; before that it goes on although it was not waited for, as where Ctrl-C comes
+    while a loop asks for the model."""
     cloudpickle.register_pickle_by_value(sys.modules[__name__])
     changes = METHODS["scaffold"] | {"rounds": {"total": 4, "checkpoint_every": 2}}
-    expected = undisturbed(changes, tmp_path / "undisturbed")
-    engine = {"ray": {"clients_per_actor": 3}}
-    config = tiny(**changes, engine=engine)
+    config = tiny(**changes, engine=ONE)
     federation = RemoteFederation(Dying(1, tmp_path), config, tmp_path / "killed", False, stored(prepare(config)))
-    rounds = [federation.step()["round"] for _ in range(3)]
+    rounds = [federation.step()["round"]]
+    with monkeypatch.context() as patched:
+        patched.setattr(ray, "get", Mock(side_effect=KeyboardInterrupt))
+        with pytest.raises(KeyboardInterrupt):
+            federation.model()
+    rounds.append(federation.step()["round"])  # which no checkpoint knows
+    rounds.append(federation.step()["round"])
     kill(pid_of(federation._driver))
     while (shown := federation.step()) is not None:
         rounds.append(shown["round"])
     assert rounds == [0, 1, 2, 2, 3]  # from the checkpoint after round 1 on
-    assert federation.finish()["sha256"] == expected
+    assert federation.finish()["sha256"] == ran(**changes).sha256()
     federation.close()
     assert tables.read(tmp_path / "killed", "rounds")["round"].to_pylist() == [0, 1, 2, 3]
     events = tables.read(tmp_path / "killed", "events").to_pylist()
     assert [(event["round"], event["of"]) for event in events] == [(0, "driver"), (2, "driver")]
 
 
-def test_driver_that_was_not_waited_for_goes_on(tmp_path, cluster, monkeypatch):
-    """As where Ctrl-C comes while a loop asks for the model."""
-    config = tiny(engine={"ray": {"clients_per_actor": 3}})
-    cloudpickle.register_pickle_by_value(sys.modules[__name__])
-    federation = RemoteFederation(Dying(0, tmp_path), config, tmp_path / "run", False, stored(prepare(config)))
-    assert federation.step()["round"] == 0
-    with monkeypatch.context() as patched:
-        patched.setattr(ray, "get", Mock(side_effect=KeyboardInterrupt))
-        with pytest.raises(KeyboardInterrupt):
-            federation.model()
-    assert federation.step()["round"] == 1  # which no checkpoint knows
-    federation.close()
-
-
-def test_neighbours_take_over_where_memory_ran_out(tmp_path, warm_ray):
+def test_neighbours_take_over_where_memory_ran_out(tmp_path, warm_ray, ran):
     """One process fewer then: a new one would bring down the next."""
     changes = METHODS["scaffold"]
-    expected = undisturbed(changes, tmp_path / "undisturbed")
     federation = Federation(tiny(**changes, engine=PAIR), tmp_path / "killed", make_engine=warm_ray)
     federation.step()
     lost = HostLost({1}, "its node ran out of memory", out_of_memory=True)
@@ -379,70 +372,42 @@ def test_neighbours_take_over_where_memory_ran_out(tmp_path, warm_ray):
     assert "its node ran out of memory; the other actors of its node do its work" in message
     federation.step()
     federation.finish()
-    assert federation.sha256() == expected
+    assert federation.sha256() == ran(**changes).sha256()
     federation.close()
 
 
-@pytest.fixture
-def no_room(monkeypatch) -> Callable[[], None]:
-    """From the call on, every new host asks for more than the cluster has."""
-
-    def start() -> None:
-        monkeypatch.setattr(Pool, "take", lambda _, nodes, *share: [None] * len(nodes))
-        monkeypatch.setattr(raysim.engine.ray.engine, "START_SECONDS", 0.2)
-        monkeypatch.setattr(raysim.engine.ray.engine, "new_actor", lambda node, _, gpus: new_actor(node, 10**6, gpus))
-
-    return start
-
-
-def test_hosts_take_over_where_there_is_no_room(tmp_path, warm_ray, no_room):
-    """Two of three hosts die in turn and cannot be replaced; then the last one."""
-    changes = METHODS["scaffold"]
-    expected = undisturbed(changes, tmp_path / "undisturbed")
-    federation = Federation(tiny(**changes, engine=EACH), tmp_path / "killed", make_engine=warm_ray)
-    no_room()
-    for _ in range(3):
-        federation.step()
-        kill(pid_of(federation.engine.hosts[0]))
-    federation.finish()
-    assert federation.sha256() == expected
-    with pytest.raises(MachineFailure, match="no room for new ones"):
-        evaluate(federation.engine, federation.partition.server_test)
-    federation.close()
-
-
-def test_the_living_share_the_work_of_all_that_died_together(tmp_path, warm_ray, no_room):
-    """Each of a node's actors is buried by itself; none takes over who is dead, too."""
+def test_hosts_take_over_where_there_is_no_room(tmp_path, warm_ray, ran, monkeypatch):
+    """Of four hosts two die together, and the others share their work. Then these die, and there is room for one new host:
+    it does the work of all. Then that one dies."""
     changes = METHODS["scaffold"] | {"rounds": {"participation": 0.5}}
-    expected = undisturbed(changes, tmp_path / "undisturbed")
     federation = Federation(tiny(**changes, engine=EACH), tmp_path / "killed", make_engine=warm_ray)
-    federation.step()
-    no_room()
-    engine = federation.engine
-    *dead, third, fourth = engine.hosts
-    for pid in [pid_of(actor) for actor in dead]:
-        kill(pid)
-    for i in range(2):
-        engine.replace_lost(HostLost({i}))
-    assert set(engine.hosts[:2]) == {third, fourth} == set(engine.hosts[2:])
-    while federation.step():
-        pass
-    federation.finish()
-    federation.close()
-    assert federation.sha256() == expected
-
-
-def test_one_new_host_does_the_work_of_all_where_there_is_room_for_one(tmp_path, warm_ray, monkeypatch):
-    federation = Federation(tiny(engine=PAIR), tmp_path, make_engine=warm_ray)
-    engine, room = federation.engine, iter([1])
+    engine, module, start = federation.engine, raysim.engine.ray.engine, raysim.engine.ray.engine.new_actor
+    monkeypatch.setattr(module, "PING_SECONDS", None)  # a dead actor answers, however busy the machine is
     monkeypatch.setattr(Pool, "take", lambda _, nodes, *share: [None] * len(nodes))
-    start = raysim.engine.ray.engine.new_actor
-    monkeypatch.setattr(
-        raysim.engine.ray.engine, "new_actor", lambda node, *share: start(node if next(room, 0) else "a" * 56, *share)
-    )
-    engine.replace_lost(HostLost({0, 1}))
-    assert engine.hosts[0] is engine.hosts[1]
-    assert federation.step()["clients_ok"] == 3
+
+    federation.step()
+    with monkeypatch.context() as no_room:  # a new host asks for more than the cluster has, and never starts
+        no_room.setattr(module, "START_SECONDS", 0)
+        no_room.setattr(module, "new_actor", lambda node, _, gpus: start(node, 10**6, gpus))
+        *dead, third, fourth = engine.hosts
+        for pid in [pid_of(actor) for actor in dead]:
+            kill(pid)
+        messages = federation.step()["messages"]
+    assert len(messages) == 2  # each of the dead is buried by itself; none takes over who is dead, too
+    assert all("has no room for another, so the living do its work" in message for message in messages)
+    assert set(engine.hosts[:2]) == {third, fourth} == set(engine.hosts[2:])
+
+    room = iter([1])  # a new host is sent to a node that is gone, except the first
+    monkeypatch.setattr(module, "new_actor", lambda node, *share: start(node if next(room, 0) else "a" * 56, *share))
+    engine.replace_lost(HostLost({0, 1, 2, 3}))
+    [new] = set(engine.hosts)
+    assert federation.step()["clients_ok"] == 4
+    federation.finish()
+    assert federation.sha256() == ran(**changes).sha256()
+
+    kill(pid_of(new))
+    with pytest.raises(MachineFailure, match="no room for new ones"):
+        evaluate(engine, federation.partition.server_test)
     federation.close()
 
 

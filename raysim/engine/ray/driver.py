@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import time
 import warnings
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -14,6 +13,7 @@ from typing import Any, Protocol
 import ray
 from ray.exceptions import RayTaskError
 
+from raysim.clock import CLOCK
 from raysim.config import Config
 from raysim.core.event import Event
 from raysim.data import Dataset, Partition
@@ -196,6 +196,6 @@ class RemoteFederation:
         finally:
             self._kill()
         # The hosts die with their driver, a moment later. A run that follows must not count their share as taken.
-        deadline = time.monotonic() + RELEASE_SECONDS
-        while free_resources().cpus < self._resources.cpus and time.monotonic() < deadline:
-            time.sleep(0.05)
+        deadline = CLOCK.now() + RELEASE_SECONDS
+        while free_resources().cpus < self._resources.cpus and CLOCK.now() < deadline:
+            CLOCK.sleep(0.05)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import statistics
-import time
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
@@ -66,7 +65,7 @@ class RayEngine(Engine):
         self.nodes = sorted(
             self.placement.nodes
         )  # neighbours in the cohort share a machine: sums merge before they travel
-        self._stethoscope = Stethoscope()
+        self._stethoscope = Stethoscope(self.spec.clock)
         self._measured = False
         self._coming: dict[Any, tuple[Any, str]] = {}  # by the reference that tells when it is ready: actor and node
         self._full: set[str] = set()  # nodes whose GPUs had no memory for another actor
@@ -323,12 +322,13 @@ class RayEngine(Engine):
             self.events.append(Event("actor", f"{message}: those that start from now on are planned with that"))
 
     def _node_with_room(self, first: str) -> str | None:
-        deadline = time.monotonic() + ROOM_SECONDS
-        while time.monotonic() < deadline:
+        clock = self.spec.clock
+        deadline = clock.now() + ROOM_SECONDS
+        while clock.now() < deadline:
             fitting = room(self.pool.free(free_resources()) if self.pool else free_resources(), self.placement)
             if fitting:
                 return first if first in fitting else fitting[0]
-            time.sleep(0.1)
+            clock.sleep(0.1)
         return None
 
     def close(self) -> None:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import itertools
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
 
 from ray.exceptions import RayError
 from ray.experimental.internal_kv import _internal_kv_del, _internal_kv_get, _internal_kv_put
+
+from raysim.clock import Clock
 
 EVERY = 15.0  # seconds from one sign to the next, at most: a thousand actors then send 70 a second
 _SPACE = b"raysim.pulse"
@@ -73,7 +74,8 @@ class Pulse:
 class Stethoscope:
     """Tells which of some actors hang, by the signs that they send."""
 
-    def __init__(self) -> None:
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
         self._heard: dict[str, tuple[tuple[bool, bytes], float]] = {}  # by actor: the last that was new, and when
 
     def listen(self, actor_id: str, limit: float) -> tuple[bool, bool]:
@@ -86,9 +88,9 @@ class Stethoscope:
         news = (at_work == b"1", progress if at_work == b"1" else number)
         heard, since = self._heard.get(actor_id, (None, 0.0))
         if news != heard:
-            self._heard[actor_id] = news, time.monotonic()
+            self._heard[actor_id] = news, self._clock.now()
             return news[0], False
-        return news[0], time.monotonic() - since >= limit
+        return news[0], self._clock.now() - since >= limit
 
     def forget(self, actor_id: str) -> None:
         """The actor is gone."""
