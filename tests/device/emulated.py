@@ -3,6 +3,7 @@ of its own: it stays."""
 
 from __future__ import annotations
 
+import fcntl
 import functools
 import hashlib
 import os
@@ -42,12 +43,16 @@ def missing() -> str | None:
 
 
 def built() -> Path:
-    """The device's library, built once for each version of PyTorch and of the source, in the user's cache folder."""
+    """The device's library, built once for each version of PyTorch and of the source, in the user's cache folder. Who finds
+    it being built waits for it."""
     key = hashlib.sha256(SOURCE.read_bytes() + torch.__version__.encode()).hexdigest()[:12]
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "raysim"
     library = cache / f"emulated-{torch.__version__}-{key}.so"
-    if not library.exists():
-        cache.mkdir(parents=True, exist_ok=True)
+    cache.mkdir(parents=True, exist_ok=True)
+    with open(cache / "emulated.lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if library.exists():
+            return library
         root = Path(torch.__file__).parent
         abi = int(torch.compiled_with_cxx11_abi())
         with tempfile.TemporaryDirectory(dir=cache) as folder:
@@ -59,7 +64,7 @@ def built() -> Path:
                  f"-L{root / 'lib'}", "-ltorch_cpu", "-lc10"],
                 check=True,
             )  # fmt: skip
-            made.replace(library)  # whole or not at all: others may build it, too
+            made.replace(library)  # whole or not at all: it may be stopped
     return library
 
 

@@ -9,16 +9,16 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
 from device import emulated
 
 HERE = Path(__file__).parent
-TOGETHER = [  # in one process, which takes seconds to start; first those that look at what a process has done before
-    ["check_numerics.py", "check_counts.py", "check_faults.py", "check_models.py", "check_batched.py"],
-    ["check_methods.py"],
-    ["check_ray.py"],
-]
+TOGETHER = {  # in one process, which takes seconds to start; first those that look at what a process has done before
+    "in process": ["numerics", "counts", "faults", "models", "batched", "methods"],
+    "on ray": ["ray"],
+}
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -28,16 +28,26 @@ def _device() -> None:
     emulated.built()
 
 
-@pytest.mark.parametrize("files", TOGETHER, ids=" ".join)
-def test_on_the_device(files: list[str]) -> None:
+@pytest.mark.parametrize("where", TOGETHER)
+def test_on_the_device(where: str, subtests: pytest.Subtests, tmp_path: Path) -> None:
+    """Each check is a subtest, with its own output."""
+    report = tmp_path / "report.xml"
     paths = [str(HERE.parent), str(HERE.parents[1]), os.environ.get("PYTHONPATH", "")]
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-W", "ignore"]
-    command += [str(HERE / file) for file in files]
-    done = subprocess.run(
-        command, capture_output=True, text=True, env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
-    )
-    assert done.returncode == 0, done.stdout[-8000:] + done.stderr[-2000:]
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-W", "ignore", f"--junitxml={report}"]
+    command += ["-o", "junit_logging=all", "-o", "junit_log_passing_tests=false", f"--basetemp={tmp_path / 'checks'}"]
+    command += [str(HERE / f"check_{name}.py") for name in TOGETHER[where]]
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(paths)}
+    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment)
+    assert report.exists(), f"the process ended with {done.returncode}:\n{done.stdout}"
+    for check in ElementTree.parse(report).iter("testcase"):
+        with subtests.test(f"{check.get('classname')}::{check.get('name')}"):
+            told = "\n".join(part.text or part.get("message", "") for part in check)
+            assert check.find("failure") is None and check.find("error") is None, told
+            if check.find("skipped") is not None:
+                pytest.skip(told)
+    assert done.returncode == 0, done.stdout
 
 
 def test_every_file_is_run() -> None:
-    assert {file for files in TOGETHER for file in files} == {path.name for path in HERE.glob("check_*.py")}
+    checks = [f"check_{name}.py" for names in TOGETHER.values() for name in names]
+    assert sorted(checks) == sorted(path.name for path in HERE.glob("check_*.py"))
