@@ -11,6 +11,7 @@ import re
 import shlex
 import shutil
 from collections.abc import Iterator
+from contextlib import chdir, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +32,7 @@ from raysim.sweep.items import PAPERS
 from raysim.sweep.items import find as find_item
 
 ROOT = Path(__file__).parents[1]
-TESTED_FURTHER = {"README.md", "model.md", "paper.md"}
+TESTED_FURTHER = {"README.md", "model.md", "paper.md"}  # in tests of their own
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 COMMANDS = typer.main.get_command(app)
 
@@ -40,24 +41,39 @@ def blocks(page: Path, language: str) -> list[str]:
     return re.findall(rf"^```{language}\n(.*?)^```", page.read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE)
 
 
-def of(language: str) -> list[Any]:
-    return [pytest.param(page, id=str(page.relative_to(ROOT))) for page in PAGES if blocks(page, language)]
+def named(page: Path) -> str:
+    return str(page.relative_to(ROOT))
+
+
+def of(language: str) -> dict[str, Path]:
+    return {named(page): page for page in PAGES if blocks(page, language)}
+
+
+@contextmanager
+def apart(folder: Path) -> Iterator[None]:
+    """In a folder of its own; what is registered meanwhile is forgotten."""
+    folder.mkdir(parents=True, exist_ok=True)
+    before = {kind: set(REGISTRY.table(kind)) for kind in KINDS}
+    try:
+        with chdir(folder):
+            yield
+    finally:
+        for kind, names in before.items():
+            for added in set(REGISTRY.table(kind)) - names:
+                del REGISTRY.table(kind)[added]
 
 
 @pytest.fixture
-def clean_registry() -> Iterator[None]:
-    before = {kind: set(REGISTRY.table(kind)) for kind in KINDS}
-    yield
-    for kind, names in before.items():
-        for added in set(REGISTRY.table(kind)) - names:
-            del REGISTRY.table(kind)[added]
+def alone(tmp_path: Path) -> Iterator[None]:
+    with apart(tmp_path):
+        yield
 
 
-@pytest.mark.usefixtures("clean_registry")
-@pytest.mark.parametrize("page", [page for page in of("python") if page.values[0].name not in TESTED_FURTHER])
-def test_python_runs(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    executed(page)
+def test_python_runs(tmp_path: Path, subtests: pytest.Subtests) -> None:
+    for name, page in of("python").items():
+        if page.name not in TESTED_FURTHER:
+            with subtests.test(page=name), apart(tmp_path / name):
+                executed(page)
 
 
 def executed(page: Path) -> dict[str, Any]:
@@ -71,25 +87,22 @@ def executed(page: Path) -> dict[str, Any]:
     return scope
 
 
-@pytest.mark.usefixtures("clean_registry")
-def test_what_the_readme_shows_is_what_happens(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
+@pytest.mark.usefixtures("alone")
+def test_what_the_readme_shows_is_what_happens() -> None:
     scope = executed(ROOT / "README.md")
     assert scope["run"].rounds == 20
     assert raysim.load(scope["simulation"].folder).result["rounds"] == 100
 
 
-@pytest.mark.usefixtures("clean_registry")
-def test_own_parts_are_used_by_their_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
+@pytest.mark.usefixtures("alone")
+def test_own_parts_are_used_by_their_names() -> None:
     run = executed(ROOT / "docs/howto/model.md")["run"]
     assert run.model().head.in_features == 8
     assert 0 < run["rounds"]["metric.confidence"][-1].as_py() < 1
 
 
-@pytest.mark.usefixtures("clean_registry")
-def test_a_newcomer_gets_a_figure_and_a_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
+@pytest.mark.usefixtures("alone")
+def test_a_newcomer_gets_a_figure_and_a_table() -> None:
     page = ROOT / "docs/howto/paper.md"
     executed(page)
     said = ""
@@ -105,7 +118,7 @@ def test_a_newcomer_gets_a_figure_and_a_table(tmp_path: Path, monkeypatch: pytes
     assert Path("report.html").stat().st_size < 2_000_000
 
 
-@pytest.mark.usefixtures("clean_registry")
+@pytest.mark.usefixtures("alone")
 def test_the_example_method_is_short_and_trains(tmp_path: Path) -> None:
     [example] = [block for block in blocks(ROOT / "docs/howto/method.md", "python") if "SignSGD" in block]
     assert len([line for line in example.splitlines() if line.strip()]) <= 15
@@ -138,30 +151,39 @@ def parsed(words: list[str]) -> tuple[str, dict[str, Any]]:
     return name, command.make_context(name, list(words), help_option_names=["-h", "--help"]).params
 
 
-@pytest.mark.parametrize("page", of("bash"))
-def test_commands_are_valid(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_commands_are_valid(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, subtests: pytest.Subtests) -> None:
     monkeypatch.chdir(ROOT)
-    for words in commands(page):
-        name, given = parsed(words)
-        changes = [*(given.get("overrides") or ()), *(given.get("changes") or ())]
-        config = given.get("config")
-        if config and "federation.yaml" in config:  # what `raysim init` writes
-            config = ROOT / "raysim/cli/templates/federation.yaml"
-        if name in ("raysim run", "raysim sweep", "raysim data show"):
-            grid(find(config), changes, [0], tmp_path / "out")
-        if name == "raysim reproduce" and given["item"]:
-            find_item(given["item"])
+    for page, words in [(page, words) for page, path in of("bash").items() for words in commands(path)]:
+        with subtests.test(page=page, command=words):
+            name, given = parsed(words)
+            changes = [*(given.get("overrides") or ()), *(given.get("changes") or ())]
+            config = given.get("config")
+            if config and "federation.yaml" in config:  # what `raysim init` writes
+                config = ROOT / "raysim/cli/templates/federation.yaml"
+            if name in ("raysim run", "raysim sweep", "raysim data show"):
+                grid(find(config), changes, [0], tmp_path / "out")
+            if name == "raysim reproduce" and given["item"]:
+                find_item(given["item"])
 
 
 SHORT = {  # so that a command takes a second
     "raysim run": ["rounds.total=1", "engine=local", "record.trace=[]"],
     "raysim sweep": ["rounds.total=1", "engine=local"],
     "raysim resume": ["rounds.total=5"],
+    "raysim measure hessian": ["--set=samples=32"],
+    "raysim measure simplex": ["--set=samples=32"],
 }
-ELSEWHERE = {"raysim watch": "tests/report/test_report.py", "raysim reproduce": "tests/test_reproduce.py"}
+ELSEWHERE = {
+    "raysim watch": "tests/test_runs.py",
+    "raysim reproduce": "tests/test_reproduce.py",
+    "raysim up": "tests/engine/test_kept.py",
+    "raysim down": "tests/engine/test_kept.py",
+}
 
 
-@pytest.mark.parametrize("page", of("bash"))
+@pytest.mark.parametrize(
+    "page", [pytest.param(page, id=name) for name, page in of("bash").items() if page.name != "paper.md"]
+)
 def test_commands_run(page: Path, tmp_path: Path, measured: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """In the order of the page, runs for a round in this process. What the page itself has not played is a small run."""
     monkeypatch.chdir(tmp_path)
@@ -178,30 +200,33 @@ def test_commands_run(page: Path, tmp_path: Path, measured: Path, monkeypatch: p
                 shutil.copytree(measured, folder)
         words = [word for word in words if word not in ("--dashboard", "--parallel", "auto")]
         words = [str(tmp_path / word.removeprefix("/")) if word.startswith("/shared/") else word for word in words]
-        done = CliRunner().invoke(app, words + SHORT.get(name, []), input="y\n")
+        words += SHORT.get(name) or SHORT.get(f"{name} {given.get('name')}", [])
+        done = CliRunner().invoke(app, words, input="y\n")
         assert done.exit_code == 0, f"raysim {' '.join(words)}\n{done.output}"
 
 
-@pytest.mark.parametrize("page", of("text"))
-def test_what_is_shown_of_a_terminal_is_what_it_says(page: Path) -> None:
+def test_what_is_shown_of_a_terminal_is_what_it_says(subtests: pytest.Subtests) -> None:
     """Blocks that begin with `$ raysim`; `...` stands for the rest of a line."""
-    for block in blocks(page, "text"):
+    for name, block in [(name, block) for name, page in of("text").items() for block in blocks(page, "text")]:
         command, *shown = block.splitlines()
         if command.startswith("$ raysim "):
-            said = CliRunner().invoke(app, shlex.split(command)[2:]).output.replace(f"{ROOT}/", "")
-            pattern = "\n".join(re.escape(line).replace(re.escape("..."), ".*") for line in shown)
-            assert re.fullmatch(pattern, said.rstrip()), said
+            with subtests.test(page=name, command=command):
+                said = CliRunner().invoke(app, shlex.split(command)[2:]).output.replace(f"{ROOT}/", "")
+                pattern = "\n".join(re.escape(line).replace(re.escape("..."), ".*") for line in shown)
+                assert re.fullmatch(pattern, said.rstrip()), said
 
 
-@pytest.mark.parametrize("page", of("yaml"))
-def test_configurations_are_valid(page: Path) -> None:
-    for block in blocks(page, "yaml"):
-        shown = yaml.safe_load(block)
-        variants = [dict(settings) for settings in (shown.pop("methods", None) or {"": {}}).values()]
-        for settings in variants:
-            changes = [f"{path}={yaml.safe_dump(value, default_flow_style=True)}" for path, value in settings.items()]
-            whole = {"data", "model", "rounds", "local"} <= shown.keys()
-            from_dict(shown if whole else merged(to_dict(tiny()), shown), overrides=changes)
+def test_configurations_are_valid(subtests: pytest.Subtests) -> None:
+    for name, block in [(name, block) for name, page in of("yaml").items() for block in blocks(page, "yaml")]:
+        with subtests.test(page=name, block=block):
+            shown = yaml.safe_load(block)
+            variants = [dict(settings) for settings in (shown.pop("methods", None) or {"": {}}).values()]
+            for settings in variants:
+                changes = [
+                    f"{path}={yaml.safe_dump(value, default_flow_style=True)}" for path, value in settings.items()
+                ]
+                whole = {"data", "model", "rounds", "local"} <= shown.keys()
+                from_dict(shown if whole else merged(to_dict(tiny()), shown), overrides=changes)
 
 
 def merged(base: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
@@ -210,16 +235,17 @@ def merged(base: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
     return base | over | {key: base[key] | over[key] for key in both}
 
 
-@pytest.mark.parametrize("page", [pytest.param(page, id=str(page.relative_to(ROOT))) for page in PAGES])
-def test_links_lead_somewhere(page: Path) -> None:
-    text = re.sub(r"```.*?```", "", page.read_text(encoding="utf-8"), flags=re.DOTALL)
-    links = re.findall(r"\]\((?!http|mailto)([^)#\s]+)(?:#[^)]*)?\)", text)
-    places = [(page.parent / link).resolve() for link in links]
+def test_links_lead_somewhere(subtests: pytest.Subtests) -> None:
     written = {ROOT / "docs" / name for name in generated()}
-    assert [str(place) for place in places if not (place.exists() or place in written)] == []
-    named = set(re.findall(r"`((?:raysim|tests|benchmarks|docs|configs)/[\w/.-]+)`", text))
-    if page.parent.name != "decisions":  # which tell of what was
-        assert [name for name in sorted(named) if not (ROOT / name).exists()] == []
+    for page in PAGES:
+        with subtests.test(page=named(page)):
+            text = re.sub(r"```.*?```", "", page.read_text(encoding="utf-8"), flags=re.DOTALL)
+            links = re.findall(r"\]\((?!http|mailto)([^)#\s]+)(?:#[^)]*)?\)", text)
+            places = [(page.parent / link).resolve() for link in links]
+            assert [str(place) for place in places if not (place.exists() or place in written)] == []
+            files = set(re.findall(r"`((?:raysim|tests|benchmarks|docs|configs)/[\w/.-]+)`", text))
+            if page.parent.name != "decisions":  # which tell of what was
+                assert [name for name in sorted(files) if not (ROOT / name).exists()] == []
 
 
 def generated() -> set[str]:

@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import kernel
 import pytest
 import yaml
 
@@ -127,9 +128,7 @@ def environment(cluster: Any) -> dict[str, str]:
 
 def lines(*command: object, **settings: Any) -> list[str]:
     """What a Python process prints."""
-    done = subprocess.run(
-        [sys.executable, *map(str, command)], capture_output=True, text=True, timeout=250, check=False, **settings
-    )
+    done = subprocess.run([sys.executable, *map(str, command)], capture_output=True, text=True, check=False, **settings)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout.splitlines()
 
@@ -144,14 +143,12 @@ def test_in_a_script(environment: dict[str, str], tmp_path: Path) -> None:
 def test_in_a_notebook(environment: dict[str, str], tmp_path: Path) -> None:
     """Each definition in a cell of its own. The one of the method is run again after a change."""
     import nbformat
-    from nbclient import NotebookClient
 
     parts = OWN.split("\n\n\n")
     method = next(part for part in parts if "SignSGD" in part)
     cells = [parts[0], method.replace("1e-2", "1e-3"), *parts[1:], PLAY, PRINT]
     notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(cell) for cell in cells])
-    resources = {"metadata": {"path": tmp_path}}
-    NotebookClient(notebook, timeout=250, kernel_name="python3", resources=resources).execute(env=environment)
+    kernel.execute(notebook, tmp_path, env=environment)
     printed = "".join(out.text for out in notebook.cells[-1].outputs if out.get("name") == "stdout")
     local, ray = printed.splitlines()[-2:]
     assert local == ray
