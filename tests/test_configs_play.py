@@ -24,7 +24,7 @@ import pytest
 import torch
 from conftest import OPTIONS, play
 from safetensors.numpy import save_file
-from test_configs import CONFIGS, OF_PAPERS, commands, label, without_table
+from test_configs import CONFIGS, OF_PAPERS, commands, item_of, without_table
 from torch import nn
 from typer.testing import CliRunner
 
@@ -41,7 +41,7 @@ from raysim.report.canvas import Canvas
 from raysim.report.figures import FIGURES, Portrait, draw
 from raysim.report.runs import Run
 from raysim.sweep.grid import Point, runs
-from raysim.sweep.items import Cell, Item
+from raysim.sweep.items import PAPERS, Cell, Item
 from raysim.sweep.scores import SCORES, Measure, key_of
 from raysim.sweep.table import shown
 from raysim.sweep.text import table_text
@@ -289,6 +289,7 @@ def shows(name: str, run: Run) -> bool:
 
 def check(item: Item, played: dict[str, Path], folder: Path) -> None:
     """Play the cells of every scale. Each heading must have a number, and whatever the file names must be drawn."""
+    folder.mkdir()
     copy = folder / item.path.name
     copy.write_text(without_table(item.path), encoding="utf-8")
     opened: dict[Path, Run] = {}
@@ -307,28 +308,27 @@ def check(item: Item, played: dict[str, Path], folder: Path) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:pfedme", "error:.*model.bn_stats")
-@pytest.mark.parametrize("path", OF_PAPERS, ids=label)
-def test_cells_play_and_what_the_file_names_is_drawn(path: Path, played: dict[str, Path], tmp_path: Path) -> None:
-    check(Item(label(path), path), played, tmp_path)
+@pytest.mark.parametrize("paper", PAPERS)
+def test_cells_run_and_what_the_file_names_is_drawn(
+    paper: str, played: dict[str, Path], tmp_path: Path, subtests: pytest.Subtests
+) -> None:
+    for path in (path for path in OF_PAPERS if path.parent.name == paper):
+        with subtests.test(path.stem):
+            check(item_of(path), played, tmp_path / path.stem)
 
 
-@pytest.mark.parametrize(
-    ("name", "right", "wrong", "fault"),
-    [
+def test_what_is_wrong_is_found(played: dict[str, Path], tmp_path: Path, subtests: pytest.Subtests) -> None:
+    """Though the configuration is valid."""
+    for name, right, wrong, fault in (
         ("fedlaw/figure7", "instruments: [heterogeneity]", "instruments: []", "no cell has 'last overlap of classes'"),
         ("fedlws/table12", "layers: attention", "layers: atention", "full: no cell has 'attention'"),
         ("fedlws/table12", "rounds: [0, 9]", "rounds: [10, 19]", "small: no cell has 'all layers'"),
         ("fedlws/figure1b", "decrement: 0.01", "decrement: 0.3", "gamma of the last of 5 layers would be -0.2"),
-    ],
-)
-def test_what_is_wrong_is_found(
-    name: str, right: str, wrong: str, fault: str, played: dict[str, Path], tmp_path: Path
-) -> None:
-    """Though the configuration is valid."""
-    text = (CONFIGS / f"{name}.yaml").read_text(encoding="utf-8")
-    assert right in text
-    broken = tmp_path / "broken.yaml"
-    broken.write_text(text.replace(right, wrong), encoding="utf-8")
-    (tmp_path / "out").mkdir()
-    with pytest.raises(AssertionError, match=re.escape(fault)):
-        check(Item(name, broken), played, tmp_path / "out")
+    ):
+        with subtests.test(wrong):
+            text = (CONFIGS / f"{name}.yaml").read_text(encoding="utf-8")
+            assert right in text
+            broken = tmp_path / "broken.yaml"
+            broken.write_text(text.replace(right, wrong), encoding="utf-8")
+            with pytest.raises(AssertionError, match=re.escape(fault)):
+                check(Item(name, broken), played, tmp_path / fault)

@@ -56,7 +56,7 @@ def _fallen_back(points: Mapping[Cell, Point]) -> list[str]:
 
 def sheets(item: Item, points: Mapping[Cell, Point], scale: str) -> list[Sheet]:
     """The tables of the finished runs: one for each first choice of the columns, where these have several."""
-    opened = {point.folder: Run(point.folder) for point in points.values() if point.finished}
+    opened = {folder: Run(folder) for folder in {point.folder for point in points.values() if point.finished}}
     runs = {cell: opened.get(point.folder) for cell, point in points.items()}
     groups: dict[str, list[Label]] = {}
     for column in dict.fromkeys(cell.column for cell in runs):
