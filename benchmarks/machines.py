@@ -3,7 +3,7 @@
     with Machines(4) as machines:
         machines.run(1, "raysim", "run", "quickstart", "--address", machines.address)
 
-Tests and benchmarks use it. It needs root, iproute2 and util-linux.
+chaos.py and network.py use it. It needs root, iproute2 and util-linux.
 """
 
 from __future__ import annotations
@@ -135,10 +135,15 @@ class Machines:
             self.run(i, "ray", "stop", "--force")
             self.run(i, *command, timeout=READY_SECONDS)
 
+    @staticmethod
+    def program(name: str | Path) -> str:
+        """The program of this Python's environment, where that has it."""
+        program = Path(sys.executable).with_name(str(name))
+        return str(program) if program.exists() else str(name)
+
     def popen(self, i: int, *command: str | Path, **options: Any) -> subprocess.Popen[str]:
         """Start a command on machine i. Programs are those of this Python's environment."""
-        program = Path(sys.executable).with_name(str(command[0]))
-        words = [str(program) if program.exists() else str(command[0]), *map(str, command[1:])]
+        words = [self.program(command[0]), *map(str, command[1:])]
         environment = self.environment | options.pop("env", {})
         parent = self._inits[i].pid
         [init] = Path(f"/proc/{parent}/task/{parent}/children").read_text().split()
