@@ -7,10 +7,6 @@ import math
 import os
 import random
 import shutil
-import signal
-import subprocess
-import sys
-import time
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -23,14 +19,12 @@ from hypothesis import strategies as st
 from safetensors.torch import load, save
 from torch import Tensor
 
-import raysim.federation.checkpoint
 from raysim.core.state import pack, unpack
 from raysim.federation.checkpoint import CheckpointError, Checkpoints, OldCheckpoint
 from raysim.store import segments
 from raysim.store.atomic import write_json
 from raysim.store.documents import DamagedFile
 
-ROOT = Path(raysim.federation.checkpoint.__file__).parents[2]
 CLIENTS = 12
 
 
@@ -56,15 +50,6 @@ def check_round(checkpoints: Checkpoints, t: int) -> None:
     assert checkpoints.states.keys() == expected.keys()
     for client, state in checkpoints.states.items():
         assert (state["fedala.weights"] == expected[client]).all()
-
-
-def resume(folder: Path, size: int) -> None:
-    checkpoints = Checkpoints(folder)
-    done = checkpoints.latest()
-    if done is not None:
-        checkpoints.load(done)
-    for t in range(0 if done is None else done + 1, 10**6):
-        save_round(checkpoints, t, size)
 
 
 def files(folder: Path) -> set[str]:
@@ -301,37 +286,6 @@ def test_death_at_every_step_of_a_save(tmp_path, monkeypatch):
     assert moment > 5
 
 
-def test_kill_at_random_moments(tmp_path):
-    environment = os.environ | {"PYTHONPATH": str(ROOT)}
-    command = [sys.executable, __file__, str(tmp_path)]
-    done = subprocess.run(command, check=False, env=environment, capture_output=True, text=True, timeout=60)
-    assert done.returncode == 0, done.stderr
-    kills, rounds = map(int, done.stdout.split())
-    assert kills >= 25
-    assert rounds > 5  # some saves went through between the kills
-
-
-def kill_again_and_again(folder: Path) -> None:
-    """Forks a run, kills it with SIGKILL while it saves, checks what it left, and lets the next go on from there."""
-    torch.set_num_threads(1)  # a fork does not inherit the threads that OpenMP believes in
-    moments, before, kills = random.Random(0), -1, 0
-    while kills < 25 or (before <= 5 and kills < 200):  # a busy machine gets less done between two of them
-        kills += 1
-        run = os.fork()
-        if run == 0:
-            resume(folder, size=30_000)
-        time.sleep(moments.uniform(0.02, 0.07))
-        os.kill(run, signal.SIGKILL)
-        os.waitpid(run, 0)
-        checkpoints = Checkpoints(folder)
-        found = checkpoints.latest()
-        if found is not None:
-            check_round(checkpoints, found)
-        assert before <= (found if found is not None else -1), "a finished checkpoint was lost"
-        before = found if found is not None else -1
-    print(kills, before)
-
-
 # ---- typed state ----
 
 
@@ -452,7 +406,3 @@ def test_wrong_fields_are_named(tree, says):
 def test_what_cannot_be_packed_is_named(tree, error, says):
     with pytest.raises(error, match=says):
         pack(tree)
-
-
-if __name__ == "__main__":
-    kill_again_and_again(Path(sys.argv[1]))
