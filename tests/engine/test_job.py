@@ -51,7 +51,10 @@ def test_a_job_has_the_bits_of_one_process(tmp_path: Path) -> None:
         with head(environment) as address:
             submit = [RAY, "job", "submit", "--address", address, "--working-dir", tmp_path / "job", "--"]
             job = [*submit, sys.executable, "-m", "raysim", "run", "tiny.yaml", "--out", tmp_path / "run"]
-            done = subprocess.run(job, env=environment, capture_output=True, text=True, check=False)
+            while True:  # the agent that starts jobs comes up after the dashboard
+                done = subprocess.run(job, env=environment, capture_output=True, text=True, check=False)
+                if "No available agent" not in done.stderr:
+                    break
     assert done.returncode == 0, done.stdout + done.stderr
     assert "round 3/3" in done.stdout
     sha256 = json.loads((tmp_path / "run/result.json").read_text())["sha256"]
