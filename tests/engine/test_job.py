@@ -24,8 +24,9 @@ RAY = Path(sys.executable).with_name("ray")
 def head(environment: dict[str, str]) -> Iterator[str]:
     """A cluster of one node that takes jobs, at an address that it chooses."""
     command = [
-        RAY, "start", "--head", "--port=0", "--include-dashboard=true", "--block", "--node-ip-address=127.0.0.1",
-        "--num-cpus=2", "--num-gpus=0", f"--object-store-memory={100 << 20}", "--disable-usage-stats",
+        RAY, "start", "--head", "--block", "--port=0", "--include-dashboard=true", "--dashboard-agent-listen-port=0",
+        "--node-ip-address=127.0.0.1", "--num-cpus=2", "--num-gpus=0", f"--object-store-memory={100 << 20}",
+        "--disable-usage-stats",
     ]  # fmt: skip
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
     with subprocess.Popen(command, env=environment, **pipes) as process:
