@@ -5,6 +5,7 @@
 - `job`: the head runs a job that another machine has submitted. It has the bits of one process, and what the machines send is
   counted by the kernel, in models: the head sends two of them a round to each neighbour, the global one and the mean from which
   FedLWS measures; a neighbour sends two sums, and hands on what it has merged of the others'.
+- `alone`: a machine starts a cluster of its own, with which no other one can speak.
 - `link`: a machine's link goes down in a round. The run ends with the bits of one process, and says so.
 
 Exit code 1 where that is not so. The numbers go to benchmarks/results/.
@@ -13,13 +14,14 @@ Exit code 1 where that is not so. The numbers go to benchmarks/results/.
 from __future__ import annotations
 
 import json
+import subprocess
 import tempfile
 import time
 from pathlib import Path
 from typing import Any
 
 import yaml
-from machines import Machines, missing
+from machines import PORT, Machines, missing
 
 import raysim
 from raysim.store import tables
@@ -52,6 +54,26 @@ LINK: dict[str, Any] = {
 }
 
 
+LISTENS = """
+import json, psutil, sys
+from raysim.engine.ray.cluster import cluster
+with cluster():
+    processes = [psutil.Process(), *psutil.Process().children(recursive=True)]
+    found = [one for process in processes for one in process.net_connections("tcp") if one.status == "LISTEN"]
+    print(json.dumps(sorted({one.laddr.port for one in found})), flush=True)
+    sys.stdin.read()
+"""
+CONNECTS = """
+import socket, sys
+for port in sys.argv[2:]:
+    try:
+        socket.create_connection((sys.argv[1], int(port)), 5).close()
+        print("open")
+    except ConnectionRefusedError:
+        print("refused")
+"""
+
+
 def sha256(folder: Path) -> str:
     return str(json.loads((folder / "result.json").read_text())["sha256"])
 
@@ -78,6 +100,16 @@ def job(machines: Machines, folder: Path) -> dict[str, Any]:
         # Each of the others sends a sum, and what is merged is handed on once; the clients' models would be eight.
         "the others send sums": rounds * sums * others <= sent[1] + sent[2] <= rounds * sums * (others + 1) + 0.3,
     }
+
+
+def alone(machines: Machines, folder: Path) -> dict[str, Any]:
+    with machines.popen(0, "python", "-c", LISTENS, stdin=subprocess.PIPE) as process:
+        assert process.stdout
+        ports = json.loads(next(line for line in process.stdout if line.startswith("[")))
+        called = [str(port) for port in (PORT, *ports)]  # the first is the head's, which all may reach
+        answers = machines.run(1, "python", "-c", CONNECTS, machines.hosts[0], *called).split()
+        process.communicate("")
+    return {"ports": len(ports), "none answers": answers == ["open", *["refused"] * len(ports)]}
 
 
 def link(machines: Machines, folder: Path) -> dict[str, Any]:
@@ -107,7 +139,7 @@ def main() -> None:
         raise SystemExit(reason)
     found = {}
     with tempfile.TemporaryDirectory() as place, Machines(3, jobs=True, rates={2: "1gbit"}) as machines:
-        for check in (job, link):
+        for check in (job, alone, link):
             found[check.__name__] = check(machines, Path(place))
             print(check.__name__, found[check.__name__])
     out = Path(__file__).parent / "results" / f"network-{time.strftime('%Y-%m-%dT%H%M')}.json"

@@ -5,7 +5,9 @@ import importlib.metadata
 import os
 import resource
 import shutil
+import sys
 import tempfile
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import cache, partial
@@ -29,7 +31,8 @@ os.environ["RAY_TMPDIR"] = tempfile.mkdtemp(
     prefix="rt", dir="/tmp"
 )  # where nobody's `raysim up` is found; short: sockets
 atexit.register(shutil.rmtree, os.environ["RAY_TMPDIR"], ignore_errors=True)
-os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # else each of the suite's many processes compiles raysim anew
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # else each of the suite's many processes compiles raysim anew,
+sys.dont_write_bytecode = False  # and this one the tests
 os.environ.setdefault("RAY_worker_niceness", "0")  # else a test's actors wait for the CPUs of all other tests
 os.environ |= {  # a busy machine needs minutes; a node that is gone refuses, and is found out in a second
     "RAY_raylet_start_wait_time_s": "240", "RAY_gcs_server_port_wait_time_s": "240", "RAY_py_gcs_connect_timeout_s": "240",
@@ -138,8 +141,10 @@ def one_node(**resources: int) -> Iterator["Cluster"]:
 
 @pytest.fixture(scope="session")
 def cluster() -> Iterator["Cluster"]:
-    """A cluster with room for many small actors; tests may add nodes."""
-    with one_node(num_cpus=16, object_store_memory=512 << 20) as cluster:
+    """A cluster with room for many small actors; tests may add nodes. However busy the machine is, what comes is waited for."""
+    with pytest.MonkeyPatch.context() as patch, one_node(num_cpus=16, object_store_memory=512 << 20) as cluster:
+        for limit in ("engine.START_SECONDS", "engine.ROOM_SECONDS", "driver.RELEASE_SECONDS"):
+            patch.setattr(f"raysim.engine.ray.{limit}", 10**6)
         yield cluster
 
 
@@ -150,6 +155,20 @@ def warm_ray(cluster: "Cluster") -> MakeEngine:
     from raysim.engine.ray.pool import Pool
 
     return partial(ray_engine, pool=Pool())
+
+
+@pytest.fixture
+def idle(cluster: "Cluster", warm_ray: MakeEngine) -> Callable[[], bool]:
+    """The cluster, from the moment when nobody has a share of it any more; returns whether that is so again."""
+    import ray
+
+    def idle() -> bool:
+        return bool(ray.available_resources().get("CPU") == ray.cluster_resources()["CPU"])
+
+    warm_ray.keywords["pool"].clear()  # type: ignore[attr-defined]
+    while not idle():  # what other tests have killed is on its way out
+        time.sleep(0.1)
+    return idle
 
 
 @pytest.fixture

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -24,6 +25,14 @@ def inputs(federation: Any, rows: np.ndarray) -> tuple[Tensor, Tensor]:
     x = torch.tensor(data.x[rows].astype(np.float64)) / data.scale
     mean, std = (torch.tensor(v, dtype=torch.float64).view(-1, 1, 1) for v in (data.mean, data.std))
     return (x - mean) / std, torch.tensor(data.y[rows])
+
+
+def drawn(federation: Any, t: int, client: int, purpose: str) -> np.ndarray:
+    """Rows of the data set: the client's samples in the order in which the stream (seed, round, client, purpose) takes them."""
+    name = f"{federation.config.seed}/{t}/{client}/{purpose}"
+    seed = int.from_bytes(hashlib.blake2b(name.encode(), digest_size=8).digest(), "big") >> 1
+    rows = federation.partition.train[client]
+    return rows[torch.randperm(len(rows), generator=torch.Generator().manual_seed(seed)).numpy()]
 
 
 def forward(state: Mapping[str, Tensor], x: Tensor, train: bool) -> tuple[Tensor, dict[str, Tensor]]:

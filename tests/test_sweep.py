@@ -9,6 +9,7 @@ import re
 import signal
 import string
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -284,23 +285,22 @@ def data_sets() -> int:
     return sum(issubclass(type(one), Dataset) for one in gc.get_objects())
 
 
-def test_a_run_on_ray_gives_back_what_it_took(cluster: object, base: Path) -> None:
+def test_a_run_on_ray_gives_back_what_it_took(idle: Callable[[], bool], base: Path) -> None:
     """Else the next run of a sweep finds no room: hosts die a moment after their driver. Data stay in the object store
     alone."""
-    from raysim.engine.ray.cluster import free_resources
     from raysim.federation.remote import session
 
     config = grid(base, ["engine={ray: {clients_per_actor: 2}}"], [], Path("out"))[0].config
-    free, here = free_resources().cpus, data_sets()
+    here = data_sets()
     with session(config) as launch:
         assert data_sets() == here
         federation = launch(config, Path("run"), False)
         assert federation.step() is not None
         federation.close()
-        assert free_resources().cpus == free
+        assert idle()
 
 
-def test_processes_that_a_run_does_not_take_are_let_go(cluster: object, base: Path) -> None:
+def test_processes_that_a_run_does_not_take_are_let_go(idle: object, base: Path) -> None:
     """How many clients there are, the data alone tell here; until then a process starts for each of three CPUs."""
     import ray
 

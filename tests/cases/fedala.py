@@ -2,14 +2,15 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from case import Case, State, Traced, TracedClient
-from reference import aggregate, forward, gradient, inputs, part, tensors, train
+from reference import aggregate, drawn, forward, gradient, inputs, part, tensors, train
 
 ETA, FRACTION, THRESHOLD, B = 1.0, 0.8, 0.02, 16
 HEAD = ["head.weight", "head.bias"]
 
 
 def local_start(round_: Traced, client: TracedClient, steps: list[np.ndarray]) -> dict[str, torch.Tensor]:
-    """With p = 1: W of the head is learned on the batches of `steps`, as many as the rule says."""
+    """With p = 1: W of the head is learned on the batches of `steps`, which the round's sample of the client makes up, as often
+    as the rule says."""
     server, old = tensors(round_.before), part(client.before, "previous.", {})
     if not old:
         assert not steps
@@ -20,9 +21,12 @@ def local_start(round_: Traced, client: TracedClient, steps: list[np.ndarray]) -
         weight, bias = torch.tensor(client.before["fedala.weights"]).split([W[n].numel() for n in HEAD])
         W = {"head.weight": weight.view_as(W["head.weight"]), "head.bias": bias}
     settled, losses, steps = bool(client.before.get("fedala.settled:scalar", False)), [], list(steps)
-    per_epoch = -(-int(FRACTION * client.samples) // B)
+    sample = drawn(round_.federation, round_.t, client.id, "ala")[: int(FRACTION * client.samples)]
+    per_epoch = -(-len(sample) // B)
     while not losses or not (settled or (len(losses) > 10 and np.std(losses[-10:]) < THRESHOLD)):
-        for rows in [steps.pop(0) for _ in range(per_epoch)]:
+        passed = [steps.pop(0) for _ in range(per_epoch)]
+        assert np.concatenate(passed).tolist() == sample.tolist()
+        for rows in passed:
             mixed = server | {n: old[n] + gap[n] * W[n] for n in HEAD}
             x, y = inputs(round_.federation, rows)
             grads = gradient(mixed, x, y)[0]

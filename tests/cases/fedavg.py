@@ -1,10 +1,14 @@
 import numpy as np
 from case import Case, State, Traced, fedavg
+from reference import drawn
 
 UNIFORM = {"weighting": [{"fedavg": {"weights": "uniform"}}]}
 
 
 def uniform(round_: Traced) -> State:
+    for client in round_.clients:  # each has trained on all of its samples, in the order of its stream
+        order = drawn(round_.federation, round_.t, client.id, "batches")
+        assert np.concatenate(client.steps).tolist() == order.tolist()
     return fedavg(round_, np.full(len(round_.clients), 1 / len(round_.clients)))
 
 

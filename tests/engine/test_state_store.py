@@ -90,20 +90,21 @@ def test_a_full_disk_is_named_and_loses_nothing():
     same(kept, arrays(0, 5))
 
 
-ENDLESS = """
-import time
+SPILLS = """
+import sys
 from raysim.engine.state_store import StateStore
 import numpy as np
 state = StateStore(0).put({"x": np.ones(1000)})
 print("spilled", flush=True)
-time.sleep(600)
+sys.stdin.read()
 """
 
 
 def test_what_a_killed_process_has_spilled_goes_with_the_next_that_spills(tmp_path, monkeypatch):
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    command, environment = [sys.executable, "-c", ENDLESS], os.environ | {"TMPDIR": str(tmp_path)}
-    killed, living = (subprocess.Popen(command, env=environment, stdout=subprocess.PIPE) for _ in range(2))
+    command, environment = [sys.executable, "-c", SPILLS], os.environ | {"TMPDIR": str(tmp_path)}
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    killed, living = (subprocess.Popen(command, env=environment, **pipes) for _ in range(2))
     try:
         for process in (killed, living):
             assert process.stdout.readline() == b"spilled\n"

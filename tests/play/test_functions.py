@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import signal
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -147,24 +148,21 @@ def test_a_run_is_played_by_one_at_a_time(tmp_path: Path) -> None:
             raysim.resume(tmp_path / "run")
 
 
-def test_runs_on_ray_in_one_kernel_leak_no_cluster(tmp_path: Path, cluster: Any) -> None:
+def test_runs_on_ray_in_one_kernel_leak_no_cluster(tmp_path: Path, idle: Callable[[], bool]) -> None:
     """Inside a cluster that is there already, as in a notebook that has called `ray.init`."""
     import ray
 
-    def used() -> float:  # nodes of other tests may still be on their way out
-        return float(ray.cluster_resources()["CPU"] - ray.available_resources().get("CPU", 0.0))
-
-    on_ray, before = settings(engine={"ray": {"clients_per_actor": 3}}), used()
+    on_ray = settings(engine={"ray": {"clients_per_actor": 3}})
     run = raysim.run(on_ray, out=tmp_path / "run", progress=False)
     local = raysim.run(settings(), out=tmp_path / "local")
     assert run.result["sha256"] == local.result["sha256"]
-    assert used() == before
+    assert idle()
     simulation = raysim.stream(on_ray, out=tmp_path / "streamed")
     next(simulation)
     now = simulation.model().state_dict()
     simulation.stop()
     assert ray.is_initialized()
-    assert used() == before  # no actor is left
+    assert idle()  # no actor is left
     with raysim.stream(settings(), out=tmp_path / "streamed local") as simulation:
         next(simulation)
         assert all(torch.equal(tensor, now[name]) for name, tensor in simulation.model().state_dict().items())
