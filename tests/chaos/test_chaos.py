@@ -22,6 +22,7 @@ def folder() -> Iterator[Path]:
 @pytest.fixture(autouse=True)
 def no_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(chaos, "PATIENCE", None)
+    monkeypatch.setattr(chaos, "ROUNDS", 5)
 
 
 def test_a_command_may_die_before_each_of_its_files(folder):

@@ -1,8 +1,8 @@
 """A cluster that outlives the command that starts it: `raysim up` and `raysim down`."""
 
-import json
 import os
 import re
+import socket
 import stat
 import subprocess
 import sys
@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from command import Command, marked, wait_for_end
+from command import Command, marked
 from conftest import play
 
 from raysim.config import load
@@ -101,12 +101,26 @@ def test_one_is_kept_and_joined_until_it_is_ended(place, tmp_path, monkeypatch):
     assert ended("down").output == "There is no cluster.\n"
 
 
+KEEPER = """
+import os, sys
+from raysim.engine.ray.private import Kept, private
+with private() as folder:
+    Kept(folder, sys.argv[1], os.getpid()).write()
+    print(folder, flush=True)
+    sys.stdin.read()
+"""
+
+
 def test_a_dead_one_is_noticed_and_removed(place, tmp_path):
-    folder, _ = up(place)
-    keeper = json.loads((folder / private.RECORD).read_text())[2]
-    os.kill(keeper, 9)
-    wait_for_end(keeper)
-    (tmp_path / "kept.yaml").write_text(CONFIG)
-    said = ended("run", tmp_path / "kept.yaml", "--dry-run").output
+    """Its keeper was killed, whoever still answers where it was."""
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        address = f"127.0.0.1:{server.getsockname()[1]}"
+        with subprocess.Popen([sys.executable, "-c", KEEPER, address], **pipes) as keeper:
+            folder = Path(keeper.stdout.readline().rstrip())
+            assert private.kept() == private.Kept(folder, address, keeper.pid)
+            keeper.kill()
+        (tmp_path / "kept.yaml").write_text(CONFIG)
+        said = ended("run", tmp_path / "kept.yaml", "--dry-run").output
     assert re.search(r"actors? on this machine", said)
     assert not folder.exists()

@@ -165,10 +165,10 @@ def test_states_are_stored_as_they_are_made(tmp_path, monkeypatch):
     assert max(waiting) == 1
 
 
-# Twenty models of 4.3 MB, as last models and in the clients' states, and as many again while a round replaces them.
+# Ten models of 4.3 MB, as last models and in the clients' states, and as many again while a round replaces them.
 LARGE: dict[str, Any] = {
     "client": [{"fedfomo": {"models": 2}}], "model": {"name": "mlp", "options": {"hidden": [1000, 1000]}},
-    "data": {"partition": {"dirichlet_counts": {"alpha": 5.0, "clients": 20, "min_size": 2}}, "client_val_frac": 0.2},
+    "data": {"partition": {"dirichlet_counts": {"alpha": 5.0, "clients": 10, "min_size": 2}}, "client_val_frac": 0.2},
     "rounds": {"participation": 1.0, "total": 2, "evaluate_every": 2}, "local": {"batch_size": 64},
 }  # fmt: skip
 ON_RAY = """
@@ -185,7 +185,7 @@ machine.cpus = lambda: 1  # for one actor
 changes, folder, store = json.loads(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3])
 with cluster(None, store) as address:
     size = int(ray.cluster_resources()["object_store_memory"])
-    federation = play(tiny(**changes, engine={"ray": {"clients_per_actor": 20}}), folder, make_engine=ray_engine)
+    federation = play(tiny(**changes, engine={"ray": {"clients_per_actor": 10}}), folder, make_engine=ray_engine)
     print(json.dumps([federation.sha256(), size, memory_summary(address, stats_only=True)]))
 """
 
@@ -194,7 +194,7 @@ def test_ray_spills_what_exceeds_its_object_store(tmp_path):
     """In a cluster of the run's own, with the smallest store that Ray allows, which is the size asked for; the same bits as
     in one process that spills."""
     local = play(tiny(**LARGE, engine={"local": {"state_bytes": 20 << 20}}), tmp_path / "local")
-    assert local.engine.state_store.spilled > 100 << 20
+    assert local.engine.state_store.spilled > 50 << 20
     command = [sys.executable, "-c", ON_RAY, json.dumps(LARGE), str(tmp_path / "ray"), str(76 << 20)]
     alone = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"}
     run = subprocess.run(command, capture_output=True, text=True, cwd=Path(__file__).parents[1], env=alone)
