@@ -7,6 +7,7 @@ which can name it as an entry point instead (see `raysim.registry`). It travels 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, Literal, TypeVar
 
 from raysim.registry import REGISTRY
@@ -24,12 +25,16 @@ def method(role: Literal["client", "weighting", "server"], name: str | None = No
     return REGISTRY.add(role, name)
 
 
-def model(name: str | None = None) -> Callable[[T], T]:
+def model(name: str | None = None, head: str | None = None) -> Callable[[T], T]:
     """Decorate an `nn.Module` class or a function that makes one of `Inputs` (shape of a sample, classes, vocabulary) and
-    options. It has a `features` part and a linear `head`, or is a Sequential that ends in a Linear."""
+    options.
+
+    Its forward takes a batch of samples and returns outputs [B, C]. `head` names the module that makes the outputs of what
+    methods call latents, such as "fc"; by default it is the nn.Linear whose output forward returns.
+    """
     from raysim.models.own import builder_of
 
-    return _registered("model", name, builder_of)
+    return _registered("model", name, partial(builder_of, head=head))
 
 
 def dataset(name: str | None = None) -> Callable[[T], T]:

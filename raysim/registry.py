@@ -11,11 +11,14 @@ Nothing is imported before a name of its kind is looked up.
 
 from __future__ import annotations
 
+import copyreg
+import sys
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping
 from dataclasses import dataclass
 from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
+from types import ModuleType
 from typing import Any, Generic, TypeVar
 
 T = TypeVar("T")
@@ -134,11 +137,13 @@ class Registry:
         return lambda entry: self.register(kind, name or getattr(entry, "__name__").lower(), entry)  # noqa: B009
 
     def own(self) -> list[OwnEntry]:
-        """What scripts and notebooks have added: neither raysim's own nor what installed packages name."""
+        """What scripts and notebooks have added, to be pickled: neither raysim's own nor what installed packages name."""
+        _pickle_torchs_modules()
         return [(kind, name, table[name]) for kind, table in self._tables.items() for name in sorted(table.own)]
 
     def adopt(self, entries: Iterable[OwnEntry]) -> None:
         """Take over the `own` entries of another process."""
+        _pickle_torchs_modules()
         for kind, name, entry in entries:
             self._load_home(kind)
             self._tables[kind][name] = entry
@@ -168,6 +173,16 @@ class Registry:
         except Exception as error:
             reason = f"{type(error).__name__}: {error}"
             warnings.warn(f"the plugin {point.name} = {point.value} of {package} is left out: {reason}", stacklevel=2)
+
+
+def _pickle_torchs_modules() -> None:
+    """Code that says `torch` and `classes` takes the module torch.classes along, which pickle does not know by itself."""
+    for module in filter(None, map(sys.modules.get, ("torch.classes", "torch.ops"))):
+        copyreg.pickle(type(module), _by_name)
+
+
+def _by_name(module: ModuleType) -> tuple[Callable[[str], ModuleType], tuple[str]]:
+    return import_module, (module.__name__,)
 
 
 def origin_of(entry: object) -> str:

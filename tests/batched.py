@@ -75,8 +75,10 @@ def trained(
         optimizer["momentum"] = 0.0
     settings = LocalSettings(**{"epochs": 2, "batch_size": 8, **local}, optimizer=OptimizerSpec(**optimizer))
     torch.manual_seed(0)
+    unused = np.zeros((2, *inputs.shape), np.float32)
+    task = task or Classification()
     spec = HostSpec(
-        model, builder(model), inputs, task or Classification(), {}, "unit", (), channels_last, settings, tuple(methods), (),
+        model, builder(model), inputs, unused, task, {}, "unit", (), channels_last, settings, tuple(methods), (),
         batch_clients=together,
     )  # fmt: skip
     network, layers = spec.network()

@@ -97,7 +97,7 @@ def test_what_the_readme_shows_is_what_happens() -> None:
 @pytest.mark.usefixtures("alone")
 def test_own_parts_are_used_by_their_names() -> None:
     run = executed(ROOT / "docs/howto/model.md")["run"]
-    assert run.model().head.in_features == 8
+    assert run.model().fc.in_features == 8
     assert 0 < run["rounds"]["metric.confidence"][-1].as_py() < 1
 
 

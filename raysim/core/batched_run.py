@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from raysim.core.local_run import LocalRun
 from raysim.core.note import method_name
 from raysim.core.optim import Rows
+from raysim.core.outputs import Outputs, mapped
 from raysim.late import Tensor, nn, torch
 
 ForSteps = dict[str, dict[str, Tensor]]  # what methods have made for their steps, by method and name
@@ -104,10 +105,10 @@ class BatchedRun:
 
     # Under vmap: what one row does.
 
-    def _forward(self, tensors: dict[str, Tensor], x: Tensor) -> tuple[Tensor, Tensor]:
+    def _forward(self, tensors: dict[str, Tensor], x: Tensor) -> tuple[Tensor, Outputs]:
         with torch.autocast(self.values.device.type, torch.bfloat16, enabled=self.settings.bf16):
             z, outputs = self.flat.forward_of(tensors, x)
-        return (z.float(), outputs.float()) if self.settings.bf16 else (z, outputs)
+        return mapped(torch.Tensor.float, (z, outputs)) if self.settings.bf16 else (z, outputs)
 
     def _objective(self, seen: Seen, x: Tensor, y: Tensor, z: Tensor, loss: Tensor) -> Tensor:
         return _Row(self.runs[0], seen).objective(x, y, z.flatten(0, -2), loss)

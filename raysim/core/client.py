@@ -42,6 +42,7 @@ class ClientMethod:
     peer_models: ClassVar[bool] = False  # every client's last upload is kept, for others and as `run.previous`
     needs_global: ClassVar[bool] = False  # reads `received`, which is not sent where clients get others' models
     needs_classes: ClassVar[bool] = False  # works only where every sample has one class
+    needs_head: ClassVar[str | None] = None  # what it takes of the model's head: "its parameters" or "its latents"
     reads_gather_bytes: ClassVar[bool] = False
     reads_total_rounds: ClassVar[bool] = False  # depends on the number of rounds; such a run cannot be extended
     # Several clients may take their steps together (`engine.batch_clients`): `step` and `train` are not overridden, and the

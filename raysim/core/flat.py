@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import math
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
+from typing import Any
 
 from raysim.core.layers import LayerMap
+from raysim.core.outputs import Outputs
 from raysim.late import Tensor, nn, torch
 
 
@@ -14,7 +16,10 @@ class FlatModel:
     """`model` laid out over `value` [S] (parameters, then buffers) and `grad` [P].
 
     An optimiser step, a proximal term or an aggregation is then one call on a vector, and loading a model is one copy.
-    Integer counters are kept as floats beside the other buffers (exact up to 2^24 steps).
+    Integer counters are stored as floats beside the other buffers (exact up to 2^24 steps).
+
+    The model's own forward runs. Latents z are what enters the module `layers.head`; None where the model has none. A
+    model of stages (see `stages_in`) is called stage by stage: those that are not trained need no graph.
     """
 
     def __init__(
@@ -38,23 +43,57 @@ class FlatModel:
                 owner._buffers[leaf] = spec.view(self.value).data
         # Whatever is neither a parameter nor in the state_dict (non-persistent buffers) follows to the device.
         model.to(device=device)
-        self.stages: Sequence[nn.Module] = list(model.children())
+        owned = {
+            name: (modules[name.rpartition(".")[0]]._buffers, name.rpartition(".")[2]) for name in layers.constants
+        }
+        self._constants = {name: (buffers, leaf, version(buffers[leaf])) for name, (buffers, leaf) in owned.items()}
+        self._entered: Tensor | None = None  # what entered the head last
+        self._stages = stages_in(model)
+        if self._stages is not None:
+            names = list(model._modules)
+            owners = [(spec.stage, names.index(spec.name.partition(".")[0])) for spec in layers.tensors]
+            self._first = [min(i for s, i in owners if s == stage) for stage in range(layers.stages)]
+            self._body = nn.Sequential(OrderedDict(zip(names[:-1], self._stages[:-1], strict=True)))
+            self._head = names[-1]
+        elif layers.head is not None:
+            modules[layers.head].register_forward_pre_hook(self._enters, with_kwargs=True)
         named = dict(model.named_parameters())
         self._parameters = [named[spec.name] for spec in layers.tensors[: layers.T]]
         self._zeros = torch.zeros_like(self.grad) if self.grad.is_cuda else self.grad
-        self._body = nn.Sequential(OrderedDict(list(model.named_children())[:-1]))
-        self._body_names = set(self._body.state_dict())
-        self._head = [*dict(model.named_children())][-1]
 
-    def forward_from(self, stage: int, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Latent [B, D] and logits [B, C]; stages before `stage` run without a graph."""
+    def _enters(self, head: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+        self._entered = args[0] if args else kwargs["input"]
+
+    def _with_latents(self, outputs: Outputs) -> tuple[Any, Outputs]:
+        """What the forward pass that has just ended has made; its graph is not held any longer."""
+        latents, self._entered = self._entered, None
+        if latents is None and self.layers.head is not None:
+            raise RuntimeError(f"forward has not called the model's head, {self.layers.head!r}")
+        return latents, outputs
+
+    def forward_from(self, stage: int, x: Tensor) -> tuple[Any, Outputs]:
+        """Latents [B, D] and outputs, [B, C] or what the model returns; stages before `stage` run without a graph."""
+        if self._stages is None:
+            return self._with_latents(self.model(x))
+        first = self._first[stage] if stage else 0
         if stage:
             with torch.no_grad():
-                for module in self.stages[:stage]:
+                for module in self._stages[:first]:
                     x = module(x)
-        for module in self.stages[stage:-1]:
+        for module in self._stages[first:-1]:
             x = module(x)
-        return x, self.stages[-1](x)
+        return x, self._stages[-1](x)
+
+    def latents(self, x: Tensor) -> Tensor:
+        """Latents [B, D] of the loaded model, in its present mode."""
+        if self._stages is not None:
+            for module in self._stages[:-1]:
+                x = module(x)
+            return x
+        latents: Tensor | None
+        latents, _ = self.forward_from(0, x)
+        assert latents is not None, "methods that need latents are refused where a model has no head"
+        return latents
 
     def backward(self, objective: Tensor) -> None:
         """Fill `grad` with the gradient of `objective` (0-d); 0 for parameters that it does not depend on."""
@@ -71,32 +110,69 @@ class FlatModel:
         ]
         torch.cat(parts, out=self.grad)
 
-    def functional(self, value: Tensor, x: Tensor) -> Tensor:
-        """Logits [B, C] of another model value, differentiable in its parameters. In train mode its buffers are updated
-        in place."""
+    def changed_constant(self) -> str | None:
+        """A table of integers that should have stayed as it was, if there is one that has not."""
+        found = (name for name, (buffers, leaf, was) in self._constants.items() if version(buffers[leaf]) != was)
+        return next(found, None)
+
+    def functional(self, value: Tensor, x: Tensor) -> Outputs:
+        """Outputs of another model value, differentiable in its parameters. In train mode its buffers are updated in
+        place."""
         P, T = self.layers.P, self.layers.T
         buffers = {spec.name: spec.view(value.data) for spec in self.layers.tensors[T:]}
-        logits: Tensor = torch.func.functional_call(self.model, self.layers.unflatten(value[:P]) | buffers, (x,))
-        return logits
+        return torch.func.functional_call(self.model, self.layers.unflatten(value[:P]) | buffers, (x,))
 
     def features_of(self, value: Tensor, x: Tensor) -> Tensor:
         """Latents [B, D] of another model value; its buffers are left as they are."""
         buffers = value[self.layers.P :].clone()  # in train mode normalisation layers write their statistics
         tensors = self.layers.unflatten(torch.cat([value[: self.layers.P], buffers]))
-        body = {name: tensor for name, tensor in tensors.items() if name in self._body_names}
-        latents: Tensor = torch.func.functional_call(self._body, body, (x,))
+        latents: Tensor | None
+        if self._stages is None:
+            latents, _ = self._with_latents(torch.func.functional_call(self.model, tensors, (x,)))
+        else:
+            latents = torch.func.functional_call(self._body, self._cut(tensors)[0], (x,))
+        assert latents is not None, "methods that need latents are refused where a model has no head"
         return latents
 
-    def forward_of(self, tensors: Mapping[str, Tensor], x: Tensor) -> tuple[Tensor, Tensor]:
-        """Latent [B, D] and logits [B, C] of the model with other `tensors`, by their names; running statistics among
-        them are updated in place."""
-        head = {name.removeprefix(f"{self._head}."): t for name, t in tensors.items() if name not in self._body_names}
-        body = {name: tensor for name, tensor in tensors.items() if name in self._body_names}
+    def forward_of(self, tensors: Mapping[str, Tensor], x: Tensor) -> tuple[Any, Outputs]:
+        """Latents [B, D] and outputs of the model with other `tensors`, by their names; running statistics among them are
+        updated in place."""
+        if self._stages is None:
+            return self._with_latents(torch.func.functional_call(self.model, dict(tensors), (x,)))
+        body, head = self._cut(tensors)
         z: Tensor = torch.func.functional_call(self._body, body, (x,))
-        return z, torch.func.functional_call(self.stages[-1], head, (z,))
+        return z, torch.func.functional_call(self._stages[-1], head, (z,))
+
+    def _cut(self, tensors: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        """The tensors of the stages before the head by their names, and those of the head by its own."""
+        head = f"{self._head}."
+        of_head = {name.removeprefix(head): tensor for name, tensor in tensors.items() if name.startswith(head)}
+        return {name: tensor for name, tensor in tensors.items() if not name.startswith(head)}, of_head
+
+
+def stages_in(model: nn.Module) -> list[nn.Module] | None:
+    """The stages of a `model` that does nothing but call them one after the other, and whose last one is an nn.Linear; None
+    of any other."""
+    if not isinstance(model, nn.Sequential) or type(model).forward is not nn.Sequential.forward:
+        return None
+    own = model._forward_hooks or model._forward_pre_hooks or model._parameters or model._buffers
+    return [*model] if not own and len(model) and isinstance(model[-1], nn.Linear) else None
+
+
+def version(tensor: Tensor | None) -> tuple[int, int]:
+    """Changes with every change of the tensor in place, and with every other tensor that takes its place."""
+    return id(tensor), tensor._version if tensor is not None else 0
 
 
 def finite(vector: Tensor) -> bool:
     """Whether no element is NaN or infinite."""
     # The sum is one fast pass; only where it overflows is every element looked at.
     return math.isfinite(vector.sum()) or bool(vector.isfinite().all())
+
+
+def difference(value: Tensor, before: Tensor, out: Tensor | None = None) -> Tensor:
+    """`value` - `before` [S]. It is 0 where both are the same infinity or NaN, such as in an attention mask."""
+    made = torch.sub(value, before, out=out)
+    if not finite(before):
+        made.masked_fill_((value == before) | (value.isnan() & before.isnan()), 0)
+    return made

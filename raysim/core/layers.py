@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence, Set
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 from raysim.core.grouping import GROUPINGS, GroupingError
-from raysim.core.layout import Layout, TensorSpec, tensors_of
+from raysim.core.layout import Layout, TensorSpec, constants_of, tensors_of
 from raysim.core.segments import Segments, indices, segments_of
 from raysim.late import Tensor, nn, torch
 
@@ -27,21 +27,20 @@ class LayerMap(Layout):
 
     @classmethod
     def of(
-        cls, model: nn.Module, by: str = "unit", blocks: Sequence[str] = (), channels_last: bool = False
-    ) -> LayerMap:
-        """Lay out `model`; `by` is a key of `GROUPINGS`. Raises `GroupingError` where `blocks` leave a tensor out."""
-        return cls._grouped(tensors_of(model, channels_last), by, blocks)
-
-    @classmethod
-    def _grouped(cls, specs: tuple[TensorSpec, ...], by: str, blocks: Sequence[str]) -> LayerMap:
-        names, group = GROUPINGS[by](sorted(specs, key=lambda s: s.order), blocks)
-        return cls(specs, tuple(names), tuple(group[s.name] for s in specs))
+        cls, model: nn.Module, by: str = "unit", blocks: Sequence[str] = (), channels_last: bool = False,
+        head: str | None = None, counted: Set[str] = frozenset(),
+    ) -> LayerMap:  # fmt: skip
+        """Lay out `model`; `by` is a key of `GROUPINGS`, for `head` and `counted` see `Layout`. Raises `GroupingError` where
+        `blocks` leave a tensor out, and `StageError`."""
+        specs = tensors_of(model, channels_last, head, counted)
+        return cls(specs, *_grouped(specs, by, blocks), head=head, constants=constants_of(model, counted))
 
     def regroup(self, by: str, blocks: tuple[str, ...] = ()) -> LayerMap:
         """The same vector under another grouping."""
         key = by, tuple(blocks)
         if key not in self._regrouped:
-            self._regrouped[key] = self._grouped(self.tensors, *key)
+            names, groups = _grouped(self.tensors, *key)
+            self._regrouped[key] = replace(self, names=names, groups=groups)
         return self._regrouped[key]
 
     @cached_property
@@ -112,3 +111,9 @@ class LayerMap(Layout):
             stop = part.stop
         result[stop:] = value[stop:]
         return result
+
+
+def _grouped(specs: tuple[TensorSpec, ...], by: str, blocks: Sequence[str]) -> tuple[tuple[str, ...], tuple[int, ...]]:
+    """Names of the layers, and the layer of every tensor."""
+    names, group = GROUPINGS[by](sorted(specs, key=lambda s: s.order), blocks)
+    return tuple(names), tuple(group[s.name] for s in specs)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Set
+from dataclasses import dataclass, field
 from functools import cached_property
+from typing import Any
 
 from raysim.late import Tensor, nn, torch
 
@@ -17,7 +19,7 @@ class TensorSpec:
     start: int
     stop: int
     kind: str  # "parameter", "buffer" (floating) or "counter" (integer, stored as its float value)
-    stage: int  # index of the model's stage that owns it; the last stage is the head
+    stage: int  # see `stages_of`; the last stage is the head
     order: int  # position in the state_dict
     module: str  # path of the owning module
     bare: bool = False  # owned directly by a module that has children (class token, positional embedding)
@@ -47,13 +49,51 @@ class TensorSpec:
         return (tensor.movedim(-3, -1) if self.channels_last else tensor).reshape(*before, self.size)
 
 
-def tensors_of(model: nn.Module, channels_last: bool = False) -> tuple[TensorSpec, ...]:
-    """The tensors of `model`, one after the other: parameters, then buffers, then counters. A parameter that is frozen
-    (`requires_grad` False) is a buffer: nobody trains or scales it."""
+class StageError(ValueError):
+    """A tensor that belongs to none of the stages that a model declares."""
+
+
+def stages_of(model: nn.Module, names: Iterable[str], head: str | None = None) -> dict[str, int]:
+    """The stage of each tensor in `names`, which are in the order of the state_dict; the tensors of the module `head` are
+    the last stage.
+
+    A model may declare its stages: an attribute `stages`, a tuple of the first parts of names. Otherwise there is one for
+    each of its children and own tensors. Raises `StageError`.
+    """
+    said: Any = getattr(model, "stages", None)  # or else a ModuleList of that name
+    declared = [part for part in said if isinstance(part, str)] if isinstance(said, tuple | list) else []
+
+    def stage(name: str) -> str:
+        if not declared:
+            return name.partition(".")[0]
+        found = next((part for part in declared if f"{name}.".startswith(f"{part}.")), None)
+        if found is None:
+            raise StageError(f"its stages are {', '.join(declared)}, and its tensor {name} is in none of them")
+        return found
+
+    of_head = {name for name in names if head is not None and name.startswith(f"{head}.")}
+    stages = {name: stage(name) for name in names if name not in of_head}
+    present = dict.fromkeys(stages.values())
+    order = [part for part in declared if part in present] if declared else list(present)
+    index = {part: i for i, part in enumerate(order)}
+    return {name: len(index) if name in of_head else index[stages[name]] for name in names}
+
+
+def tensors_of(
+    model: nn.Module, channels_last: bool = False, head: str | None = None, counted: Set[str] = frozenset()
+) -> tuple[TensorSpec, ...]:
+    """The tensors of `model` that a round may change, one after the other: parameters, then buffers, then counters, each
+    kind stage by stage. A parameter that is frozen (`requires_grad` False) is a buffer: nothing trains or scales it. See
+    `constants_of` for tables of integers, and for `counted`."""
     modules = dict(model.named_modules())
-    stages = {name: index for index, (name, _) in enumerate(model.named_children())}
     trainable = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
-    state = {name: (order, tensor) for order, (name, tensor) in enumerate(model.state_dict(keep_vars=True).items())}
+    constants = constants_of(model, counted)
+    state = {
+        name: (order, tensor)
+        for order, (name, tensor) in enumerate(model.state_dict(keep_vars=True).items())
+        if name not in constants
+    }
+    stages = stages_of(model, state, head)
 
     def kind(name: str, tensor: Tensor) -> str:
         return "parameter" if name in trainable else "buffer" if tensor.is_floating_point() else "counter"
@@ -62,17 +102,27 @@ def tensors_of(model: nn.Module, channels_last: bool = False) -> tuple[TensorSpe
     norms = (nn.modules.batchnorm._BatchNorm, nn.LayerNorm, nn.GroupNorm, nn.modules.instancenorm._InstanceNorm)
     specs: list[TensorSpec] = []
     start = 0
-    for name in sorted(state, key=lambda name: ("parameter", "buffer", "counter").index(kinds[name])):
+    for name in sorted(state, key=lambda name: (("parameter", "buffer", "counter").index(kinds[name]), stages[name])):
         (order, tensor), path = state[name], name.rpartition(".")[0]
         spec = TensorSpec(
             name=name, shape=tuple(tensor.shape), start=start, stop=start + tensor.numel(), kind=kinds[name],
-            stage=stages.get(name.partition(".")[0], 0), order=order, module=path,
+            stage=stages[name], order=order, module=path,
             bare=any(True for _ in modules[path].children()), norm=isinstance(modules[path], norms),
             channels_last=channels_last and kinds[name] == "parameter" and tensor.dim() == 4,
         )  # fmt: skip
         specs.append(spec)
         start = spec.stop
     return tuple(specs)
+
+
+def constants_of(model: nn.Module, counted: Set[str] = frozenset()) -> dict[str, tuple[int, Tensor]]:
+    """Tables of integers in the state_dict, such as masks and places: their order there, and a copy. They are not trained,
+    averaged or sent. Those that training changes are not among them: they are named in `counted`."""
+    return {
+        name: (order, tensor.detach().clone())
+        for order, (name, tensor) in enumerate(model.state_dict(keep_vars=True).items())
+        if tensor.dim() and not (tensor.is_floating_point() or tensor.is_complex() or name in counted)
+    }
 
 
 @dataclass(frozen=True)
@@ -83,6 +133,10 @@ class Layout:
     """
 
     tensors: tuple[TensorSpec, ...]  # parameters first, then buffers
+    head: str | None = field(default=None, kw_only=True)
+    """Path of the module that is the last stage and whose inputs are the latents; None where the model has none."""
+    constants: Mapping[str, tuple[int, Tensor]] = field(default_factory=dict, compare=False, repr=False, kw_only=True)
+    """See `constants_of`."""
 
     @cached_property
     def T(self) -> int:
@@ -147,12 +201,18 @@ class Layout:
         return {s.name: s.view(value) for s in self.tensors if s.stop <= value.shape[-1]}
 
     def state_dict(self, value: Tensor) -> dict[str, Tensor]:
-        """A contiguous copy of `value` [S] (or [P]) under its state_dict names, in state_dict order, counters as int64."""
-        specs = sorted((s for s in self.tensors if s.stop <= value.shape[-1]), key=lambda s: s.order)
-        return {
-            s.name: s.view(value).round().long() if s.kind == "counter" else s.view(value).contiguous().clone()
-            for s in specs
+        """A contiguous copy of `value` [S] (or [P]) under its state_dict names, in state_dict order, counters as int64; with
+        the constants, if it is whole."""
+        state = {
+            (s.order, s.name): s.view(value).round().long()
+            if s.kind == "counter"
+            else s.view(value).contiguous().clone()
+            for s in self.tensors
+            if s.stop <= value.shape[-1]
         }
+        if value.shape[-1] == self.S:
+            state |= {(order, name): tensor for name, (order, tensor) in self.constants.items()}
+        return {name: state[order, name] for order, name in sorted(state)}
 
     def flatten(self, state: dict[str, Tensor], dtype: torch.dtype | None = None) -> Tensor:
         """The value [S] of a state_dict, in `dtype`, by default fp32.

@@ -11,6 +11,7 @@ from raysim.core.flat import FlatModel
 from raysim.core.layers import LayerMap
 from raysim.core.note import Note, method_name
 from raysim.core.optim import SGD, Adam, OptimizerSpec
+from raysim.core.outputs import mapped
 from raysim.core.rng import generator, seed_layers, stream_seed
 from raysim.core.samples import ClientData, batch_slices, take
 from raysim.core.task import Task
@@ -65,7 +66,7 @@ class MakesState(Protocol):
 class BatchProbe(Protocol):
     """A probe that watches training batches, see `raysim.core.probe.Probe`."""
 
-    def batch(self, run: LocalRun, z: Tensor) -> None: ...
+    def batch(self, run: LocalRun, z: Any) -> None: ...
 
 
 class Hooks(Protocol):
@@ -237,16 +238,18 @@ class LocalRun:
         if self.settings.bf16 and stage is None:
             with torch.autocast(x.device.type, torch.bfloat16):
                 z, outputs = self.flat.forward_from(self.first_stage, x)
-            z, outputs = z.float(), outputs.float()
+            z, outputs = mapped(torch.Tensor.float, (z, outputs))
         else:
             z, outputs = self.flat.forward_from(self.first_stage if stage is None else stage, x)
-        loss, z = self.task.loss(outputs, y), z.flatten(0, -2)
+        loss = self.task.loss(outputs, y)
+        if z is not None:
+            z = z.flatten(0, -2)
         if not corrected:
             self.flat.backward(loss)
             return loss.detach()
         self.flat.backward(self.objective(x, y, z, loss))
         for probe in self.batch_probes:
-            probe.batch(self, z.detach())
+            probe.batch(self, None if z is None else z.detach())
         self.correct()
         loss = loss.detach()
         if self.losses:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from hashlib import blake2b
 
 import numpy as np
@@ -38,6 +40,14 @@ def draw(n: int, k: int, seed: int) -> list[int]:
         drawn.append(there.get(j, j))
         there[j] = there.get(i, i)
     return drawn
+
+
+@contextmanager
+def initial(seed: int) -> Iterator[None]:
+    """What is drawn from torch's global stream meanwhile is what a run with this seed makes its models of."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(stream_seed(seed, 0, SERVER, "initial model"))
+        yield
 
 
 def seed_layers(seed: int, device: torch.device) -> None:

@@ -163,6 +163,7 @@ class Weighting:
     base_weights: ClassVar[str | None] = None
     """"uniform" where the paper averages without sizes."""
     needs_classes: ClassVar[bool] = False
+    needs_head: ClassVar[str | None] = None
     """Whether this works only where every sample has one class."""
     needs_proxy: ClassVar[bool] = False
     """Whether it learns on the server's proxy samples."""
@@ -213,6 +214,7 @@ class ServerStep:
     remembers: ClassVar[bool] = False
     """Whether it remembers updates, which must be those of a model that no step has refined."""
     needs_classes: ClassVar[bool] = False
+    needs_head: ClassVar[str | None] = None
     """Whether this works only where every sample has one class."""
     needs_proxy: ClassVar[bool] = False
     """Whether it learns on the server's proxy samples."""

@@ -7,7 +7,6 @@ import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -18,21 +17,18 @@ from raysim.config.schema import UntilConfig
 from raysim.core.layers import GroupingError, LayerMap
 from raysim.core.local_run import LocalSettings
 from raysim.core.optim import OptimizerSpec
-from raysim.core.rng import SERVER, stream_seed
 from raysim.core.server import Aggregator, DownlinkRule, Population, ProxyData, Server, held_out
 from raysim.core.task import Task, task_of
 from raysim.data import Dataset, Partition, make_partition
 from raysim.data.encoded import Encoded
 from raysim.engine.base import Engine
 from raysim.engine.local import LocalEngine
+from raysim.federation.trial import tried
 from raysim.host.messages import HostSpec
 from raysim.late import Tensor, nn, torch
 from raysim.models import Inputs, builder
 from raysim.registry import REGISTRY
 from raysim.store.documents import DamagedFile, read_tensors
-
-if TYPE_CHECKING:
-    from raysim.models.model import Model
 
 SCATTERED = 8  # times a client's samples, that are read for it
 SCATTERED_CLIENTS = 100  # of whom this is found out
@@ -162,7 +158,7 @@ def check_network(config: Config, data: Dataset, partition: Partition) -> tuple[
     not go with the network, the data or how they are partitioned."""
     spec = host_spec(config, data)
     try:
-        model, layers = _drawn(config, spec)
+        model, layers = spec.network()
     except GroupingError as error:
         raise ConfigError(str(error)) from None
     value = layers.flatten(model.state_dict())  # before the model is tried out, which moves its running statistics
@@ -173,7 +169,14 @@ def check_network(config: Config, data: Dataset, partition: Partition) -> tuple[
             if method.needs_classes and not data.has_classes:
                 name = name_in(STACKS[stack].entries, method)
                 faults.append(f"{stack}.{i}.{name}: needs one class for each sample, which {data.name} does not have.")
-            if problem := method.fits(model, layers, data.num_classes):
+            if method.needs_head and layers.head is None:
+                name = name_in(STACKS[stack].entries, method)
+                faults.append(
+                    f"{stack}.{i}.{name}: needs {method.needs_head} of the model's head, and the forward of "
+                    f"{config.model.name} does not return the output of an nn.Linear. If it has a head, name it: "
+                    '@raysim.model(head="fc")'
+                )
+            elif problem := method.fits(model, layers, data.num_classes):
                 faults.append(f"{stack}.{i}.{name_in(STACKS[stack].entries, method)}: {problem}")
     clients, cohort = partition.clients, config.rounds.cohort_size(partition.clients)
     for i, method in enumerate(config.client):
@@ -184,9 +187,9 @@ def check_network(config: Config, data: Dataset, partition: Partition) -> tuple[
                 "Say how many a client is sent, as in models: 10."
             )
     if not faults:
-        faults += _misfits(model, learned, data)
+        faults += tried(spec, model, learned, data)
     if not faults:
-        faults += _single_samples(config, model, data, partition)
+        faults += _single_samples(config, model, torch.from_numpy(spec.samples[:1]), partition)
     if faults:
         raise ConfigError(faults)
     if any(isinstance(m, nn.modules.batchnorm._BatchNorm) and m.track_running_stats for m in model.modules()):
@@ -228,12 +231,12 @@ def _warn_of_own_models(config: Config) -> None:
             )
 
 
-def _single_samples(config: Config, model: nn.Module, data: Dataset, partition: Partition) -> list[str]:
+def _single_samples(config: Config, model: nn.Module, sample: Tensor, partition: Partition) -> list[str]:
     """Where training comes to a batch of one sample, on which BatchNorm may not be able to work."""
     cannot = "one sample, on which this model's BatchNorm cannot train"
     try:
         with torch.random.fork_rng(devices=[]), torch.no_grad():
-            model.train()(torch.zeros(1, *data.sample_shape, dtype=torch.long if data.is_text else None))
+            model.train()(sample)
         return []
     except Exception as error:
         if "more than 1 value per channel" not in str(error):  # whatever else it is, training will tell
@@ -278,24 +281,6 @@ def _last_batches(samples: np.ndarray, size: int, drop_last: bool) -> np.ndarray
     return np.where(samples >= size, 0 if drop_last else samples % size, samples)
 
 
-def _misfits(model: nn.Module, task: Task, data: Dataset) -> list[str]:
-    """What is wrong with the form of the model's outputs: one for a sequence that needs one at each position, or too few."""
-    [*_, head] = model.children()
-    made = head.out_features if isinstance(head, nn.Linear) else data.outputs
-    outputs, labels, form = torch.zeros(1, made), torch.tensor(data.y[:1]), ""
-    if data.is_text or not data.has_classes:
-        with torch.no_grad():
-            outputs = model.eval()(data.transform(torch.from_numpy(data.x[:1])))
-    if not labels.is_floating_point():
-        labels, form = torch.full_like(labels, data.outputs - 1), f" below {data.outputs}"
-    try:
-        task.losses(outputs, labels)
-    except (RuntimeError, ValueError, IndexError) as error:
-        shapes = f"outputs {list(outputs.shape)} do not fit labels {list(labels.shape)}{form}"
-        return [f"model.name: its {shapes}, of which {task.name} makes its loss ({error})"]
-    return []
-
-
 def host_spec(config: Config, data: Dataset) -> HostSpec:
     """What the hosts need to know of the configuration."""
     local = config.local
@@ -311,11 +296,12 @@ def host_spec(config: Config, data: Dataset) -> HostSpec:
     watchers = (*config.weighting, *config.client, *config.server, *companions, *config.record.instruments)
     probes = [probe for watcher in watchers for probe in watcher.probes]
     inputs = Inputs(data.sample_shape, data.outputs, data.vocab)
+    samples = data.transform(torch.from_numpy(np.array(data.x[: min(2, data.train_rows)]))).numpy()
     return HostSpec(
-        config.model.name, builder(config.model.name), inputs, task(config, data), config.model.options,
+        config.model.name, builder(config.model.name), inputs, samples, task(config, data), config.model.options,
         config.model.layer_by, config.model.blocks, channels_last, settings, tuple(config.client),
         tuple(dict.fromkeys(probes)), config.evaluate.batch_size, config.engine.threads,
-        batch_clients=config.engine.batch_clients,
+        batch_clients=config.engine.batch_clients, seed=config.seed,
     )  # fmt: skip
 
 
@@ -340,15 +326,8 @@ def initial_value(config: Config, spec: HostSpec) -> Tensor:
     """The model [S] that every method starts from: drawn from the seed, or read from `model.init`."""
     if config.model.init:
         return _read_initial(config, spec.layers)
-    model, layers = _drawn(config, spec)
+    model, layers = spec.network()
     return layers.flatten(model.state_dict())
-
-
-def _drawn(config: Config, spec: HostSpec) -> tuple[Model, LayerMap]:
-    """The network with the weights that the seed gives it."""
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(stream_seed(config.seed, 0, SERVER, "initial model"))
-        return spec.network()
 
 
 def _read_initial(config: Config, layers: LayerMap) -> Tensor:

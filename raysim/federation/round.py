@@ -12,7 +12,7 @@ from raysim.clock import Clock
 from raysim.config import STACKS, name_in
 from raysim.core.cohort import AskedCohort
 from raysim.core.event import Event
-from raysim.core.flat import finite
+from raysim.core.flat import difference, finite
 from raysim.core.local_run import RoundInfo
 from raysim.core.mixture import Mixture
 from raysim.core.note import Note
@@ -119,7 +119,7 @@ def play_round(
         target = aggregator.reduce(mixture, cohort)
         phases.end("reduce")
         server.value = aggregator.transform(target, mixture, cohort, server)
-        if not finite(server.value):
+        if not stays_finite(server.value, before):
             by = find_nonfinite_step(run, target, mixture, cohort)
             raise RoundFailed(f"round {t + 1}: {by} made a model that is not finite (NaN or Inf)")
         phases.end("server")
@@ -189,17 +189,22 @@ def evaluate_personal(run: RunParts, t: int) -> tuple[dict[int, Score], list[Eve
 def find_nonfinite_step(run: RunParts, target: Tensor, mixture: Mixture, cohort: HostedCohort) -> str:
     """Name the step that made the model non-finite. It runs the steps again; the run itself has failed already."""
     config, aggregator = run.config, run.aggregator
-    if not finite(target):
+    if not stays_finite(target, cohort.server_value):
         names = [name_in(STACKS["weighting"].entries, method) for method in config.weighting]
         return f"weighting: {' or '.join(names)}" if names else "the mean of the clients' models"
     server = replace(run.server, value=cohort.server_value)
     for step in aggregator.steps:
         target = step.apply(target, mixture, cohort, server)
-        if not finite(target):
+        if not stays_finite(target, cohort.server_value):
             owners = (("client", m) for m in config.client if type(step) in map(type, m.server_steps()))
             stack, method = next(owners, ("server", step))
             return f"{stack}: {name_in(STACKS[stack].entries, method)}"
     return f"model.bn_stats: {config.model.bn_stats}"
+
+
+def stays_finite(value: Tensor, before: Tensor) -> bool:
+    """Whether a model `value` [S] has no infinity or NaN that the one `before` did not have."""
+    return finite(value) or finite(difference(value, before))
 
 
 class Phases:

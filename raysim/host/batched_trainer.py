@@ -10,14 +10,14 @@ import numpy as np
 from raysim.core.batched_run import BatchedRun
 from raysim.core.client import overrides
 from raysim.core.failures import cause_of
-from raysim.core.flat import FlatModel, finite
+from raysim.core.flat import FlatModel, difference, finite
 from raysim.core.local_run import LocalRun
 from raysim.host.download import Download
 from raysim.host.evaluator import Evaluator
 from raysim.host.messages import ClientResult, HostSpec
 from raysim.host.samples import SampleSource
-from raysim.host.trainer import NOT_FINITE, Trainer
-from raysim.late import Tensor, nn, torch
+from raysim.host.trainer import Trainer, not_finite
+from raysim.late import Tensor, nn
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ class BatchedTrainer(Trainer):
             return result, vectors
         update.copy_(trained.update)
         if trained.result.status == "ok" and check and not finite(update):
-            return ClientResult(NOT_FINITE, cause="client", seconds=trained.result.seconds), {}
+            return replace(not_finite(update, self.flat.layers), seconds=trained.result.seconds), {}
         return trained.result, trained.vectors
 
     def _train_group(self, download: Download, group: tuple[int, ...]) -> Mapping[int, Trained | str]:
@@ -90,7 +90,7 @@ class BatchedTrainer(Trainer):
         for value, (run, trace) in zip(values, runs.items(), strict=True):
             flat.value.copy_(value)
             result, upload = self._measured(run, trace)
-            torch.sub(upload.value, download.server, out=value)
+            difference(upload.value, download.server, out=value)
             trained[run.client] = Trained(result, value, self._complete(download, run, upload, result, trace))
         took = self.spec.clock.now() - started
         for done in trained.values():

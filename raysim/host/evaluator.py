@@ -7,6 +7,7 @@ from dataclasses import replace
 import numpy as np
 
 from raysim.core.flat import FlatModel
+from raysim.core.outputs import Outputs, mapped
 from raysim.core.score import Score, scores_of
 from raysim.core.task import Task
 from raysim.host.samples import SampleSource
@@ -22,7 +23,7 @@ class Evaluator:
     def score(self, rows: np.ndarray) -> list[Score]:
         """The loaded model on each batch of `rows` [n] of the data set."""
         batches = (self.samples.rows(part) for part in self._parts(rows))
-        return scores_of([self.task.tally(self.logits(x), y) for x, y in batches])
+        return scores_of([self.task.tally(self.outputs(x), y) for x, y in batches])
 
     def personal(self, client: int) -> Score:
         """The loaded model on the client's test samples, with its AUC."""
@@ -30,18 +31,18 @@ class Evaluator:
         if not len(rows):
             return Score(0, 0.0)
         batches = [self.samples.rows(part, client) for part in self._parts(rows)]
-        outputs, y = torch.cat([self.logits(x) for x, _ in batches]), torch.cat([y for _, y in batches])
+        outputs = mapped(lambda *parts: torch.cat(parts), *(self.outputs(x) for x, _ in batches))
+        y = torch.cat([y for _, y in batches])
         return replace(self.task.score(outputs, y), auc=self.task.auc(outputs, y))
 
     def _parts(self, rows: np.ndarray) -> list[np.ndarray]:
         return [rows[i : i + self.batch] for i in range(0, len(rows), self.batch)]
 
     @no_grad
-    def logits(self, x: Tensor) -> Tensor:
+    def outputs(self, x: Tensor) -> Outputs:
         """Outputs [n, ...] of the loaded model in eval mode, on model inputs [n, ...]."""
         self.flat.model.eval()
         try:
-            outputs: Tensor = self.flat.model(x)
+            return self.flat.model(x)
         finally:
             self.flat.model.train()  # also for those who train after one that could not be tested
-        return outputs

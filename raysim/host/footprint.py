@@ -16,12 +16,11 @@ def training_bytes(spec: HostSpec, model: nn.Module, samples: int) -> int:
     model's size, and what a batch leaves in memory between forward and backward pass."""
     vector: int = sum(tensor.nbytes for tensor in model.state_dict().values())
     batch = min(spec.settings.batch_size, samples) * spec.batch_clients
-    return VECTORS * vector * spec.batch_clients + batch * _kept(spec, model) // 2
+    return VECTORS * vector * spec.batch_clients + batch * _kept(spec, model) // len(spec.samples)
 
 
 def _kept(spec: HostSpec, model: nn.Module) -> int:
-    """Bytes that autograd keeps of a batch of two; parameters, of which there is one for all samples, left out."""
-    dtype = torch.float32 if spec.inputs.vocab is None else torch.long
+    """Bytes that autograd keeps of the samples; parameters, of which there is one for all samples, left out."""
     own = {tensor.untyped_storage().data_ptr() for tensor in model.state_dict().values()}
     kept: dict[int, Any] = {}
 
@@ -34,5 +33,5 @@ def _kept(spec: HostSpec, model: nn.Module) -> int:
     hooks = torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor)
     # A model that fails says so where clients train, with all that is known there.
     with suppress(Exception), torch.random.fork_rng(devices=[]), hooks:
-        model(torch.zeros(2, *spec.inputs.shape, dtype=dtype))
+        model(torch.from_numpy(spec.samples))
     return sum(storage.nbytes() for storage in kept.values())

@@ -160,7 +160,7 @@ class ClientHost:
         parts, logits = self.samples.inputs(rows).split(PREDICT_BATCH), []
         for client in clients:
             torch.add(self._server, self.trained.update(client), out=self.flat.value)
-            logits.append(torch.cat([self.evaluator.logits(x) for x in parts]).cpu().numpy())
+            logits.append(torch.cat([self.evaluator.outputs(x) for x in parts]).cpu().numpy())
         return np.stack(logits)
 
     def rows(self, clients: Sequence[int]) -> np.ndarray:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import compress
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -15,17 +15,18 @@ from raysim.core import tree
 from raysim.core.client import ClientMethod, ClientStack
 from raysim.core.failures import Cause
 from raysim.core.layers import LayerMap
+from raysim.core.layout import StageError
 from raysim.core.local_run import LocalSettings, RoundInfo
 from raysim.core.note import Note
 from raysim.core.pairs import entries
 from raysim.core.probe import Probe
+from raysim.core.rng import initial
 from raysim.core.score import Score
 from raysim.core.task import Task
-from raysim.late import Tensor, torch
+from raysim.late import Tensor, nn, torch
 from raysim.models import Inputs, assemble
-
-if TYPE_CHECKING:
-    from raysim.models.model import Model
+from raysim.models.staged import ModelError
+from raysim.models.structure import called, structure_of
 
 Arrays = Mapping[str, np.ndarray]
 Sums = dict[tree.Node, tuple[np.ndarray, tuple[bool, ...]]]  # `tree.Partials` as arrays
@@ -36,8 +37,9 @@ class HostSpec:
     """What every host of a run is made from."""
 
     model: str  # its name, for messages
-    build_model: Callable[..., Model]  # a host's process need not know the name
+    build_model: Callable[..., nn.Module]  # a host's process need not know the name
     inputs: Inputs
+    samples: np.ndarray  # two training inputs of the model, see `structure_of`
     task: Task
     options: dict[str, Any]
     layer_by: str
@@ -52,13 +54,32 @@ class HostSpec:
     keep_freed_memory: bool = True
     batch_clients: int = 1  # clients that train together
     clock: Clock = CLOCK  # by which all seconds of the run are measured
+    seed: int = 0
 
-    def network(self) -> tuple[Model, LayerMap]:
-        """A new model, and its layers."""
-        model = assemble(self.model, self.build_model, self.inputs, self.options)
-        layers = LayerMap.of(model, self.layer_by, self.blocks, self.channels_last)
-        vars(self).setdefault("layers", layers)  # who asks for them alone need build no model any more
+    def network(self) -> tuple[nn.Module, LayerMap]:
+        """A new model with the weights that the seed gives it, and its layers. Raises `ModelError`."""
+        model = self._built()
+        if "layers" not in vars(self):  # who asks for them alone need build no model any more
+            vars(self)["layers"] = self._laid_out(model)
         return model, self.layers
+
+    def _built(self) -> nn.Module:
+        """A new model. All that it draws comes from the run's seed, whatever the state_dict may not have included."""
+        with initial(self.seed):
+            model = assemble(self.model, self.build_model, self.inputs, self.options)
+            if any(map(nn.parameter.is_lazy, model.parameters())):
+                with torch.no_grad():
+                    called(model.eval(), torch.from_numpy(self.samples))
+            return model.train()
+
+    def _laid_out(self, model: nn.Module) -> LayerMap:
+        """The layers of a model, which stays as it is: another one is tried."""
+        try:
+            with torch.random.fork_rng(devices=[]):
+                found = structure_of(model, self._built, self.samples, getattr(self.build_model, "head", None))
+            return LayerMap.of(model, self.layer_by, self.blocks, self.channels_last, found.head, found.counted)
+        except (ModelError, StageError) as error:
+            raise ModelError(f"{self.model}: {error}") from error
 
     @cached_property
     def layers(self) -> LayerMap:

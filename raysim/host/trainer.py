@@ -9,7 +9,8 @@ import numpy as np
 
 from raysim.core.client import Upload
 from raysim.core.failures import breaks_device, cause_of, out_of_memory
-from raysim.core.flat import FlatModel, finite
+from raysim.core.flat import FlatModel, difference, finite
+from raysim.core.layers import LayerMap
 from raysim.core.local_run import LocalRun
 from raysim.core.rng import seed_layers, stream_seed
 from raysim.host.client_state import StateFormat
@@ -19,8 +20,6 @@ from raysim.host.evaluator import Evaluator
 from raysim.host.messages import ClientResult, HostSpec, SparseVector
 from raysim.host.samples import SampleSource
 from raysim.late import Tensor, torch
-
-NOT_FINITE = "its model is not finite (NaN or Inf): refused. A lower local.lr or local.grad_clip may help"
 
 
 class Trainer:
@@ -53,9 +52,9 @@ class Trainer:
             self._start(run, trace)
             self._stack.train(run)
             result, upload = self._measured(run, trace)
-            torch.sub(upload.value, download.server, out=update)
+            difference(upload.value, download.server, out=update)
             if check and not finite(update):
-                result = ClientResult(NOT_FINITE, cause="client")
+                result = not_finite(update, self.flat.layers)
             else:
                 vectors = self._complete(download, run, upload, result, trace)
         except Exception as error:
@@ -132,6 +131,11 @@ class Trainer:
 
     def _measured(self, run: LocalRun, trace: dict[str, np.ndarray]) -> tuple[ClientResult, Upload]:
         """All that is after the training."""
+        if table := self.flat.changed_constant():
+            raise ValueError(
+                f"training has changed the model's table {table}, which no client sends. Integers that change must do so "
+                "from the first batch on, or be floats"
+            )
         upload = Upload(run.value)
         for finish in self._stack.finishers:
             finish(run, upload)
@@ -169,6 +173,13 @@ class Trainer:
         cause = cause_of(error)
         line = " ".join(f"{type(error).__name__}: {error}".split())
         return ClientResult(traceback.format_exc() if cause == "code" else line, cause=cause)
+
+
+def not_finite(update: Tensor, layers: LayerMap) -> ClientResult:
+    """The result of a client whose `update` [S] has a NaN or infinity."""
+    first = next(spec.name for spec in layers.tensors if not finite(update[spec.start : spec.stop]))
+    reason = f"its model is not finite (NaN or Inf): refused. {first} is the first tensor that became so."
+    return ClientResult(f"{reason} A lower local.lr or local.grad_clip may help", cause="client")
 
 
 def _sent(scalar: Tensor) -> np.ndarray | SparseVector:

@@ -10,6 +10,7 @@ import numpy as np
 from raysim.core.bounds import Positive
 from raysim.core.cohort import Cohort
 from raysim.core.facts import RunFacts
+from raysim.core.flat import stages_in
 from raysim.core.layers import LayerMap
 from raysim.core.local_run import LocalRun
 from raysim.core.mixture import Mixture
@@ -59,27 +60,22 @@ class LatentMean(Probe):
     @no_grad
     def sweep(self, run: LocalRun) -> Tensor:
         x = run.data.train.x
-        stages = list(run.model.children())[:-1]
-        if self.activation == "pre":
-            stages = without_last_relu(stages)
+        latents = run.flat.latents if self.activation == "post" else without_last_relu(run.model)
         run.model.eval()
         total, count = torch.zeros((), dtype=torch.float64, device=x.device), 0
         for part in batch_slices(len(x), SWEEP, drop_last=False):
-            z = x[part]
-            for stage in stages:
-                z = stage(z)
-            z = z.flatten(0, -2)  # sequences may have a latent at each position
+            z = latents(x[part]).flatten(0, -2)  # sequences may have a latent at each position
             total, count = total + z.double().sum(0), count + len(z)
         run.model.train()
         return total / count
 
 
-def without_last_relu(stages: list[nn.Module]) -> list[nn.Module]:
-    """The modules before the head, but for the ReLU that ends them."""
-    *lower, last = stages
+def without_last_relu(model: nn.Module) -> nn.Sequential:
+    """The stages before the head, but for the ReLU that ends them."""
+    *lower, last, _ = model.children()
     parts = list(last.children())
     del parts[max(i for i, part in enumerate(parts) if isinstance(part, nn.ReLU))]
-    return [*lower, *parts]
+    return nn.Sequential(*lower, *parts)
 
 
 @dataclass(frozen=True)
@@ -99,6 +95,7 @@ class CCN(Weighting):
     activation: Literal["post", "pre"] = "post"
     """Take latents behind the last ReLU (`post`) or in front of it (`pre`)."""
     rank: ClassVar[int] = 1  # after FedDisco, if both are there
+    needs_head: ClassVar[str | None] = "its latents"
 
     @property
     def probes(self) -> tuple[Probe, ...]:
@@ -110,8 +107,8 @@ class CCN(Weighting):
         return None
 
     def fits(self, model: nn.Module, layers: LayerMap, classes: int) -> str | None:
-        below = list(model.children())[:-1]
-        if self.activation == "pre" and not any(isinstance(part, nn.ReLU) for part in below[-1].children()):
+        relu = stages_in(model) and any(isinstance(part, nn.ReLU) for part in [*model.children()][-2].children())
+        if self.activation == "pre" and not relu:
             return "activation is pre, but this model's last stage before the head has no ReLU of its own."
         return None
 

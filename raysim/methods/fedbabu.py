@@ -23,6 +23,7 @@ class FedBABU(ClientMethod):
     ft_part: Literal["all", "head"] = "all"
     """What these passes train."""
     personal_layers: ClassVar[str | None] = "head"
+    needs_head: ClassVar[str | None] = "its parameters"
 
     @property
     def trains_plainly(self) -> bool:

@@ -38,6 +38,7 @@ class FedPHP(ClientMethod):
     evaluate: Literal["local", "private"] = "local"
     """Which model is tested as the client's own."""
     reads_total_rounds: ClassVar[bool] = True
+    needs_head: ClassVar[str | None] = "its latents"
     batched: ClassVar[bool] = True
 
     def check(self, facts: RunFacts) -> str | None:

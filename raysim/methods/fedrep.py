@@ -25,9 +25,10 @@ class FedRep(ClientMethod):
     head_epochs: NonNegativeInt = 5
     """Passes that train the head, before `local.epochs` train the body."""
     personal_layers: ClassVar[str | None] = "head"
+    needs_head: ClassVar[str | None] = "its parameters"
 
     def fits(self, model: nn.Module, layers: LayerMap, classes: int) -> str | None:
-        of_head = {name.startswith("head.") for name, p in model.named_parameters() if p.requires_grad}
+        of_head = {spec.stage == layers.stages - 1 for spec in layers.tensors[: layers.T]}
         return None if len(of_head) == 2 else "trains the head, then the body, and this model has frozen one of them."
 
     def train(self, run: LocalRun) -> None:

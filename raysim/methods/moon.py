@@ -27,6 +27,7 @@ class MOON(ClientMethod):
     keeps_params: ClassVar[bool] = True
     initial_previous: ClassVar[bool] = True
     needs_global: ClassVar[bool] = True
+    needs_head: ClassVar[str | None] = "its latents"
     batched: ClassVar[bool] = True
 
     def check(self, facts: RunFacts) -> str | None:

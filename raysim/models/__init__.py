@@ -1,4 +1,4 @@
-"""The models of the papers, and torchvision's, each as ordered stages: features, then a linear head."""
+"""The models of the papers as ordered stages, of which the last one is a linear head; and torchvision's."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from raysim.models.vit import vit
 from raysim.registry import REGISTRY, Table
 
 if TYPE_CHECKING:
-    from raysim.models.model import Model
+    from torch import nn
 
 __all__ = ["MODELS", "Inputs", "ModelError", "assemble", "build", "builder"]
 
-MODELS: Table[Callable[..., Model]] = REGISTRY.table("model").fill(
+MODELS: Table[Callable[..., nn.Module]] = REGISTRY.table("model").fill(
     {
         builder.__name__: builder
         for builder in (
@@ -36,7 +36,7 @@ MODELS: Table[Callable[..., Model]] = REGISTRY.table("model").fill(
 )
 
 
-def build(name: str, inputs: Inputs, **options: object) -> Model:
+def build(name: str, inputs: Inputs, **options: object) -> nn.Module:
     """The model of that name in MODELS, else torchvision's; `torchvision.NAME` is always torchvision's.
 
     Weights come from torch's global generator, in registration order. ModelError says which name, option or input
@@ -45,7 +45,7 @@ def build(name: str, inputs: Inputs, **options: object) -> Model:
     return assemble(name, builder(name), inputs, options)
 
 
-def builder(name: str) -> Callable[..., Model]:
+def builder(name: str) -> Callable[..., nn.Module]:
     """What builds the model of that name: a function of inputs and options. Raises ModelError for an unknown name."""
     if name in MODELS:
         return MODELS[name]
@@ -55,7 +55,9 @@ def builder(name: str) -> Callable[..., Model]:
     raise ModelError(f"unknown model '{name}'.{_nearest(name, [*MODELS, *architectures])}")
 
 
-def assemble(name: str, builder: Callable[..., Model], inputs: Inputs, options: Mapping[str, object]) -> Model:
+def assemble(
+    name: str, builder: Callable[..., nn.Module], inputs: Inputs, options: Mapping[str, object]
+) -> nn.Module:  # fmt: skip
     """What `builder` makes; errors name the model. A process that got the builder need not know the name."""
     _, *known = signature(builder).parameters
     for option in options:
@@ -63,7 +65,7 @@ def assemble(name: str, builder: Callable[..., Model], inputs: Inputs, options: 
             takes = f" It takes {', '.join(known) or 'none'}."
             raise ModelError(f"{name}: unknown option '{option}'.{_nearest(option, known)}{takes}")
     try:
-        return _with_constants(_untied(builder(inputs, **options)))
+        return _untied(builder(inputs, **options))
     except ModelError as error:
         raise ModelError(f"{name}: {error}") from error
     except (TypeError, ValueError) as error:
@@ -72,21 +74,12 @@ def assemble(name: str, builder: Callable[..., Model], inputs: Inputs, options: 
         raise ModelError(f"{name}: cannot be made with model.options {dict(options)}: {error}") from error
 
 
-def _untied(model: Model) -> Model:
+def _untied(model: nn.Module) -> nn.Module:
     """A vector of parameters and buffers has a place for each name."""
     for kind, named in {"parameter": model.named_parameters, "buffer": model.named_buffers}.items():
         once = {name for name, _ in named()}
         if twice := [name for name, _ in named(remove_duplicate=False) if name not in once]:
             raise ModelError(f"{twice[0]} is a {kind} that has another name, too. raysim cannot train tied weights.")
-    return model
-
-
-def _with_constants(model: Model) -> Model:
-    """Tables of integers, such as masks and places, are no part of the state: nobody trains, averages or sends them."""
-    for module in model.modules():
-        for name, buffer in list(module.named_buffers(recurse=False)):
-            if buffer.dim() and not (buffer.is_floating_point() or buffer.is_complex()):
-                module.register_buffer(name, buffer, persistent=False)
     return model
 
 

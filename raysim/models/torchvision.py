@@ -55,21 +55,11 @@ def _network(architecture: str, inputs: Inputs) -> Any:
     return network
 
 
-def classifier(architecture: str, inputs: Inputs) -> Model:
-    """Torchvision's model of that name without auxiliary classifiers; stages: body, head (its last Linear)."""
-    from raysim.models.model import Model
-
-    network = _network(architecture, inputs)
-    if architecture.startswith("squeezenet"):
-        # Its classifier is a 1x1 convolution, ReLU and global average. A head is linear: the average comes first.
-        dropout, conv, _, pool = network.classifier
-        network.classifier = nn.Sequential(dropout, pool)
-        head = nn.Linear(conv.in_channels, inputs.classes)
-    else:
-        path, head = [(path, m) for path, m in network.named_modules() if isinstance(m, nn.Linear)][-1]
-        network.set_submodule(path, nn.Identity())
-    width(inputs, {"body": network})  # says so where the images are too small
-    return Model(OrderedDict(body=network, head=head))
+def classifier(architecture: str, inputs: Inputs) -> nn.Module:
+    """Torchvision's model of that name, without auxiliary classifiers."""
+    network: nn.Module = _network(architecture, inputs)
+    width(inputs, {architecture: network})  # says so where the images are too small
+    return network
 
 
 def resnet18_imagenet(inputs: Inputs) -> Model:

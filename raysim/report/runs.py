@@ -34,6 +34,7 @@ class Run(RunFolder):
         """The global model with the final weights, on the CPU and in eval mode; or, with `record.keep_best`, with those of
         the best evaluation: of a run that has not ended, the best that was kept. Raises `ReportError` where the run has
         none, and `ModelError` where its model is not registered here."""
+        from raysim.core.rng import initial
         from raysim.models import Inputs, build
 
         path = self.folder / ("best.safetensors" if which == "best" else "model.safetensors")
@@ -44,11 +45,9 @@ class Run(RunFolder):
             raise ReportError(
                 f"{self.folder}: holds no final model; {command('resume', self.folder)} plays it to its end."
             )
-        model = build(
-            self.config["model"]["name"],
-            Inputs(**inputs | {"shape": tuple(inputs["shape"])}),
-            **self.config["model"]["options"],
-        )
+        name, options = self.config["model"]["name"], self.config["model"]["options"]
+        with initial(self.config["seed"]):  # of which a model may keep what its state_dict does not have
+            model = build(name, Inputs(**inputs | {"shape": tuple(inputs["shape"])}), **options)
         model.load_state_dict(read_tensors(path))
         return model.eval()
 

@@ -1,0 +1,115 @@
+"""A model tried on two training samples, before anything is started."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from raysim.core.flat import FlatModel, stages_in
+from raysim.core.outputs import Outputs, leaves
+from raysim.core.rng import seed_layers
+from raysim.core.task import Task
+from raysim.data import Dataset
+from raysim.host.messages import HostSpec
+from raysim.late import Tensor, nn, torch
+from raysim.models.structure import outside
+
+ONE_SEED = "Let it draw from the global generator of torch, NumPy or Python, or keep it in the state_dict"
+
+
+def tried(spec: HostSpec, model: nn.Module, task: Task, data: Dataset) -> list[str]:
+    """What is wrong with `model`, which is used up: its outputs do not fit the task, or it depends on more than its state_dict."""
+    from raysim.models.model import Model
+
+    x, y = torch.from_numpy(spec.samples), torch.from_numpy(data.y[: len(spec.samples)])
+    stages = stages_in(model)
+    head = stages[-1] if stages else None
+    if isinstance(head, nn.Linear) and not data.is_text and data.has_classes:  # it says what it makes of a sample
+        outputs: Outputs = torch.zeros(len(x), head.out_features)
+    else:
+        with torch.no_grad():
+            outputs = model.eval()(x)
+    if misfit := _misfit(outputs, y, task, data.outputs):
+        return [f"model.name: {misfit}"]
+    if isinstance(model, Model):
+        return []
+    fault = _differs(model, spec.network()[0]) or _unsteady(spec, x, y, task)
+    return [f"model.name: {spec.model} {fault}"] if fault else []
+
+
+def _misfit(outputs: Outputs, y: Tensor, task: Task, classes: int) -> str | None:
+    """What is wrong with the form of the outputs: one for a sequence that needs one at each position, or too few."""
+    form = ""
+    if not y.is_floating_point():
+        y, form = torch.full_like(y, classes - 1), f" below {classes}"
+    try:
+        task.losses(outputs, y)
+        return None
+    except Exception as error:
+        if isinstance(outputs, torch.Tensor):
+            made = f"outputs {[1, *outputs.shape[1:]]}"
+        else:
+            keys = f" of {', '.join(map(str, outputs))}" if isinstance(outputs, Mapping) else ""
+            return (
+                f"its forward returns a {type(outputs).__name__}{keys}, of which {task.name} cannot make its loss. Return the "
+                f"tensor of outputs [B, {classes}] alone, or give a task of your own that knows the {type(outputs).__name__}"
+            )
+        labels = [1, *y.shape[1:]]
+        return f"its {made} do not fit labels {labels}{form}, of which {task.name} makes its loss ({error})"
+
+
+def _differs(model: nn.Module, twin: nn.Module) -> str | None:
+    """What is different in two models that were made under one seed."""
+    pairs = zip(_tensors(model), _tensors(twin), strict=False)
+    names = [name for (name, one), (_, other) in pairs if not _same(one, other)]
+    return f"is another one each time that it is made: {names[0]} differs. {ONE_SEED}." if names else None
+
+
+def _unsteady(spec: HostSpec, x: Tensor, y: Tensor, task: Task) -> str | None:
+    """Whether a model that has taken a step, and is given its old weights again, is the old one."""
+    model, layers = spec.network()
+    if not layers.P:
+        return "has no parameter to train."
+    flat = FlatModel(model, layers)
+    weights, others = flat.value.clone(), {name: tensor.clone() for name, tensor in outside(model)}
+
+    def looked() -> list[Tensor]:
+        made: list[Tensor] = []
+        flat.value.copy_(weights)
+        for mode in (False, True):
+            seed_layers(0, flat.value.device)
+            _, outputs = flat.forward_from(0, x) if mode else (None, _evaluated(model, x))
+            made += [tensor.detach().clone() for tensor in leaves(outputs)]
+            if mode:
+                flat.backward(task.loss(outputs, y))
+            model.train()
+        return [*made, flat.grad.clone()]
+
+    try:
+        with torch.random.fork_rng(devices=[]):
+            same = all(map(_same, looked(), looked()))
+    except Exception as error:
+        return f"cannot take a step of training on two samples ({type(error).__name__}: {error})."
+    if same:
+        return None
+    changed = [name for name, tensor in outside(model) if name not in others or not _same(tensor, others[name])]
+    what = f" ({', '.join(changed)})" if changed else ""
+    return (
+        f"remembers something that its state_dict does not have{what}: with the same weights and samples it makes other "
+        "outputs once it has been trained. Make it a buffer, or set it anew in each forward."
+    )
+
+
+def _evaluated(model: nn.Module, x: Tensor) -> Outputs:
+    with torch.no_grad():
+        return model.eval()(x)
+
+
+def _tensors(model: nn.Module) -> list[tuple[str, Tensor]]:
+    return [*model.state_dict().items(), *outside(model)]
+
+
+def _same(one: Tensor, other: Tensor) -> bool:
+    """Whether two tensors have the same bits."""
+    if one.shape != other.shape or one.dtype != other.dtype:
+        return False
+    return torch.equal(*(t.detach().cpu().contiguous().reshape(-1).view(torch.uint8) for t in (one, other)))

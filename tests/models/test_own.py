@@ -1,0 +1,331 @@
+"""Any module is a model: its own forward runs, its tensors keep their names, and what cannot be carried is refused by name."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from conftest import play, tiny
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from raysim.config import STACKS, ConfigError
+from raysim.federation import prepare
+from raysim.models import MODELS, Inputs, ModelError
+from raysim.models.own import builder_of
+from raysim.report.runs import Run
+from raysim.store.documents import read_tensors
+
+LR, ROUNDS = 0.3, 4
+SHAPE = (4, 6)  # of a sample: four steps of six numbers, or for `flatten` 24 numbers
+
+
+class Plain(nn.Module):
+    """`features` and a `head`, as many write them; what `forward` does is up to the subclass."""
+
+    def __init__(self, inputs: Inputs):
+        super().__init__()
+        self.features = nn.Sequential(nn.Flatten(), nn.Linear(math.prod(inputs.shape), 5), nn.Tanh())
+        self.head = nn.Linear(5, inputs.classes)
+
+    def forward(self, x: Tensor) -> Any:
+        return self.head(self.features(x))
+
+
+class Flipped(Plain):
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.features(x.flip(-1)))
+
+
+class Standardised(Plain):
+    """Per sample, in front of the head; a sample of zeros would be 0 / 0."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        z = self.features(x)
+        return self.head((z - z.mean(1, keepdim=True)) / z.std(1, keepdim=True))
+
+
+class Scaled(Plain):
+    """By a buffer."""
+
+    def __init__(self, inputs: Inputs):
+        super().__init__(inputs)
+        self.register_buffer("scale", torch.tensor(0.25))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(F.normalize(self.features(x.clamp(-1, 1) / 2 * self.scale)))
+
+
+class Projected(Plain):
+    """By a matrix that is neither parameter nor buffer."""
+
+    def __init__(self, inputs: Inputs):
+        super().__init__(inputs)
+        self.B = torch.randn(6, 6)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.features(x @ self.B))
+
+
+class Masked(Plain):
+    """With an infinity in a buffer, as attention has it, and tables of integers: one that stays and one that counts."""
+
+    def __init__(self, inputs: Inputs):
+        super().__init__(inputs)
+        self.register_buffer("mask", torch.tensor([0.0, 0.0, -math.inf, 0.0, 0.0]))
+        self.register_buffer("places", torch.tensor([4, 3, 2, 1, 0]))
+        self.register_buffer("seen", torch.zeros(2, dtype=torch.long))
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.training:
+            self.seen += 1
+        return self.head((self.features(x) * self.mask.exp())[:, self.places])
+
+
+class LSTM(nn.Module):
+    def __init__(self, inputs: Inputs):
+        super().__init__()
+        self.fc = nn.Linear(5, inputs.classes)  # first in the state_dict, last in the forward
+        self.lstm = nn.LSTM(inputs.shape[-1], 5, batch_first=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        outputs, _ = self.lstm(x[:, 0])
+        return self.fc(outputs[:, -1])
+
+
+class Conv(nn.Module):
+    """Without a Linear, as a fully convolutional net."""
+
+    def __init__(self, inputs: Inputs):
+        super().__init__()
+        self.conv = nn.Conv1d(inputs.shape[1], inputs.classes, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.conv(x[:, 0]).mean(2)
+
+
+def lazy(inputs: Inputs) -> nn.Module:
+    return nn.Sequential(nn.Flatten(), nn.LazyLinear(5), nn.ReLU(), nn.Linear(5, inputs.classes))
+
+
+def with_names(monkeypatch: pytest.MonkeyPatch, **factories: Callable[..., nn.Module]) -> None:
+    for name, factory in factories.items():
+        monkeypatch.setitem(MODELS, name, builder_of(factory))
+
+
+def settings(name: str, clients: int = 1, **changes: Any) -> dict[str, Any]:
+    """Every client has one batch a round, and trains by plain SGD."""
+    data = {
+        "name": {"synthetic": {"samples": 90, "shape": [1, *SHAPE], "classes": 3}},
+        "partition": {"iid_equal": {"clients": clients}},
+    }
+    local = {"batch_size": 1000, "lr": LR, "lr_decay": 1.0, "momentum": 0.0, "weight_decay": 0.0}
+    rounds = {"total": ROUNDS, "participation": 1.0}
+    return {"data": data, "model": {"name": name}, "local": local, "rounds": rounds} | changes
+
+
+@pytest.mark.parametrize("kind", [Plain, Flipped, Standardised, Scaled, Projected, Masked, LSTM, Conv])
+def test_a_run_of_one_client_is_gradient_descent_on_the_users_module(
+    kind: type[nn.Module], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    with_names(monkeypatch, theirs=kind)
+    federation = play(tiny(**settings("theirs")), tmp_path)
+    by_hand, _ = federation.spec.network()
+    assert type(by_hand) is kind
+    rows, data = federation.run.partition.train[0], federation.run.data
+    x, y = data.transform(torch.from_numpy(data.x[rows])), torch.from_numpy(data.y[rows])
+    for _ in range(ROUNDS):
+        by_hand.zero_grad()
+        F.cross_entropy(by_hand(x), y).backward()
+        with torch.no_grad():
+            for parameter in by_hand.parameters():
+                if parameter.grad is not None:
+                    parameter -= LR * parameter.grad
+    found = read_tensors(tmp_path / "model.safetensors")
+    assert found.keys() == by_hand.state_dict().keys()
+    torch.testing.assert_close(found, dict(by_hand.state_dict()), rtol=1e-4, atol=1e-6)
+    torch.manual_seed(0)
+    kind(federation.spec.inputs).load_state_dict(found)  # the plain class takes its weights back
+    loaded = Run(tmp_path).model()
+    torch.testing.assert_close(loaded(x), by_hand.eval()(x), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("method", ["fedala", "fedrep", "fedbabu", "moon", "fedphp", "ccn"])
+def test_methods_find_head_and_latents(method: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """They do the same with a module whose parts they found as with raysim's model of the same layers."""
+
+    class Ours(nn.Module):
+        """raysim's mlp with another way to write it; a run draws the same weights for both."""
+
+        def __init__(self, inputs: Inputs):
+            super().__init__()
+            self.fc1 = nn.Linear(math.prod(inputs.shape), 7)
+            self.out = nn.Linear(7, inputs.classes)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.out(self.fc1(x.flatten(1)).relu())
+
+    with_names(monkeypatch, ours=Ours)
+    stack = "weighting" if method == "ccn" else "client"
+    changes = settings("ours", clients=3, **{stack: [method]})
+    changes["local"] |= {"batch_size": 8, "momentum": 0.9}
+    one = play(tiny(**changes), tmp_path / "ours")
+    mlp = {"name": "mlp", "options": {"hidden": [7]}}
+    other = play(tiny(**changes | {"model": mlp}), tmp_path / "mlp")
+    assert one.server.layers.head == "out"
+    torch.testing.assert_close(one.server.value, other.server.value, rtol=1e-5, atol=1e-6)
+
+
+def test_only_methods_that_need_a_head_ask_for_one(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    with_names(monkeypatch, conv=Conv)
+    for stack in STACKS:
+        for name, method in STACKS[stack].entries.items():
+            if method.needs_head:
+                with pytest.raises(ConfigError, match=rf"{stack}\.0\.{name}: needs {method.needs_head} of the model's"):
+                    prepare(tiny(**settings("conv", clients=3, **{stack: [name]})))
+    play(tiny(**settings("conv", clients=3, client=["fedala"])), tmp_path)
+
+
+def test_a_head_that_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    class Logs(LSTM):
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward(x).log_softmax(1)
+
+    monkeypatch.setitem(MODELS, "logs", builder_of(Logs, head="fc"))
+    federation = play(tiny(**settings("logs", clients=3, client=["fedrep"])), tmp_path)
+    layers = federation.server.layers
+    of_head = [
+        spec.name for spec in layers.tensors if spec.stop > layers.span("head").start and spec.kind == "parameter"
+    ]
+    assert of_head == ["fc.weight", "fc.bias"]
+    for head, reason in (("fcc", "has no such module. It has fc, lstm"), ("lstm", None)):
+        monkeypatch.setitem(MODELS, "logs", builder_of(Logs, head=head))
+        if reason:
+            with pytest.raises(ModelError, match=rf"logs: its head is said to be '{head}', but it {reason}"):
+                prepare(tiny(**settings("logs")))
+
+
+def test_stages_that_a_model_declares(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    class Declared(Plain):
+        stages = ("features.1", "head")
+
+    class Forgotten(Plain):
+        stages = ("head",)
+
+    with_names(monkeypatch, declared=Declared, forgotten=Forgotten)
+    layers = play(tiny(**settings("declared")), tmp_path).server.layers
+    assert [(spec.name, spec.stage) for spec in layers.tensors[::2]] == [("features.1.weight", 0), ("head.weight", 1)]
+    with pytest.raises(ModelError, match=r"its stages are head, and its tensor features\.1\.weight is in none of them"):
+        prepare(tiny(**settings("forgotten")))
+
+
+def test_lazy_modules_are_made_by_training_samples(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    with_names(monkeypatch, lazy=lazy)
+    federation = play(tiny(**settings("lazy")), tmp_path)
+    assert federation.model().state_dict()["1.weight"].shape == (5, math.prod(SHAPE))
+
+
+def test_tables_of_integers_are_constants_until_training_changes_them(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """A constant is not sent, but is in the file; one that changes is averaged as BatchNorm's counters are."""
+    with_names(monkeypatch, masked=Masked)
+    federation = play(tiny(**settings("masked", clients=3)), tmp_path)
+    saved = read_tensors(tmp_path / "model.safetensors")
+    assert saved["seen"].tolist() == [ROUNDS, ROUNDS]
+    assert saved["places"].tolist() == [4, 3, 2, 1, 0]
+    assert saved["mask"].tolist() == [0, 0, -math.inf, 0, 0]
+    assert {s.name for s in federation.server.layers.tensors} == saved.keys() - {"places"}
+
+
+class Late(Plain):
+    """Counts from its third batch on, which no trial sees."""
+
+    def __init__(self, inputs: Inputs):
+        super().__init__(inputs)
+        self.register_buffer("table", torch.zeros(2, dtype=torch.long))
+        self.calls = 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls += self.training
+        if self.calls > 3:
+            self.table += 1
+        return super().forward(x)
+
+
+def test_a_table_that_changes_later_is_no_constant(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    with_names(monkeypatch, late=Late)
+    changes = settings("late", clients=3)
+    with pytest.raises(Exception, match="training has changed the model's table table, which no client sends"):
+        play(tiny(**changes | {"local": {"batch_size": 2}}), tmp_path)
+
+
+class Remembers(Plain):
+    state: Tensor | None = None
+
+    def forward(self, x: Tensor) -> Tensor:
+        z = self.features(x)
+        self.state = z.mean(0).detach() + (0 if self.state is None else self.state)
+        return self.head(z + self.state)
+
+
+class Dictionary(Plain):
+    def forward(self, x: Tensor) -> Any:
+        return {"logits": super().forward(x), "loss": None}
+
+
+class Labelled(Plain):
+    def forward(self, x: Tensor, labels: Tensor) -> Tensor:  # type: ignore[override]
+        return super().forward(x)
+
+
+class Unseeded(Plain):
+    def __init__(self, inputs: Inputs):
+        super().__init__(inputs)
+        self.noise = torch.randn(5, generator=torch.Generator().manual_seed(int(torch.Generator().seed())))
+
+
+class Complex(Plain):
+    def __init__(self, inputs: Inputs):
+        super().__init__(inputs)
+        self.phase = nn.Parameter(torch.zeros(3, dtype=torch.complex64))
+
+
+def recurrent(inputs: Inputs) -> nn.Module:
+    return nn.Sequential(nn.Flatten(0, 1), nn.LSTM(6, 5), nn.Linear(5, inputs.classes))
+
+
+@pytest.mark.parametrize(
+    ("factory", "message"),
+    [
+        (Remembers, r"theirs remembers something that its state_dict does not have \(state\)"),
+        (
+            Dictionary,
+            r"its forward returns a dict of logits, loss, of which .* Return the tensor of outputs \[B, 3\] alone",
+        ),
+        (Labelled, r"theirs: its forward does not take a batch .* labels go to the task"),
+        (Unseeded, r"theirs is another one each time that it is made: noise differs"),
+        (Complex, r"theirs: phase is complex64, which raysim cannot average"),
+        (lambda inputs: Plain(inputs).double(), r"theirs: features\.1\.weight is float64; raysim trains in float32"),
+        (recurrent, r"theirs: its forward .*A recurrent layer returns a pair \(outputs, state\)"),
+    ],
+)
+def test_refused_with_the_way_out(
+    factory: Callable[..., nn.Module], message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with_names(monkeypatch, theirs=factory)
+    with pytest.raises((ConfigError, ModelError), match=message):
+        prepare(tiny(**settings("theirs")))
+
+
+def test_the_tensor_that_became_infinite_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """It is not the one that was so from the start."""
+    with_names(monkeypatch, masked=Masked)
+    changes = settings("masked", rounds={"total": 2, "participation": 1.0, "on_client_failure": "stop"})
+    changes["local"] |= {"lr": math.nextafter(3.4e38, 0), "epochs": 9}
+    with pytest.raises(Exception, match=r"(features\.1|head)\.\w+ is the first tensor that became so"):
+        play(tiny(**changes), tmp_path)
