@@ -163,7 +163,7 @@ def npz(root: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
 
 
 def csv(root: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
-    rows = [f"{number},{-number},{'ab'[number > 0]}" for number in RNG.normal(size=16)]
+    rows = [f"{number},{-number},{'ab'[int(number > 0)]}" for number in RNG.normal(size=16)]
     (root / "set.csv").write_text("\n".join(["x,y,label", *rows]))
     return {"path": "set.csv", "test_frac": 0.25}
 
