@@ -21,6 +21,7 @@ from raysim.core.pairs import entries
 from raysim.core.probe import Probe
 from raysim.core.score import Score
 from raysim.core.task import Task
+from raysim.data.augment import Augmentation
 from raysim.late import Tensor, torch
 from raysim.models import Inputs, assemble
 
@@ -51,6 +52,7 @@ class HostSpec:
     device: str = "auto"  # auto: a GPU if the host's process has one
     keep_freed_memory: bool = True
     batch_clients: int = 1  # clients that train together
+    augment: tuple[Augmentation, ...] = ()  # of training images
     clock: Clock = CLOCK  # by which all seconds of the run are measured
 
     def network(self) -> tuple[Model, LayerMap]:
