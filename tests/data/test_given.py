@@ -114,6 +114,37 @@ class Noisy(torch.utils.data.Dataset[Any]):
         return torch.rand(4), 0
 
 
+def test_sets_of_the_hugging_face_library() -> None:
+    """Its classes have names; rows that were taken out or shuffled are out, or elsewhere."""
+    datasets = pytest.importorskip("datasets")
+    features = datasets.Features(
+        {
+            "text": datasets.Value("string"),
+            "label": datasets.ClassLabel(names=["bad", "good"]),
+            "client": datasets.Value("string"),
+        }
+    )
+    texts = [f"word{i}" for i in range(6)]
+    whole = datasets.Dataset.from_dict({"text": texts, "label": Y.tolist(), "client": HOSPITAL}, features=features)
+    some = datasets.DatasetDict(train=whole.select([3, 2, 1]), validation=whole.select([0]))
+    data = raysim.as_dataset(some, length=2)
+    assert (data.classes, data.train_rows, data.y.tolist()) == (("bad", "good"), 3, [1, 0, 1, 0])
+    assert data.client is not None
+    assert data.client.tolist() == [0, 1, 0, 1]
+    assert data.x[:, 1].tolist() == [
+        5,
+        4,
+        3,
+        1,
+    ]  # the words of the training texts by alphabet, and one that is none of them
+    grey = datasets.Features({"image": datasets.Image(), "label": datasets.Value("int64")})
+    pictures = [Image.fromarray(np.full((2, 3), 40 * i, np.uint8)) for i in range(2)]
+    images = raysim.as_dataset(datasets.Dataset.from_dict({"image": pictures, "label": [0, 1]}, features=grey), test=0)
+    assert (images.x.shape, images.x[1, 0, 0, 0], images.scale) == ((2, 1, 2, 3), 40, 255)
+    with pytest.raises(DataError, match="load it without streaming"):
+        raysim.as_dataset(whole.to_iterable_dataset(), test=0)
+
+
 def with_row(x: Any, row: int, value: Any) -> Any:
     changed = x.copy()
     changed[row] = value
