@@ -51,7 +51,7 @@ def as_dataset(data: Any, name: str = "data", **reading: Any) -> Dataset:
 def _parts(name: str, data: Any) -> dict[str, Any]:
     """What is given for `train` and perhaps `test`; under an empty name, what is not split."""
     if isinstance(data, tuple):
-        if len(data) == 2 and all(map(_is_array, data)):
+        if _is_pair(data):
             return {"": data}
         if len(data) not in (1, 2, 3):
             raise DataError(f"{name}: is a tuple of {len(data)}; it must be (train, test) or (train, validation, test)")
@@ -74,13 +74,14 @@ def _parts(name: str, data: Any) -> dict[str, Any]:
     return {"train": data["train"]} | ({} if test is None else {"test": data[test]})
 
 
-def _is_array(part: Any) -> bool:
-    """Whether it is an array or a tensor, and no table."""
-    return hasattr(part, "__array__") and hasattr(part, "ndim") and not hasattr(part, "columns")
+def _is_pair(part: Any) -> bool:
+    """Whether it is (x, y), two arrays, of which x may be a table."""
+    arrays = isinstance(part, tuple) and len(part) == 2 and all(hasattr(one, "__array__") for one in part)
+    return arrays and not hasattr(part[1], "columns")
 
 
 def _split(name: str, split: str, part: Any, how: Reading, client: Any) -> Split:
-    if isinstance(part, tuple) and len(part) == 2 and all(map(_is_array, part)):
+    if _is_pair(part):
         found = Split(split, _array(part[0]), _array(part[1]))
         if callable(client):
             client = [client(sample) for sample in zip(found.x, found.y, strict=True)]
@@ -103,7 +104,10 @@ def _split(name: str, split: str, part: Any, how: Reading, client: Any) -> Split
 
 def _array(value: Any) -> np.ndarray:
     """Of a tensor, array, number or word. Raises TypeError for what numbers would be lost of."""
-    array = value.detach().cpu().numpy() if hasattr(value, "detach") else np.asarray(value)
+    if hasattr(value, "detach"):
+        value = value.detach().cpu()
+        value = value.float() if str(value.dtype) == "torch.bfloat16" else value  # which NumPy does not have
+    array = np.asarray(value)
     return array.astype(object) if array.dtype.kind in "UT" else array
 
 

@@ -44,6 +44,8 @@ def _named(path: str, value: Any) -> tuple[str, Any]:
             return "data.name", Given.of(as_dataset(value))
     elif path in ("model", "model.name") and callable(value):
         return "model.name", registered("model", value)
+    elif path == "model" and isinstance(value, Mapping) and callable(value.get("name")):
+        return path, {**value, "name": registered("model", value["name"])}
     elif path in ("metrics", "evaluate.metrics"):
         return "evaluate.metrics", [one if isinstance(one, str) else registered("metric", one) for one in value]
     elif path in STACKS:

@@ -46,6 +46,11 @@ def test_one_set_in_many_forms(subtests: pytest.Subtests, tmp_path: Path) -> Non
             ((torch.tensor(X[:4]), torch.tensor(Y[:4])), (torch.tensor(X[4:]), torch.tensor(Y[4:]))),
             by_number,
         ),
+        "a table and a column": (
+            ((FRAME[["age", "weight"]][:4], FRAME.label[:4]), (X[4:], Y[4:])),
+            {"client": clients},
+        ),
+        "bfloat16": (((torch.tensor(X[:4]).bfloat16(), Y[:4]), (torch.tensor(X[4:]).bfloat16(), Y[4:])), by_number),
         "named arrays": ({f"{k}_{s}": v[r] for s, r in splits for k, v in (("x", X), ("y", Y))}, {"client": clients}),
         "frames": ((FRAME[first], FRAME[last]), column),
         "tables": (

@@ -60,7 +60,8 @@ def doubt(outputs, y):
 people = pd.read_csv("people.csv")
 for engine in ("local", {{"ray": {{"clients_per_actor": 4}}}}):
     run = raysim.run(
-        {BASE!r}, data=(people[:60], people[60:]), model=MLP, client=[FedProx(mu=0.1), Half()], metrics=[doubt], engine=engine,
+        {BASE!r}, data=(people[:60], people[60:]), model={{"name": MLP, "options": {{"width": 5}}}},
+        client=[FedProx(mu=0.1), Half()], metrics=[doubt], engine=engine,
     )
     assert run["clients"].num_rows == 8 and len(run["rounds"]["metric.doubt"]) == 2
     print(run.config["model"]["name"], [*map(list, run.config["client"])], run.config["evaluate"]["metrics"], run.result["sha256"])
