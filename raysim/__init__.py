@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from raysim.core.task import Regression as Regression
     from raysim.core.task import Task as Task
     from raysim.data import Dataset as Dataset
+    from raysim.data.given import as_dataset as as_dataset
     from raysim.engine.ray.cluster import cluster as cluster
     from raysim.models import Inputs as Inputs
     from raysim.play.functions import continued as continued
@@ -67,6 +68,7 @@ _HOMES = {
     "raysim.core.mixture": ("Mixture",),
     "raysim.analysis.instrument": ("Instrument",),
     "raysim.data": ("Dataset",),
+    "raysim.data.given": ("as_dataset",),
     "raysim.models": ("Inputs",),
     "raysim.engine.ray.cluster": ("cluster",),
 }

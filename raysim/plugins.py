@@ -10,7 +10,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, Literal, TypeVar
 
-from raysim.registry import REGISTRY
+from raysim.registry import REGISTRY, Table
 
 T = TypeVar("T")
 
@@ -38,8 +38,8 @@ def model(name: str | None = None, head: str | None = None) -> Callable[[T], T]:
 
 
 def dataset(name: str | None = None) -> Callable[[T], T]:
-    """Decorate a function that returns a `Dataset`, or two map-style torch data sets, for training and test; or a
-    `Source` class."""
+    """Decorate a function that returns a `Dataset`, or what `as_dataset` makes one of, such as two torch data sets, for
+    training and test; or a `Source` class."""
     from raysim.data.own import source_of
 
     return _registered("dataset", name, source_of)
@@ -81,6 +81,27 @@ def task(name: str | None = None) -> Callable[[T], T]:
 def instrument(name: str | None = None) -> Callable[[T], T]:
     """Decorate an `Instrument`: a frozen dataclass that looks at every round and records numbers."""
     return REGISTRY.add("instrument", name)
+
+
+def registered(kind: str, entry: Any) -> str:
+    """The name of a model, a metric or a class of methods that was given as an object; its own one, where it has none."""
+    from raysim.core.score import Metric
+    from raysim.models.own import builder_of
+
+    table: Table[Any] = REGISTRY.table(kind)
+    for name, known in table.items():
+        if known is entry:
+            return name
+    word = entry.name if isinstance(entry, Metric) else getattr(entry, "__name__", kind).lower()
+    word = word if word.isidentifier() else kind  # of a lambda
+    if word in table and word not in table.own:
+        word = f"own_{word}"
+    if kind == "model":
+        entry = builder_of(entry)
+    elif kind == "metric" and not isinstance(entry, Metric):
+        entry = Metric.mean(word, entry)
+    table[word] = entry  # in the place of what a cell of a notebook has given before
+    return word
 
 
 def _registered(kind: str, name: str | None, adapt: Callable[[Any], Any]) -> Callable[[T], T]:

@@ -1,6 +1,7 @@
 """A model, a partition or a source of data counts when a configuration with it trains a round through Ray."""
 
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,8 @@ from models.test_model_behaviour import INPUTS
 
 from raysim.config import ConfigError
 from raysim.data import PARTITIONS, SOURCES
+from raysim.data.given import as_dataset
+from raysim.data.sources import Given
 from raysim.federation import Federation, MakeEngine
 from raysim.models import MODELS, ModelError
 from raysim.store import tables
@@ -159,6 +162,16 @@ def npz(root: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     return {"path": "set.npz"}
 
 
+def csv(root: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    rows = [f"{number},{-number},{'ab'[int(number > 0)]}" for number in RNG.normal(size=16)]
+    (root / "set.csv").write_text("\n".join(["x,y,label", *rows]))
+    return {"path": "set.csv", "test_frac": 0.25}
+
+
+def given(root: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    return asdict(Given.of(as_dataset(images(3, 8))))
+
+
 def cifar(reader: str) -> Callable[..., dict[str, Any]]:
     return lambda root, monkeypatch: write_cifar(root, reader, monkeypatch) is None or {}
 
@@ -174,6 +187,8 @@ STANDINS: dict[str, Callable[..., dict[str, Any]]] = {
     "torchvision": from_torchvision,
     "images": folders,
     "npz": npz,
+    "csv": csv,
+    "given": given,
     "digits": lambda root, monkeypatch: {},
     "diabetes": lambda root, monkeypatch: {},
     "multilabel": lambda root, monkeypatch: {"samples": 40, "test_samples": 8},
@@ -188,7 +203,12 @@ def test_source(name, tmp_path, warm_ray, monkeypatch):
     fields = STANDINS[name](tmp_path, monkeypatch) | ({"split": "letters"} if name == "emnist" else {})
     clients = 100 if name == "digits" else 2
     data = {"name": {name: fields}, "root": str(tmp_path), "partition": {"iid_equal": {"clients": clients}}}
-    models = {"diabetes": "mlp", "multilabel": "mlp", "characters": "char_gru"}  # for what is not an image
+    models = {
+        "csv": "mlp",
+        "diabetes": "mlp",
+        "multilabel": "mlp",
+        "characters": "char_gru",
+    }  # for what is not an image
     model = {"model": {"name": models[name]}} if name in models else {}
     check_trains({"data": data, **model}, tmp_path / "run", warm_ray)
 

@@ -51,7 +51,7 @@ def pages() -> dict[str, str]:
         "reference/data.md": page(
             "Data sets and partitions",
             "What `data.name` and `data.partition` may be.",
-            [("Data sets", of["data set"]), ("Partitions", of["partition"])],
+            [("Data sets", of["data set"]), ("Partitions", of["partition"]), ("Augmentations", of["augmentation"])],
         ),
         "reference/instruments.md": page(
             "Instruments",

@@ -15,7 +15,7 @@ from raysim.cli import complete
 from raysim.cli.options import Changes, ConfigName, Overrides
 from raysim.paths import below
 from raysim.play.errors import reported
-from raysim.play.lines import aligned
+from raysim.play.lines import aligned, unused
 
 
 class Listed(StrEnum):
@@ -82,6 +82,8 @@ def data_show(
         counts = partition.label_counts(data)  # [N, C]
         for line in partition_table(partition, counts):
             print(line)
+        if nobodys := len(partition.unused(data)):
+            print(unused(nobodys, len(data.y)))
         path = out or below(Path(), f"{settings.name}-partition.png")
         try:
             partition_chart(counts, data.label_names, f"{data.name}, {partition.clients} clients").save(path)

@@ -31,6 +31,7 @@ from raysim.config import (
     show,
     stack_of,
 )
+from raysim.data.augment import AUGMENTATIONS
 from raysim.models import torchvision
 from raysim.registry import REGISTRY
 
@@ -38,6 +39,7 @@ ENTRIES: Mapping[str, Mapping[str, type]] = {
     **{catalogue.role: catalogue.entries for catalogue in STACKS.values()},
     "data set": REGISTRY.table("dataset"),
     "partition": REGISTRY.table("partition"),
+    "augmentation": AUGMENTATIONS,
     "engine": REGISTRY.table("engine"),
     "observer": REGISTRY.table("instrument"),
     "measure": REGISTRY.table("measure"),

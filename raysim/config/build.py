@@ -46,7 +46,8 @@ def canonical(annotation: Any, raw: Any) -> Any:
     if catalogue := catalogue_of(annotation):
         return _canonical_entry(catalogue, raw)
     if entry := stack_of(annotation):
-        many = [raw] if isinstance(raw, str | dict) else raw  # one entry may stand without its brackets
+        alone = isinstance(raw, str | dict) or is_section(type(raw))  # one entry may stand without its brackets
+        many = [raw] if alone else raw
         return [canonical(entry, one) for one in many] if isinstance(many, list | tuple) else many
     if is_section(annotation):
         if isinstance(raw, annotation):

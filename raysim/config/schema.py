@@ -15,6 +15,7 @@ from raysim.config.messages import Faults
 from raysim.core.bounds import Fraction, NonNegative, NonNegativeInt, Positive, PositiveInt
 from raysim.core.facts import cohort_size
 from raysim.data import Dataset, Proxy, Storage, load
+from raysim.data.augment import AUGMENTATIONS
 from raysim.registry import REGISTRY, Table
 
 
@@ -93,6 +94,9 @@ class DataConfig:
     They are decoded again where settings or files have changed."""
     partition: Annotated[Any, Catalogue("partition", REGISTRY.table("partition"))]
     """How samples are partitioned over the clients, an entry of `raysim list partitions`."""
+    augment: tuple[Annotated[Any, Catalogue("augmentation", AUGMENTATIONS)], ...] = ()
+    """Random changes of the training images, in order, drawn anew in every epoch from a stream of the client's: random_crop,
+    horizontal_flip, vertical_flip, random_rotation, random_erasing."""
     client_test_frac: Fraction = 0.0
     """Share of each client's samples held out to test its personal model."""
     client_val_frac: Fraction = 0.0

@@ -207,6 +207,8 @@ class LocalRun:
         x, y = self.data.train
         on_device = order.to(y.device)
         x, y = take(x, on_device), y.index_select(0, on_device)
+        if self.data.augment is not None:
+            x = self.data.augment(x, int(torch.randint(1 << 62, (), generator=self.generator(f"augment {purpose}"))))
         for part in batch_slices(order.shape[0], batch_size or self.settings.batch_size, drop):
             if self.orders is not None:
                 self.orders.append((purpose, order[part]))

@@ -22,6 +22,7 @@ class ClientData:
     """A client's samples, brought to the device when first asked for."""
 
     load: Callable[[str], Samples]  # "train" | "test" | "val" -> samples
+    augment: Callable[[Tensor, int], Tensor] | None = None  # training inputs [n, ...] of a pass, and a seed -> others
 
     @cached_property
     def train(self) -> Samples:

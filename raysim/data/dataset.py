@@ -30,6 +30,21 @@ class Stored(Protocol):
         """The samples of `rows`, int64 positions or a slice, in memory."""
 
 
+def first_wrong(x: np.ndarray, vocab: int | None = None) -> tuple[int, str] | None:
+    """The first row of `x` [n, ...] that no model can learn from, and what is wrong with it; None where all can be used."""
+    step = max(1, (64 << 20) // max(1, x[:1].nbytes))  # rows at a time: bounds what the test itself takes
+    for start in range(0, len(x) if vocab is not None or x.dtype.kind == "f" else 0, step):
+        part = x[start : start + step].reshape(len(x[start : start + step]), -1)
+        fits = np.isfinite(part) if vocab is None else (part >= 0) & (part < vocab)
+        if not fits.all():
+            row, column = np.argwhere(~fits)[0]
+            if vocab is None:
+                return start + int(row), "holds NaN, infinity or a number beyond float32's 3.4e38; repair the row"
+            token = part[row, column]
+            return start + int(row), f"holds token {token}, outside 0..{vocab - 1}; correct it, or set vocab higher"
+    return None
+
+
 @dataclass(frozen=True, eq=False)
 class Dataset:
     """Samples and what is known of them; nobody writes to them. Raises DataError if they do not fit."""
@@ -63,8 +78,14 @@ class Dataset:
 
     def __post_init__(self) -> None:
         n = len(self.x)
-        if isinstance(self.x, np.ndarray) and not self.x.flags.c_contiguous:
-            raise DataError(f"{self.name}: x is not C-contiguous; pass it through numpy.ascontiguousarray")
+        if isinstance(self.x, np.ndarray):
+            object.__setattr__(self, "x", self._checked(self.x))
+        if self.y.dtype.kind in "iub" and self.y.dtype != np.int64:
+            object.__setattr__(self, "y", self.y.astype(np.int64))  # which loses nothing, and losses need
+        if self.y.dtype.kind not in "if":
+            raise DataError(f"{self.name}: y is {self.y.dtype}; number the classes from 0, or pass float32 targets")
+        if self.client is not None and self.client.dtype.kind not in "iu":
+            raise DataError(f"{self.name}: client is {self.client.dtype}; number the clients from 0")
         if len(self.y) != n or (self.client is not None and self.client.shape != (n,)):
             raise DataError(f"{self.name}: {n} samples need {n} labels, and as many clients where there are any")
         if not 0 < self.train_rows <= n:
@@ -80,6 +101,26 @@ class Dataset:
         if wrong.size:
             at = tuple(wrong[0])
             raise DataError(f"{self.name}: row {at[0]} has label {self.y[at]}, outside {valid}")
+
+    def _checked(self, x: np.ndarray) -> np.ndarray:
+        """Samples that models can learn from."""
+        if not x.flags.c_contiguous:
+            raise DataError(f"{self.name}: x is not C-contiguous; pass it through numpy.ascontiguousarray")
+        if not (x.dtype.kind in "iu" if self.is_text else x.dtype.kind == "f" or x.dtype == np.uint8):
+            kinds = "integers, the tokens" if self.is_text else "uint8 pixels, float32 features, or tokens with a vocab"
+            raise DataError(f"{self.name}: x is {x.dtype}; it must be {kinds}")
+        if x.dtype == np.uint8 and x.ndim == 4 and self.scale == 1 and self.std == (1.0,) and x.max(initial=0) > 1:
+            raise DataError(f"{self.name}: x is uint8 up to {x.max()}, and scale is 1; set it, as to 255 for pixels")
+        if x.dtype.kind == "f":
+            with np.errstate(over="ignore"):
+                x = x.astype(np.float32, copy=False)
+        if wrong := first_wrong(x, self.vocab):
+            raise DataError(f"{self.name}: {self.place(wrong[0])} {wrong[1]}")
+        return x.astype(np.int32, copy=False) if self.is_text else x
+
+    def place(self, row: int) -> str:
+        """How an error names a row: by its position in its split."""
+        return f"training row {row}" if row < self.train_rows else f"test row {row - self.train_rows}"
 
     def sha256(self) -> str:
         """Hash of all samples and labels; of samples that are never held whole, of the files that they are in."""

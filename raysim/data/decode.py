@@ -69,6 +69,8 @@ def decoded(place: str, source: Source, mode: Mode | None, resize: Size | None) 
             width, height = encoded.size
             if width * height > MOST_PIXELS:  # a file of a few bytes may say that it holds gigabytes
                 raise ValueError(f"it has {width}×{height} pixels, more than {MOST_PIXELS:,}")
+            if mode and encoded.mode.startswith(("I", "F")):  # Pillow would make 255 of all that is more
+                raise ValueError(f"its mode is {encoded.mode}, of more than 8 bits a pixel; scale it to 8 bits")
             image = encoded.convert(mode) if mode else encoded
             if resize and image.mode in ("L", "RGB"):
                 image = image.resize(resize[::-1], Image.Resampling.BILINEAR)

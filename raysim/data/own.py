@@ -12,51 +12,26 @@ import numpy as np
 
 from raysim.data.dataset import Dataset
 from raysim.data.errors import DataError
+from raysim.data.given import as_dataset
 from raysim.data.partition.base import Scheme
 from raysim.data.sources.base import Source
 
 
 def source_of(function: Callable[..., Any]) -> type[Source]:
-    """A source from a function that returns a `Dataset`, or a pair of map-style torch data sets for training and test.
+    """A source from a function that returns a `Dataset`, or what `as_dataset` makes one of.
 
-    Samples of the latter are pairs (tensor, class). The function's parameters are the source's settings, except `root`, which it is
-    given where it has it: the folder of all data sets, a Path or None.
+    The function's parameters are the source's settings, except `root`, which it is given where it has it: the folder of all
+    data sets, a Path or None.
     """
     parameters = inspect.signature(function).parameters
 
     def load(self: Source, root: Path | None) -> Dataset:
         settings = {name: getattr(self, name) for name in parameters if name != "root"}
         found = function(**settings, **({"root": root} if "root" in parameters else {}))
-        return found if isinstance(found, Dataset) else from_torch(function.__name__, *found)
+        return as_dataset(found, function.__name__)
 
     source: type[Source] = _with_settings(function, Source, {"load": load}, skipped=("root",))
     return source
-
-
-def from_torch(name: str, train: Any, test: Any = None) -> Dataset:
-    """Map-style torch data sets of (tensor, integer label) pairs as one `Dataset`. Raises DataError naming the sample."""
-    import torch
-
-    x: list[np.ndarray] = []
-    y: list[int] = []
-    for split, samples in (("training", train), ("test", test if test is not None else ())):
-        for i in range(len(samples)):
-            try:
-                sample, label = samples[i]
-                x.append(torch.as_tensor(sample).numpy())
-                y.append(int(label))
-            except (TypeError, ValueError) as error:
-                raise DataError(f"{name}: {split} sample {i} is no pair of a tensor and an integer: {error}") from error
-            if x[-1].shape != x[0].shape:
-                raise DataError(f"{name}: {split} sample {i} is {x[-1].shape}, but the first one is {x[0].shape}")
-    if not x:
-        raise DataError(f"{name}: there is no sample")
-    classes = getattr(train, "classes", None) or range(max(y) + 1)
-    samples = np.ascontiguousarray(np.stack(x))
-    return Dataset(
-        name, samples if samples.dtype == np.uint8 else samples.astype(np.float32), np.array(y, np.int64), len(train),
-        tuple(str(c) for c in classes),
-    )  # fmt: skip
 
 
 def scheme_of(function: Callable[..., Sequence[np.ndarray]]) -> type[Scheme]:

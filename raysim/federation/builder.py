@@ -186,6 +186,10 @@ def check_network(config: Config, data: Dataset, partition: Partition) -> tuple[
                 f"the models of all {clients}, {sent / 2**30:.0f} GiB a round, and up to {SENT_BYTES >> 30} GiB are allowed. "
                 "Say how many a client is sent, as in models: 10."
             )
+    if config.data.augment and len(data.sample_shape) != 3:
+        faults.append(
+            f"data.augment: changes images [C, H, W], but samples of {data.name} are {list(data.sample_shape)}."
+        )
     if not faults:
         faults += tried(spec, model, learned, data)
     if not faults:
@@ -301,7 +305,7 @@ def host_spec(config: Config, data: Dataset) -> HostSpec:
         config.model.name, builder(config.model.name), inputs, samples, task(config, data), config.model.options,
         config.model.layer_by, config.model.blocks, channels_last, settings, tuple(config.client),
         tuple(dict.fromkeys(probes)), config.evaluate.batch_size, config.engine.threads,
-        batch_clients=config.engine.batch_clients, seed=config.seed,
+        batch_clients=config.engine.batch_clients, augment=config.data.augment, seed=config.seed,
     )  # fmt: skip
 
 

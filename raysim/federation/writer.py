@@ -45,6 +45,8 @@ def describe(run: RunParts, folder: Path) -> None:
         "data_sha256": run.data.sha256(),
         "partition_sha256": run.partition.sha256(),
         "init_sha256": init_sha256(run.config),
+        "samples": len(run.data.y),
+        "unused_samples": len(run.partition.unused(run.data)),  # by no client, and not by the server
         "parameters": run.server.layers.P,
         "device": run.engine.device(),
         "numerics": run.engine.numerics(),

@@ -52,7 +52,7 @@ class ClientHost:
         if spec.keep_freed_memory:
             keep_freed_memory(4 * self.layers.S)
         self.flat = FlatModel(model, self.layers, self.device)
-        self.samples = SampleSource(data, partition, self.device, spec.channels_last)
+        self.samples = SampleSource(data, partition, self.device, spec.channels_last, spec.augment)
         self.task = spec.task
         self.evaluator = Evaluator(self.flat, self.samples, spec.task, spec.eval_batch)
         kind = BatchedTrainer if spec.batch_clients > 1 else Trainer

@@ -23,6 +23,7 @@ from raysim.core.probe import Probe
 from raysim.core.rng import initial
 from raysim.core.score import Score
 from raysim.core.task import Task
+from raysim.data.augment import Augmentation
 from raysim.late import Tensor, nn, torch
 from raysim.models import Inputs, assemble
 from raysim.models.staged import ModelError
@@ -53,6 +54,7 @@ class HostSpec:
     device: str = "auto"  # auto: a GPU if the host's process has one
     keep_freed_memory: bool = True
     batch_clients: int = 1  # clients that train together
+    augment: tuple[Augmentation, ...] = ()  # of training images
     clock: Clock = CLOCK  # by which all seconds of the run are measured
     seed: int = 0
 

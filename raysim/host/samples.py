@@ -9,8 +9,9 @@ from itertools import pairwise
 import numpy as np
 
 from raysim.core.samples import ClientData, Samples
-from raysim.data import Dataset, Partition
-from raysim.data.dataset import Stored
+from raysim.data import DataError, Dataset, Partition
+from raysim.data.augment import Augmentation, augmented
+from raysim.data.dataset import first_wrong
 from raysim.late import Tensor, torch
 
 CACHE_BYTES = 64 << 20  # model inputs that stay in a CPU's memory; to make others again takes about 2 % of a round
@@ -21,17 +22,23 @@ FREE_SHARE = 0.25  # of a GPU's memory is left to training
 class ReadAhead:
     """Samples that are not in memory: what is asked for next can be read, by a thread, before it is asked for."""
 
-    def __init__(self, samples: Stored):
-        self._samples, self._pool = samples, ThreadPoolExecutor(1)
+    def __init__(self, data: Dataset):
+        self._data, self._pool = data, ThreadPoolExecutor(1)
         self._coming: tuple[bytes, Future[np.ndarray]] | None = None
 
     def begin(self, rows: np.ndarray) -> None:
         """Read `rows` [n]."""
-        self._coming = rows.tobytes(), self._pool.submit(self._samples.__getitem__, rows)
+        self._coming = rows.tobytes(), self._pool.submit(self._read, rows)
+
+    def _read(self, rows: np.ndarray) -> np.ndarray:
+        samples = self._data.x[rows]
+        if wrong := first_wrong(samples, self._data.vocab):  # of samples in memory it is known
+            raise DataError(f"{self._data.name}: {self._data.place(int(rows[wrong[0]]))} {wrong[1]}")
+        return samples
 
     def __getitem__(self, rows: np.ndarray) -> np.ndarray:
         if self._coming is None or self._coming[0] != rows.tobytes():
-            return self._samples[rows]
+            return self._read(rows)
         (_, future), self._coming = self._coming, None
         return future.result()
 
@@ -43,9 +50,14 @@ class SampleSource:
     images that is a quarter of the memory, for three launches.
     """
 
-    def __init__(self, data: Dataset, partition: Partition, device: torch.device, channels_last: bool):
+    def __init__(
+        self, data: Dataset, partition: Partition, device: torch.device, channels_last: bool,
+        augment: Sequence[Augmentation] = (),
+    ):  # fmt: skip
+        """`augment` changes the images of every pass over a client's training samples."""
+        self.augment = augment
         self.data, self.partition, self.device, self.channels_last = data, partition, device, channels_last
-        self._x = data.x if isinstance(data.x, np.ndarray) else ReadAhead(data.x)
+        self._x = data.x if isinstance(data.x, np.ndarray) else ReadAhead(data)
         self._most = DECODED_BYTES if isinstance(self._x, ReadAhead) else CACHE_BYTES
         self._following: dict[int, int] = {}  # clients, and who is asked for after each
         self._cache: dict[tuple[int, str], Samples] = {}  # on a CPU, by client and part
@@ -71,7 +83,11 @@ class SampleSource:
                 self._x.begin(rows["train"][following])
             return samples
 
-        return ClientData(load)
+        return ClientData(load, self._augmented if self.augment else None)
+
+    def _augmented(self, x: Tensor, seed: int) -> Tensor:
+        black = self.data.transform(x.new_zeros(1, x.shape[1], 1, 1)).flatten()
+        return augmented(x, self.augment, black, seed)
 
     def rows(self, rows: np.ndarray, client: int | None = None) -> Samples:
         """Model inputs and labels of `rows` [n] of the data set; labels as `client` sees them."""

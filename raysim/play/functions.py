@@ -8,11 +8,16 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
-from raysim.config import Config, ConfigError, from_dict, load, to_dict
+from raysim.config import STACKS, Config, ConfigError, from_dict, load, to_dict
+from raysim.config.schema import DataConfig
 from raysim.config.shipped import find
+from raysim.data.given import as_dataset
+from raysim.data.sources import Given
+from raysim.data.sources import Source as DataSource
 from raysim.play.folder import new_folder
 from raysim.play.progress import Bar, can_show_bar
 from raysim.play.simulation import Simulation
+from raysim.plugins import registered
 from raysim.report.runs import Run
 
 Source = str | Path | Mapping[str, Any] | Config
@@ -22,12 +27,32 @@ def read_config(config: Source, **settings: Any) -> Config:
     """A checked configuration from a YAML file, the name of one that comes with raysim ("quickstart"), a mapping, or
     a `Config`.
 
-    `settings` change it: `rounds__total=20` is `--set rounds.total=20`. Raises `ConfigError` with every fault.
+    `settings` change it: `rounds__total=20` is `--set rounds.total=20`. Objects may stand where names do: `data` is then what
+    `as_dataset` takes, `model` a class or a function of `Inputs`, `client`, `weighting` and `server` hold methods, and
+    `metrics` functions or `Metric`s. Raises `ConfigError` with every fault, and `DataError`.
     """
-    changes = [(name.replace("__", "."), value) for name, value in settings.items()]
+    changes = [_named(name.replace("__", "."), value) for name, value in settings.items()]
     if isinstance(config, str | Path):
         return load(find(config), changes)
     return from_dict(to_dict(config) if isinstance(config, Config) else config, overrides=changes)
+
+
+def _named(path: str, value: Any) -> tuple[str, Any]:
+    """A setting in which every object has a name: so that all else knows one way alone."""
+    if path in ("data", "data.name") and not isinstance(value, str | DataConfig | DataSource):
+        if not isinstance(value, Mapping) or not {"train", "x_train"}.isdisjoint(value):
+            return "data.name", Given.of(as_dataset(value))
+    elif path in ("model", "model.name") and callable(value):
+        return "model.name", registered("model", value)
+    elif path == "model" and isinstance(value, Mapping) and callable(value.get("name")):
+        return path, {**value, "name": registered("model", value["name"])}
+    elif path in ("metrics", "evaluate.metrics"):
+        return "evaluate.metrics", [one if isinstance(one, str) else registered("metric", one) for one in value]
+    elif path in STACKS:
+        for method in value if isinstance(value, list | tuple) else [value]:
+            if not isinstance(method, str | Mapping):
+                registered(path, type(method))
+    return path, value
 
 
 def stream(

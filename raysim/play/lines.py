@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from raysim.paths import command
@@ -14,8 +15,8 @@ if TYPE_CHECKING:
 SCORES = (("final", "final"), ("best", "best"), ("mean of last 10", "last10"))  # words, and key of a result
 
 
-def header(config: Config) -> str:
-    """One line on what is simulated."""
+def header(config: Config, manifest: Mapping[str, Any] = MappingProxyType({})) -> str:
+    """One line on what is simulated, of which the run's `manifest` knows the samples."""
     from raysim.config import CLIENTS, ENGINES, SOURCES, STEPS, WEIGHTINGS, name_in
 
     stack = [name_in(CLIENTS, m) for m in config.client] + [name_in(WEIGHTINGS, m) for m in config.weighting]
@@ -28,9 +29,15 @@ def header(config: Config) -> str:
         " + ".join(stack) + (" (oracle: learns on test samples)" if config.data.proxy.oracle else ""),
         config.model.name,
         f"{name_in(SOURCES, config.data.name)}, {drawn} clients a round",
+        *([unused(nobodys, manifest["samples"])] if (nobodys := manifest.get("unused_samples")) else []),
         f"{name_in(ENGINES, config.engine)} engine",
     ]
     return " | ".join(parts)
+
+
+def unused(count: int, samples: int) -> str:
+    """That a partition leaves samples out."""
+    return f"{count:,} of {samples:,} samples ({100 * count / samples:.2g} %) are given to no client"
 
 
 def ending(result: Mapping[str, Any]) -> str:

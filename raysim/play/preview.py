@@ -23,7 +23,7 @@ from raysim.host.host import ClientHost
 from raysim.host.messages import ClientResult
 from raysim.late import torch
 from raysim.machine import free_memory
-from raysim.play.lines import aligned, bytes_
+from raysim.play.lines import aligned, bytes_, unused
 
 
 def preview(config: Config, address: str | None = None) -> str:
@@ -42,7 +42,8 @@ def preview(config: Config, address: str | None = None) -> str:
     rows = [
         ("clients", f"{partition.clients}, of which {run.cohort_size} a round"),
         ("samples", f"{sizes.sum():,} to train on, {sizes.min():,} to {sizes.max():,} a client; "
-                    f"{len(partition.server_test):,} to test on"),
+                    f"{len(partition.server_test):,} to test on"
+                    + (f"; {unused(nobodys, len(data.y))}" if (nobodys := len(partition.unused(data))) else "")),
         ("model", f"{config.model.name}, {layers.P:,} parameters in {layers.L} layers"),
         ("traffic", _traffic(run)),
         ("hosts", where),

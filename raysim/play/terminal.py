@@ -27,6 +27,7 @@ def play(
     """
     from raysim.federation.lock import how_to_continue
     from raysim.play.simulation import Simulation
+    from raysim.store.manifest import read_manifest
 
     interrupts = Interrupts(signal.SIGINT, signal.SIGTERM)
     try:
@@ -42,7 +43,7 @@ def play(
                 print(f"This run is complete.\n{ending(run.result)}", flush=True)
                 return 0
             run.start()
-            print(header(config), flush=True)
+            print(header(config, read_manifest(folder)), flush=True)
             return _rounds(run, interrupts)
     except KeyboardInterrupt:
         print(f"\nStopped at once. {how_to_continue(folder)}", file=sys.stderr)

@@ -32,6 +32,8 @@ class Manifest(TypedDict, total=False):
     versions: dict[str, str]
     hardware: dict[str, Any]
     partition_sha256: str
+    samples: int
+    unused_samples: int
     init_sha256: str | None
     device: str
     numerics: dict[str, Any]

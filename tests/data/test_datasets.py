@@ -107,7 +107,7 @@ def test_importing_loads_no_reader():
 
 def test_every_source_can_be_listed():
     assert set(SOURCES) == {
-        *("diabetes", "multilabel", "characters", "huggingface", "torchvision"),
+        *("diabetes", "multilabel", "characters", "huggingface", "torchvision", "csv", "given"),
         *("mnist", "fashion_mnist", "cifar10", "cifar100", "emnist", "parquet", "images", "npz", "digits", "synthetic"),
     }
     assert all(cls.__doc__ and "\n" not in cls.__doc__ for cls in SOURCES.values())
@@ -363,8 +363,11 @@ def test_npz_layouts(tmp_path):
         ({"x": np.zeros((3, 2))}, "holds x_train; it needs"),
         ({"x": np.zeros((3, 2)), "y": np.zeros(4, int)}, r"y_train is int64 \(4,\); it must be 3 integers"),
         ({"x": np.zeros((3, 2)), "y": np.zeros(3)}, "y_train is float64"),
-        ({"x": np.zeros((3, 2)), "y": np.array([0, -1, 0])}, r"toy\.npz y_train: row 1 has label -1"),
-        ({"x": np.zeros((3, 2)), "y": np.array([0, 9, 0])}, r"toy\.npz y_train: row 1 has label 9, but there are 1 cl"),
+        ({"x": np.zeros((3, 2)), "y": np.array([0, -1, 0])}, r"toy\.npz: y_train: row 1 has label -1"),
+        (
+            {"x": np.zeros((3, 2)), "y": np.array([0, 9, 0])},
+            r"toy\.npz: y_train: row 1 has label 9, but there are 1 cl",
+        ),
         (
             {"x": np.array([[0.0], [np.nan]]), "y": np.zeros(2, int)},
             "x_train row 1 holds NaN, infinity or a number beyond",

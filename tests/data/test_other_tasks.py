@@ -99,7 +99,7 @@ def test_an_archive_holds_targets_or_labels(y, task, tmp_path):
         ),
         ("regression", np.ones((1, 2, 2)), np.ones((1, 2, 2)), r"y_train is float64 \(1, 2, 2\); regression"),
         ("regression", np.array([0.5]), None, "holds no y_test"),
-        ("regression", np.array([np.inf]), np.array([0.5]), "row 0 has label inf, outside finite numbers"),
+        ("regression", np.array([np.inf]), np.array([0.5]), "y_train row 0 holds NaN, infinity or a number beyond"),
         ("classification", np.array([0.5]), np.array([0.5]), r"one a row; for labels or targets set `task`"),
     ],
 )

@@ -235,6 +235,25 @@ def test_of_the_rows_of_a_client_that_are_scattered_a_run_warns(folder, tmp_path
         prepare(from_dict(configuration(folder, tmp_path, storage="stream")))
 
 
+def test_what_is_read_later_is_checked_then():
+    """Samples of somebody's own, of which row 3 cannot be used: its client is refused, and no other."""
+
+    class Mine:
+        shape, dtype = (4, 2), np.dtype(np.float32)
+
+        def __len__(self):
+            return 4
+
+        def __getitem__(self, rows):
+            return np.where(np.arange(4)[rows, None] == 3, np.nan, np.ones((1, 2))).astype(np.float32)
+
+    data = Dataset("mine", Mine(), np.zeros(4, np.int64), 4, ("a",), np.array([0, 0, 1, 1]))
+    source = SampleSource(data, make_partition(data, Natural(), seed=0), torch.device("cpu"), channels_last=False)
+    assert source.client(0).train.x.shape == (2, 2)
+    with pytest.raises(DataError, match="mine: training row 3 holds NaN"):
+        _ = source.client(1).train
+
+
 def test_the_next_client_is_read_while_one_trains(folder):
     """A thread reads the rows of client 4 when client 1 has been asked for; what it read is taken, once."""
     data = streamed(folder)

@@ -49,6 +49,11 @@ class Partition:
         """[N] int64 training samples."""
         return self.train.sizes
 
+    def unused(self, data: Dataset) -> np.ndarray:
+        """The rows of `data` that nobody has: no client, and not the server."""
+        uses = (self.train.rows, self.test.rows, self.val.rows, self.server_test, self.proxy)
+        return np.setdiff1d(np.arange(len(data.y)), np.concatenate(uses))
+
     def label_counts(self, data: Dataset) -> np.ndarray:
         """[N, C] int64 training samples by client and by the class that the client sees; see `Dataset.labels`."""
         owners, labels, C = self.train.owners, data.labels[self.train.rows], data.num_classes
@@ -69,12 +74,14 @@ class Partition:
         """Columns sample, client (-1: the server) and split; the number of clients and the label map are metadata.
 
         With `data` there are also a column label, the class that the holder takes the sample for, and the names of the
-        classes, so that the table can be read without the data set.
+        classes, so that the table can be read without the data set. The samples that nobody has then are the split `unused`.
         """
         import pyarrow
 
         uses = {"train": self.train, "test": self.test, "val": self.val}
         servers = {"server_test": self.server_test, "proxy": self.proxy}
+        if data is not None:
+            servers["unused"] = self.unused(data)
         rows = [*(shards.rows for shards in uses.values()), *servers.values()]
         owners = [*(shards.owners for shards in uses.values()), *(np.full(len(r), -1) for r in servers.values())]
         split = np.repeat(np.arange(len(rows), dtype=np.int8), [len(r) for r in rows])

@@ -2,8 +2,10 @@
 
 from raysim.data.sources.base import Source
 from raysim.data.sources.characters import Characters
+from raysim.data.sources.csv import Csv
 from raysim.data.sources.diabetes import Diabetes
 from raysim.data.sources.digits import Digits
+from raysim.data.sources.given import Given
 from raysim.data.sources.images import Images
 from raysim.data.sources.npz import Npz
 from raysim.data.sources.parquet import HuggingFace, Parquet
@@ -13,8 +15,8 @@ from raysim.data.sources.vision import Torchvision
 from raysim.registry import REGISTRY, Table
 
 __all__ = [
-    "CIFAR10", "CIFAR100", "EMNIST", "MNIST", "SOURCES", "Characters", "Diabetes", "Digits", "FashionMNIST",
-    "HuggingFace", "Images", "Multilabel", "Npz", "Parquet", "Source", "Synthetic", "Torchvision",
+    "CIFAR10", "CIFAR100", "EMNIST", "MNIST", "SOURCES", "Characters", "Csv", "Diabetes", "Digits",
+    "FashionMNIST", "Given", "HuggingFace", "Images", "Multilabel", "Npz", "Parquet", "Source", "Synthetic", "Torchvision",
 ]  # fmt: skip
 
 SOURCES: Table[type[Source]] = REGISTRY.table("dataset").fill(
@@ -29,6 +31,8 @@ SOURCES: Table[type[Source]] = REGISTRY.table("dataset").fill(
         "huggingface": HuggingFace,
         "images": Images,
         "npz": Npz,
+        "csv": Csv,
+        "given": Given,
         "digits": Digits,
         "synthetic": Synthetic,
         "diabetes": Diabetes,

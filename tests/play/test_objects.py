@@ -1,0 +1,140 @@
+"""Data, models, methods and metrics that are given as objects: each gets a name, and all else is as with any other."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import TensorDataset
+
+import raysim
+from raysim.config import ConfigError
+from raysim.data import DataError, Dataset
+from raysim.play.lines import header
+from raysim.play.preview import preview
+from raysim.registry import REGISTRY
+
+RNG = np.random.default_rng(0)
+Y = RNG.integers(0, 2, 80)
+X = (RNG.normal(size=(80, 3)) + 2 * Y[:, None]).astype(np.float32)
+FRAME = pd.DataFrame(X, columns=["a", "b", "c"]).assign(label=Y, client=[f"ward {i % 4}" for i in range(80)])
+BASE: dict[str, Any] = {
+    "data": {"partition": "natural"}, "rounds": {"total": 2}, "local": {"batch_size": 10, "lr": 0.1}, "engine": "local",
+}  # fmt: skip
+
+
+SCRIPT = f"""
+import sys
+from dataclasses import dataclass
+import numpy as np, pandas as pd, torch
+from torch import nn
+import raysim
+from raysim.methods import FedProx
+
+class MLP(nn.Module):
+    "Its name is one of raysim's."
+    def __init__(self, inputs, width=4):
+        super().__init__()
+        self.features, self.head = nn.Linear(inputs.shape[0], width), nn.Linear(width, inputs.classes)
+    def forward(self, x):
+        return self.head(self.features(x))
+
+@dataclass(frozen=True)
+class Half(raysim.ClientMethod):
+    "Half of every gradient."
+    def correct_grad(self, run):
+        run.grad.mul_(0.5)
+
+def doubt(outputs, y):
+    return 1 - outputs.softmax(1).amax(1)
+
+people = pd.read_csv("people.csv")
+for engine in ("local", {{"ray": {{"clients_per_actor": 4}}}}):
+    run = raysim.run(
+        {BASE!r}, data=(people[:60], people[60:]), model={{"name": MLP, "options": {{"width": 5}}}},
+        client=[FedProx(mu=0.1), Half()], metrics=[doubt], engine=engine,
+    )
+    assert run["clients"].num_rows == 8 and len(run["rounds"]["metric.doubt"]) == 2
+    print(run.config["model"]["name"], [*map(list, run.config["client"])], run.config["evaluate"]["metrics"], run.result["sha256"])
+"""
+
+
+def test_objects_on_both_engines(tmp_path: Path, cluster: Any) -> None:
+    """The same bits, each with the name that a file could have."""
+    FRAME.to_csv(tmp_path / "people.csv", index=False)
+    (tmp_path / "script.py").write_text(SCRIPT, encoding="utf-8")
+    ended = subprocess.run(
+        [sys.executable, "script.py"], cwd=tmp_path, env=os.environ | {"RAY_ADDRESS": cluster.address}, text=True,
+        capture_output=True, check=False,
+    )  # fmt: skip
+    first, second = ended.stdout.splitlines()[-2:] if not ended.returncode else (ended.stderr, "")
+    assert first == second
+    assert first.startswith("own_mlp [['fedprox'], ['half']] ['doubt'] ")
+
+
+@pytest.fixture(autouse=True)
+def _as_before() -> Iterator[None]:
+    before = REGISTRY.own()
+    yield
+    for kind, name, entry in REGISTRY.own():
+        if (kind, name, entry) not in before:
+            del REGISTRY.table(kind)[name]
+
+
+def linear(inputs: raysim.Inputs) -> nn.Module:
+    return nn.Sequential(nn.Linear(inputs.shape[0], inputs.classes))
+
+
+def test_what_is_given_again_goes_on(tmp_path: Path) -> None:
+    """A process that was not given the samples says so; one that is given others, too."""
+    equal = {"data": {"partition": {"iid_equal": {"clients": 4}}}}
+    data = (TensorDataset(torch.tensor(X), torch.tensor(Y)), TensorDataset(torch.tensor(X), torch.tensor(Y)))
+    run = raysim.run(BASE | equal, data=data, model=lambda inputs: nn.Sequential(nn.Linear(3, 2)), out=tmp_path / "run")
+    assert run.config["model"]["name"] == "model"
+    code = f"import raysim; raysim.resume({str(run.folder)!r}, rounds__total=3)"
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert "were an object in Python; give it again: raysim.resume(FOLDER, data=...)" in ended.stderr
+    longer = raysim.resume(run, rounds__total=3, data=data)
+    assert longer.rounds == 3
+    straight = raysim.run(
+        BASE | equal, data=raysim.as_dataset(data), model={"name": "model"}, out=tmp_path / "straight", rounds__total=3
+    )
+    assert longer.result["sha256"] == straight.result["sha256"]
+    with pytest.raises(ConfigError, match=r"data\.name"):
+        raysim.resume(run, rounds__total=4, data=((X + 1, Y), (X, Y)))
+
+
+def test_what_is_wrong_with_an_object_shows_at_once(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="which samples are for the test"):
+        raysim.stream(BASE, data=FRAME, model=linear)
+    with pytest.raises(ConfigError, match=r"data\.label: unknown field"):
+        raysim.read_config(BASE, data={"label": "y"}, model=linear)
+    scaled = [Dataset("d", X, Y, 60, ("0", "1"), scale=scale) for scale in (1.0, 2.0)]
+    one, other = (raysim.read_config(BASE, data=data, model=linear).data.name for data in scaled)
+    assert one != other
+
+
+def test_samples_of_no_client_are_reported(tmp_path: Path) -> None:
+    """Three clients of two classes each have six of ten classes at most: the others' samples are nobody's."""
+    changes = {"name": "digits", "partition": {"pathological": {"clients": 3, "classes_per_client": 2}}}
+    config = raysim.read_config(BASE | {"data": changes, "model": {"name": "mlp"}}, rounds__total=1)
+    run = raysim.run(config, out=tmp_path / "run")
+    rows = run["partition"].to_pandas()
+    assert sorted(rows["sample"].unique()) == [*range(1797)]
+    unused = rows[rows["split"] == "unused"]
+    assert (unused["client"] == -1).all()
+    assert set(unused["label"]).isdisjoint(rows[rows["split"] == "train"]["label"])
+    assert run.manifest["unused_samples"] == len(unused) > 0
+    said = f"{len(unused)} of 1,797 samples ({100 * len(unused) / 1797:.2g} %) are given to no client"
+    assert said in header(config, run.manifest)
+    assert said in preview(config)
+    assert "no client" not in header(config, {"unused_samples": 0, "samples": 1797})
