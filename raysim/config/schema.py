@@ -190,7 +190,7 @@ class LocalConfig:
     """Samples."""
     drop_last: bool = False
     """Leave out an epoch's last batch if it is not full."""
-    optimizer: Literal["sgd", "adam"] = "sgd"
+    optimizer: Literal["sgd", "adam", "adamw"] = "sgd"
     """The clients' optimiser."""
     lr: Positive
     """Learning rate of round 0."""
@@ -201,16 +201,17 @@ class LocalConfig:
     nesterov: bool = False
     """Nesterov's form of the momentum."""
     weight_decay: NonNegative = 0.0
-    """L2 coefficient, added to the gradient."""
+    """Of sgd and adam the L2 coefficient, added to the gradient; of adamw the decoupled decay, times the learning rate."""
     betas: tuple[Fraction, Fraction] = (0.9, 0.999)
-    """Adam's averaging factors of gradient and squared gradient."""
+    """Averaging factors of gradient and squared gradient in adam and adamw."""
     grad_clip: Positive | None = None
     """Greatest L2 norm of a step's gradient; null: no limit."""
     precision: Literal["fp32", "bf16"] = "fp32"
     """In what numbers a training step computes. `bf16`: convolutions and linear maps, forward and backward, in bfloat16, on
     CPUs and GPUs that have it; parameters, gradients, losses, updates and all that methods measure or learn stay fp32."""
     state: Literal["reset", "persist"] = "reset"
-    """Whether a client's optimizer starts afresh every round or keeps its momentum."""
+    """Whether a client's optimiser starts afresh every round (`reset`) or goes on from the state in which its last round ended
+    (`persist`): momentum, Adam's averages and its count of steps."""
 
 
 @dataclass(frozen=True, kw_only=True)
