@@ -30,13 +30,15 @@ def perceptron(seed: int = 0) -> FlatModel:
 def local_run(
     methods: Sequence[ClientMethod], *, samples: int = 24, state: ClientState | None = None, t: int = 0,
     lr: float = 0.1, batch_size: int = 8, epochs: int = 1, drop_last: bool = False, clip: float | None = None,
-    received: Tensor | None = None, **optimizer: Any,
+    received: Tensor | None = None, pass_size: int | None = None, **optimizer: Any,
 ) -> LocalRun:  # fmt: skip
     """A run before its local initialisation, whose batches are traced; it is sent `received` or one fixed model."""
     flat = perceptron()
     torch.manual_seed(1)
     data = Samples(torch.randn(samples, 5, dtype=torch.float64), torch.randint(3, (samples,)))
-    settings = LocalSettings(epochs, batch_size, drop_last, OptimizerSpec(**optimizer), clip)
+    settings = LocalSettings(
+        epochs, batch_size, drop_last, OptimizerSpec(**optimizer), clip, pass_size=pass_size
+    )  # fmt: skip
     received = flat.value.clone() if received is None else received
     run = LocalRun(
         0, RoundInfo(0, t, 10, 1, lr, samples), flat, Classification(), settings, ClientStack(methods),

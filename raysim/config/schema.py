@@ -187,9 +187,12 @@ class LocalConfig:
     epochs: PositiveInt = 1
     """Passes over the client's training samples in a round."""
     batch_size: PositiveInt
-    """Samples."""
+    """Samples that pass through the model at once."""
+    accumulate: PositiveInt = 1
+    """Passes that make a step: its gradient is that of `accumulate` times `batch_size` samples, in the memory of
+    `batch_size`. BatchNorm sees one pass at a time."""
     drop_last: bool = False
-    """Leave out an epoch's last batch if it is not full."""
+    """Leave out an epoch's last step if its samples are not complete."""
     optimizer: Literal["sgd", "adam", "adamw"] = "sgd"
     """The clients' optimiser."""
     lr: Positive

@@ -29,6 +29,7 @@ class LocalSettings:
     persist: bool = False  # a client's optimiser keeps its state between rounds
     local_buffers: bool = False  # bn_stats: local
     bf16: bool = False  # training steps compute in bfloat16
+    pass_size: int | None = None  # most samples of one pass through the model; None: as many as a step has
 
 
 @dataclass(frozen=True)
@@ -232,8 +233,32 @@ class LocalRun:
 
         Not `corrected`, it is the gradient of that loss alone: no penalties, corrections, clipping or statistics.
         Stages before `stage` (default: those that are not trained) run without a graph and get no gradient. Who names it
-        learns something else than the model, in fp32 whatever the precision of training.
+        learns something else than the model, in fp32 whatever the precision of training. A batch of several passes
+        (`local.accumulate`) has the mean of their gradients, weighted by samples.
         """
+        n = len(y)
+        passes = batch_slices(n, self.settings.pass_size or max(n, 1), drop_last=False)
+        if len(passes) < 2:
+            loss, z = self._pass(x, y, corrected, stage)
+        else:
+            total, found = torch.zeros_like(self.grad), []
+            for part in passes:
+                found.append(self._pass(x[part], y[part], corrected, stage))
+                total.add_(self.grad, alpha=len(y[part]) / n)
+            self.grad.copy_(total)
+            loss = torch.stack([loss * (len(y[part]) / n) for part, (loss, _) in zip(passes, found, strict=True)]).sum()
+            z = torch.cat([latents for _, latents in found])
+        if not corrected:
+            return loss
+        for probe in self.batch_probes:
+            probe.batch(self, z)
+        self.correct()
+        if self.losses:
+            self.losses[-1].append((loss, n))
+        return loss
+
+    def _pass(self, x: Tensor, y: Tensor, penalised: bool, stage: int | None) -> tuple[Tensor, Tensor]:
+        """Fill `run.grad` with the gradient of the loss, `penalised` or alone; return that loss and the latents, detached."""
         if self.settings.bf16 and stage is None:
             with torch.autocast(x.device.type, torch.bfloat16):
                 z, outputs = self.flat.forward_from(self.first_stage, x)
@@ -241,17 +266,8 @@ class LocalRun:
         else:
             z, outputs = self.flat.forward_from(self.first_stage if stage is None else stage, x)
         loss, z = self.task.loss(outputs, y), z.flatten(0, -2)
-        if not corrected:
-            self.flat.backward(loss)
-            return loss.detach()
-        self.flat.backward(self.objective(x, y, z, loss))
-        for probe in self.batch_probes:
-            probe.batch(self, z.detach())
-        self.correct()
-        loss = loss.detach()
-        if self.losses:
-            self.losses[-1].append((loss, y.shape[0]))
-        return loss
+        self.flat.backward(self.objective(x, y, z, loss) if penalised else loss)
+        return loss.detach(), z.detach()
 
     def objective(self, x: Tensor, y: Tensor, z: Tensor, loss: Tensor) -> Tensor:
         """The task's `loss` of a batch with all penalties."""

@@ -239,9 +239,10 @@ def _single_samples(config: Config, model: nn.Module, data: Dataset, partition: 
         if "more than 1 value per channel" not in str(error):  # whatever else it is, training will tell
             return []
     local, parts = config.local, max((method.batches_per_step for method in config.client), default=1)
-    size, faults = local.batch_size * parts, []
-    rest = _last_batches(partition.sizes, size, local.drop_last)
-    short = np.flatnonzero((partition.sizes > 0) & np.where(rest > 0, rest < 2 * parts, local.batch_size == 1))
+    step, faults = local.batch_size * local.accumulate, []
+    rest = _last_batches(partition.sizes, step * parts, local.drop_last)
+    lone = (rest > 0) & (np.maximum(1, rest // parts) % local.batch_size == 1)  # a last pass of one sample
+    short = np.flatnonzero((partition.sizes > 0) & (lone | (local.batch_size == 1)))
     if len(short):
         names = ", ".join(map(str, short[:5])) + (", ..." if len(short) > 5 else "")
         way = "Ask for another batch size"
@@ -253,11 +254,11 @@ def _single_samples(config: Config, model: nn.Module, data: Dataset, partition: 
     for i, method in enumerate(config.client):
         if own := method.own_pass(partition.sizes, local.drop_last):
             samples, drop_last = own
-            last = _last_batches(samples, local.batch_size, drop_last)
-            if lone := np.count_nonzero((partition.sizes > 0) & (last == 1)):
+            last = _last_batches(samples, step, drop_last) % local.batch_size
+            if count := np.count_nonzero((partition.sizes > 0) & (last == 1)):
                 where = f"client.{i}.{name_in(STACKS['client'].entries, method)}"
                 faults.append(
-                    f"{where}: at {lone} clients its own pass comes to a batch of {cannot}. Ask for another local.batch_size."
+                    f"{where}: at {count} clients its own pass comes to a batch of {cannot}. Ask for another local.batch_size."
                 )
     for stack, i, method in ((s, i, m) for s in ("weighting", "server") for i, m in enumerate(getattr(config, s))):
         if not method.needs_proxy or not getattr(method, "epochs", 1):
@@ -301,8 +302,9 @@ def host_spec(config: Config, data: Dataset) -> HostSpec:
     local = config.local
     optimizer = OptimizerSpec(local.optimizer, local.momentum, local.nesterov, local.weight_decay, local.betas)
     settings = LocalSettings(
-        local.epochs, local.batch_size, local.drop_last, optimizer, local.grad_clip, local.state == "persist",
-        config.model.bn_stats in ("local", "proxy"), local.precision == "bf16",
+        local.epochs, local.batch_size * local.accumulate, local.drop_last, optimizer, local.grad_clip,
+        local.state == "persist", config.model.bn_stats in ("local", "proxy"), local.precision == "bf16",
+        local.batch_size if local.accumulate > 1 else None,
     )  # fmt: skip
     # On CPUs channels-last convolutions are a third faster. Models are stored, and noise for them is drawn, in this
     # layout: it follows from the configuration and the data alone, not from where a run is played or goes on.

@@ -100,6 +100,8 @@ class BatchedTrainer(Trainer):
 
 def obstacle(spec: HostSpec, model: nn.Module) -> str | None:
     """What keeps the clients of a run from training together, as a clause; None where nothing is known to."""
+    if spec.settings.pass_size is not None:
+        return "a step takes several passes (local.accumulate)"
     for method in spec.methods:
         if not method.batched or overrides(method, "step") or overrides(method, "train"):
             return f"{type(method).__name__} cannot train several at once"
