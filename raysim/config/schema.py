@@ -209,9 +209,10 @@ class LocalConfig:
     """Averaging factors of gradient and squared gradient in adam and adamw."""
     grad_clip: Positive | None = None
     """Greatest L2 norm of a step's gradient; null: no limit."""
-    precision: Literal["fp32", "bf16"] = "fp32"
+    precision: Literal["fp32", "bf16", "fp16"] = "fp32"
     """In what numbers a training step computes. `bf16`: convolutions and linear maps, forward and backward, in bfloat16, on
-    CPUs and GPUs that have it; parameters, gradients, losses, updates and all that methods measure or learn stay fp32."""
+    CPUs and GPUs that have it; parameters, gradients, losses, updates and all that methods measure or learn stay fp32. `fp16`:
+    the same in float16 on GPUs, for those without bfloat16; the loss is scaled so that small gradients do not vanish."""
     state: Literal["reset", "persist"] = "reset"
     """Whether a client's optimiser starts afresh every round (`reset`) or goes on from the state in which its last round ended
     (`persist`): momentum, Adam's averages and its count of steps."""

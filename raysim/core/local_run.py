@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from raysim.core.flat import FlatModel
+from raysim.core.flat import FlatModel, finite
 from raysim.core.layers import LayerMap
 from raysim.core.note import Note, method_name
 from raysim.core.optim import SGD, Adam, OptimizerSpec
@@ -28,8 +28,13 @@ class LocalSettings:
     grad_clip: float | None = None
     persist: bool = False  # a client's optimiser keeps its state between rounds
     local_buffers: bool = False  # bn_stats: local
-    bf16: bool = False  # training steps compute in bfloat16
+    precision: str = "fp32"  # in what numbers training steps compute: fp32 | bf16 | fp16
     pass_size: int | None = None  # most samples of one pass through the model; None: as many as a step has
+
+    @property
+    def low(self) -> torch.dtype | None:
+        """The numbers of 16 bits in which training steps compute, if they do."""
+        return {"bf16": torch.bfloat16, "fp16": torch.float16}.get(self.precision)
 
 
 @dataclass(frozen=True)
@@ -120,6 +125,7 @@ class LocalRun:
         self.first_stage = 0  # stages before this one are not trained and need no graph
         self.epoch, self.epochs = 0, settings.epochs
         self.steps = 0
+        self.loss_scale = 65536.0  # in fp16, see `_backward`
         self.losses: list[list[tuple[Tensor, int]]] = []  # per epoch: mean loss and samples of every batch
         self.scratch: dict[str, Any] = {}  # for hooks; gone after the round
         self.notes: list[Note] = []
@@ -259,15 +265,28 @@ class LocalRun:
 
     def _pass(self, x: Tensor, y: Tensor, penalised: bool, stage: int | None) -> tuple[Tensor, Tensor]:
         """Fill `run.grad` with the gradient of the loss, `penalised` or alone; return that loss and the latents, detached."""
-        if self.settings.bf16 and stage is None:
-            with torch.autocast(x.device.type, torch.bfloat16):
+        if (low := self.settings.low) is not None and stage is None:
+            with torch.autocast(x.device.type, low):
                 z, outputs = self.flat.forward_from(self.first_stage, x)
             z, outputs = z.float(), outputs.float()
         else:
             z, outputs = self.flat.forward_from(self.first_stage if stage is None else stage, x)
         loss, z = self.task.loss(outputs, y), z.flatten(0, -2)
-        self.flat.backward(self.objective(x, y, z, loss) if penalised else loss)
+        self._backward(self.objective(x, y, z, loss) if penalised else loss)
         return loss.detach(), z.detach()
+
+    def _backward(self, objective: Tensor) -> None:
+        """Fill `run.grad`. In fp16 the gradient is that of a scaled objective (Micikevicius et al., Mixed Precision Training,
+        2018): small numbers stay above zero, and the scale is halved for the rest of the round whenever one overflows."""
+        if self.settings.precision != "fp16":
+            self.flat.backward(objective)
+            return
+        while True:
+            self.flat.backward(objective * self.loss_scale, again=True)
+            self.grad.div_(self.loss_scale)
+            if self.loss_scale == 1 or finite(self.grad) or not objective.isfinite():
+                return
+            self.loss_scale /= 2
 
     def objective(self, x: Tensor, y: Tensor, z: Tensor, loss: Tensor) -> Tensor:
         """The task's `loss` of a batch with all penalties."""

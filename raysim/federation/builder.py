@@ -13,7 +13,7 @@ import numpy as np
 
 from raysim import machine
 from raysim.clock import CLOCK, Clock
-from raysim.config import STACKS, Config, ConfigError, LocalEngineConfig, name_in
+from raysim.config import STACKS, Config, ConfigError, LocalEngineConfig, RayEngineConfig, name_in
 from raysim.config.schema import UntilConfig
 from raysim.core.layers import GroupingError, LayerMap
 from raysim.core.local_run import LocalSettings
@@ -25,6 +25,7 @@ from raysim.data import Dataset, Partition, make_partition
 from raysim.data.encoded import Encoded
 from raysim.engine.base import Engine
 from raysim.engine.local import LocalEngine
+from raysim.host.device import NO_FP16
 from raysim.host.messages import HostSpec
 from raysim.late import Tensor, nn, torch
 from raysim.models import Inputs, builder
@@ -136,11 +137,20 @@ def checked_data(config: Config) -> tuple[Dataset, Partition]:
         )
     if config.local.precision == "bf16" and not (torch.cuda.is_available() or machine.computes_bf16()):
         faults.append("local.precision: this CPU only emulates bf16, which is slower than fp32; leave it at fp32")
+    if config.local.precision == "fp16" and _trains_on_cpus(config):
+        faults.append(NO_FP16)
     faults += [f"record.sinks: {sink.missing}" for sink in config.record.sinks if sink.missing]
     if faults:
         raise ConfigError(faults)
     _warn_of_scattered(data, partition)
     return data, partition
+
+
+def _trains_on_cpus(config: Config) -> bool:
+    """Whether the configuration or, in this process, the machine says so. A cluster knows when its actors are placed."""
+    if isinstance(config.engine, RayEngineConfig):
+        return config.engine.gpu_per_client == 0
+    return getattr(config.engine, "device", "auto") == "cpu" or not torch.cuda.is_available()
 
 
 def _warn_of_scattered(data: Dataset, partition: Partition) -> None:
@@ -303,7 +313,7 @@ def host_spec(config: Config, data: Dataset) -> HostSpec:
     optimizer = OptimizerSpec(local.optimizer, local.momentum, local.nesterov, local.weight_decay, local.betas)
     settings = LocalSettings(
         local.epochs, local.batch_size * local.accumulate, local.drop_last, optimizer, local.grad_clip,
-        local.state == "persist", config.model.bn_stats in ("local", "proxy"), local.precision == "bf16",
+        local.state == "persist", config.model.bn_stats in ("local", "proxy"), local.precision,
         local.batch_size if local.accumulate > 1 else None,
     )  # fmt: skip
     # On CPUs channels-last convolutions are a third faster. Models are stored, and noise for them is drawn, in this

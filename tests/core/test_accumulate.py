@@ -9,6 +9,7 @@ import pytest
 import torch
 from conftest import play, tiny
 from runs import local_run
+from torch import nn
 
 from raysim.config import ConfigError
 from raysim.core.client import ClientMethod
@@ -16,6 +17,8 @@ from raysim.methods.ditto import Ditto
 from raysim.methods.fedprox import FedProx
 from raysim.methods.perfedavg import PerFedAvg
 from raysim.methods.scaffold import SCAFFOLD
+from raysim.models import MODELS, Inputs
+from raysim.models.own import builder_of
 
 
 @pytest.mark.parametrize("pass_size", [5, 8, 24])
@@ -50,13 +53,21 @@ def test_a_setting_and_its_large_batch_are_one_run(tmp_path: Path) -> None:
 PLAIN = {"momentum": 0.0, "weight_decay": 0.0}  # SCAFFOLD's steps are those of plain SGD
 
 
-def test_a_pass_of_one_sample_is_found_before_batchnorm_fails(tmp_path: Path) -> None:
-    """Two clients of 9 samples: with steps of 8 in passes of 4, the last step is one sample; in one of 3 x 3 none is."""
-    data = {
-        "name": {"synthetic": {"samples": 18, "shape": [1, 8, 8], "classes": 2}},
+def test_a_pass_of_one_sample_is_found_before_batchnorm_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two clients of 9 samples: a step of 8 in passes of 4 leaves one, and so do passes of 4 in one step; 3 x 3 does not."""
+
+    def normed(inputs: Inputs) -> nn.Module:
+        return nn.Sequential(nn.Linear(3, 5), nn.BatchNorm1d(5), nn.Linear(5, inputs.classes))
+
+    monkeypatch.setitem(MODELS, "normed", builder_of(normed))
+    clients = {
+        "name": {"synthetic": {"samples": 18, "shape": [3], "classes": 2}},
         "partition": {"iid_equal": {"clients": 2}},
     }
-    play(tiny(data=data, local={"batch_size": 3, "accumulate": 3}), tmp_path / "fits")
+    changes = {"data": clients, "model": {"name": "normed"}}
+    assert (
+        play(tiny(**changes, local={"batch_size": 3, "accumulate": 3}), tmp_path / "fits").server.value.isfinite().all()
+    )
     for local in ({"batch_size": 4, "accumulate": 2}, {"batch_size": 4, "accumulate": 3}):
         with pytest.raises(ConfigError, match="come to a batch of one sample"):
-            play(tiny(data=data, local=local), tmp_path / "lone")
+            play(tiny(**changes, local=local), tmp_path / "lone")

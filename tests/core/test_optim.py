@@ -33,7 +33,9 @@ def ours(spec: OptimizerSpec, params: torch.Tensor) -> SGD | Adam:
 def theirs(spec: OptimizerSpec, *params: torch.Tensor) -> torch.optim.Optimizer:
     leaves = [torch.nn.Parameter(p) for p in params]
     if spec.name != "sgd":
-        return {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW}[spec.name](leaves, LR, betas=spec.betas, weight_decay=spec.weight_decay)
+        return {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW}[spec.name](
+            leaves, LR, betas=spec.betas, weight_decay=spec.weight_decay
+        )
     return torch.optim.SGD(leaves, LR, momentum=spec.momentum, nesterov=spec.nesterov, weight_decay=spec.weight_decay)
 
 
