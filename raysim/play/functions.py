@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -12,10 +12,11 @@ from raysim.config import Config, ConfigError, from_dict, load, to_dict
 from raysim.config.shipped import find
 from raysim.play.folder import new_folder
 from raysim.play.progress import Bar, can_show_bar
-from raysim.play.simulation import Simulation
+from raysim.play.simulation import PlayedRound, Simulation
 from raysim.report.runs import Run
 
 Source = str | Path | Mapping[str, Any] | Config
+OnRound = Callable[[PlayedRound], object]
 
 
 def read_config(config: Source, **settings: Any) -> Config:
@@ -46,13 +47,14 @@ def stream(
 
 def run(
     config: Source, *, out: str | Path | None = None, address: str | None = None, progress: bool | None = None,
-    **settings: Any,
+    on_round: OnRound | None = None, **settings: Any,
 ) -> Run:  # fmt: skip
     """Play a whole run, as `stream` describes it, and return it to be looked at.
 
-    `progress` shows a bar; None: in terminals and notebooks.
+    `progress` shows a bar; None: in terminals and notebooks. `on_round` is called in this process with the result of each
+    round. Where it raises, the rounds so far are saved, all is stopped, and `resume` can continue the run.
     """
-    return _played(stream(config, out=out, address=address, **settings), progress)
+    return _played(stream(config, out=out, address=address, **settings), progress, on_round)
 
 
 def continued(run: str | Path | Run, *, address: str | None = None, **settings: Any) -> Simulation:
@@ -67,16 +69,23 @@ def continued(run: str | Path | Run, *, address: str | None = None, **settings: 
 
 
 def resume(
-    run: str | Path | Run, *, address: str | None = None, progress: bool | None = None, **settings: Any
+    run: str | Path | Run, *, address: str | None = None, progress: bool | None = None,
+    on_round: OnRound | None = None, **settings: Any,
 ) -> Run:  # fmt: skip
     """Continue a saved run to its end, to the same bits as if it had not stopped; with `rounds__total` raised, a
-    finished one too. Raises `ConfigError` where `settings` would make other bits."""
-    return _played(continued(run, address=address, **settings), progress)
+    finished one too. Raises `ConfigError` where `settings` would make other bits. `progress` and `on_round` as in `run`."""
+    return _played(continued(run, address=address, **settings), progress, on_round)
 
 
-def _played(simulation: Simulation, progress: bool | None) -> Run:
+def _played(simulation: Simulation, progress: bool | None, on_round: OnRound | None) -> Run:
     with simulation, Bar() if (can_show_bar() if progress is None else progress) else nullcontext() as bar:
         for round in simulation:
             if bar:
                 bar.show(round)
+            if on_round is not None:
+                try:
+                    on_round(round)
+                except BaseException:
+                    simulation.save()
+                    raise
     return Run(simulation.folder)
