@@ -2,8 +2,10 @@
 
 from importlib import import_module
 
+from raysim.errors import Explained
 
-class ReportError(Exception):
+
+class ReportError(Explained, Exception):
     """A figure or report cannot be shown: there is no such run or figure, or the run has not recorded what it needs."""
 
 
@@ -11,7 +13,13 @@ class NoData(ReportError):
     """The runs have not recorded what a figure shows."""
 
 
-class MissingExtra(ImportError):
+class NoTable(ReportError, KeyError):
+    """A run has no table of that name."""
+
+    __str__ = Exception.__str__  # a KeyError would quote it
+
+
+class MissingExtra(Explained, ImportError):
     """A package of the extra `raysim[report]` is not installed."""
 
 
