@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Mapping
-from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 from raysim.config import Config, ConfigError, from_dict, load, to_dict
 from raysim.config.shipped import find
 from raysim.play.folder import new_folder
-from raysim.play.progress import Bar, can_show_bar
+from raysim.play.progress import progress_of_script
 from raysim.play.simulation import PlayedRound, Simulation
 from raysim.report.runs import Run
 
@@ -51,7 +50,8 @@ def run(
 ) -> Run:  # fmt: skip
     """Play a whole run, as `stream` describes it, and return it to be looked at.
 
-    `progress` shows a bar; None: in terminals and notebooks. `on_round` is called in this process with the result of each
+    `progress` shows a bar, in a notebook with the run's curve; None: also without a terminal, as a line a minute on the
+    standard error. `on_round` is called in this process with the result of each
     round. Where it raises, the rounds so far are saved, all is stopped, and `resume` can continue the run.
     """
     return _played(stream(config, out=out, address=address, **settings), progress, on_round)
@@ -78,10 +78,10 @@ def resume(
 
 
 def _played(simulation: Simulation, progress: bool | None, on_round: OnRound | None) -> Run:
-    with simulation, Bar() if (can_show_bar() if progress is None else progress) else nullcontext() as bar:
+    with simulation, progress_of_script(simulation.folder, progress) as shown:
         for round in simulation:
-            if bar:
-                bar.show(round)
+            if shown:
+                shown.show(round)
             if on_round is not None:
                 try:
                     on_round(round)
