@@ -20,14 +20,15 @@ class NoTable(ReportError, KeyError):
 
 
 class MissingExtra(Explained, ImportError):
-    """A package of the extra `raysim[report]` is not installed."""
+    """A package of an extra, such as `raysim[report]`, is not installed."""
 
 
-def need(*modules: str) -> None:
-    """Raise `MissingExtra` where one of the modules, such as matplotlib.figure, is missing."""
+def need(*modules: str, extra: str = "report") -> None:
+    """Raise `MissingExtra` where one of the modules, such as matplotlib.figure, is missing; `extra` would install it."""
     for module in modules:
         try:
             import_module(module)
         except ImportError:
             package = module.partition(".")[0]
-            raise MissingExtra(f"figures and reports need {package}: pip install 'raysim[report]'") from None
+            what = "figures and reports need" if extra == "report" else f"{extra} needs"
+            raise MissingExtra(f"{what} {package}: pip install 'raysim[{extra}]'") from None
