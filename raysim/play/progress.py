@@ -87,11 +87,10 @@ class Cell:
         self._folder, self._clock = folder, clock
 
     def __enter__(self) -> Cell:
-        from IPython.display import display
-
         self._line, self._bar, self._run = "starting", "<progress></progress>", ""
         self._told = self._drawn = self._clock.now()
-        self._handle: Any = display(self._shown(), raw=True, display_id=True)  # type: ignore[no-untyped-call]
+        display = sys.modules["IPython"].display.display  # IPython is there, or this would be no notebook
+        self._handle: Any = display(self._shown(), raw=True, display_id=True)
         return self
 
     def __exit__(self, kind: object, *error: object) -> None:
