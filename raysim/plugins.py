@@ -10,7 +10,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, Literal, TypeVar
 
-from raysim.registry import REGISTRY, Table
+from raysim.registry import REGISTRY, Table, origin_of
 
 T = TypeVar("T")
 
@@ -61,7 +61,8 @@ def metric(name: str | None = None, higher_is_better: bool = True) -> Callable[[
 
     def register(function: T) -> T:
         word = name or function.__name__  # type: ignore[attr-defined]
-        REGISTRY.register("metric", word, Metric.mean(word, function, higher_is_better))  # type: ignore[arg-type]
+        metric = Metric.mean(word, function, higher_is_better)  # type: ignore[arg-type]
+        REGISTRY.register("metric", word, metric, origin_of(function))
         return function
 
     return register
@@ -72,7 +73,7 @@ def task(name: str | None = None) -> Callable[[T], T]:
     configuration names it, or the `task` of a `Dataset`."""
 
     def register(cls: T) -> T:
-        REGISTRY.register("task", name or cls.__name__.lower(), cls())  # type: ignore
+        REGISTRY.register("task", name or cls.__name__.lower(), cls(), origin_of(cls))  # type: ignore
         return cls
 
     return register
@@ -112,7 +113,7 @@ def _registered(kind: str, name: str | None, adapt: Callable[[Any], Any]) -> Cal
     def register(entry: T) -> T:
         ready = isinstance(entry, type) and issubclass(entry, Source | Scheme)
         word = name or entry.__name__.lower()  # type: ignore[attr-defined]
-        REGISTRY.register(kind, word, entry if ready else adapt(entry))
+        REGISTRY.register(kind, word, entry if ready else adapt(entry), origin_of(entry))
         return entry
 
     return register

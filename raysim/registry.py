@@ -21,6 +21,8 @@ from importlib.metadata import EntryPoint, entry_points
 from types import ModuleType
 from typing import Any, Generic, TypeVar
 
+from raysim.errors import Explained
+
 T = TypeVar("T")
 OwnEntry = tuple[str, str, Any]  # kind, name and entry
 
@@ -51,7 +53,7 @@ KINDS = {
 }
 
 
-class NameTaken(ValueError):
+class NameTaken(Explained, ValueError):
     """Two entries of one kind want the same name."""
 
 
@@ -123,12 +125,13 @@ class Registry:
         """The entries of a kind, one of `KINDS`."""
         return self._tables[kind]
 
-    def register(self, kind: str, name: str, entry: T) -> T:
-        """Give `entry` a name in the table of `kind` and return it. Raises `NameTaken`."""
+    def register(self, kind: str, name: str, entry: T, origin: str | None = None) -> T:
+        """Give `entry` a name in the table of `kind` and return it; `origin` says where it was defined, if it is made of
+        something. Raises `NameTaken`."""
         if kind not in self._tables:
             raise ValueError(f"there is no kind {kind!r}; there are {', '.join(self._tables)}")
         self._load_home(kind)  # raysim's own names are taken first
-        self._tables[kind].register(name, entry)
+        self._tables[kind].register(name, entry, origin)
         self._tables[kind].own.add(name)
         return entry
 

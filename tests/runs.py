@@ -21,22 +21,26 @@ from raysim.models import Inputs, build
 STAGES = 3  # 5 features, hidden layers of 6 and 4, 3 classes
 
 
-def perceptron(seed: int = 0) -> FlatModel:
+def perceptron(seed: int = 0, dtype: torch.dtype = torch.float64) -> FlatModel:
     torch.manual_seed(seed)
     model = build("mlp", Inputs((5,), 3), hidden=[6, 4])
-    return FlatModel(model, LayerMap.of(model), dtype=torch.float64)
+    return FlatModel(model, LayerMap.of(model), dtype=dtype)
 
 
 def local_run(
     methods: Sequence[ClientMethod], *, samples: int = 24, state: ClientState | None = None, t: int = 0,
     lr: float = 0.1, batch_size: int = 8, epochs: int = 1, drop_last: bool = False, clip: float | None = None,
-    received: Tensor | None = None, **optimizer: Any,
+    received: Tensor | None = None, pass_size: int | None = None, precision: str = "", **optimizer: Any,
 ) -> LocalRun:  # fmt: skip
-    """A run before its local initialisation, whose batches are traced; it is sent `received` or one fixed model."""
-    flat = perceptron()
+    """A run before its local initialisation, whose batches are traced; it is sent `received` or one fixed model. In float64,
+    but with a `precision`, which is that of `local.precision`, in float32."""
+    dtype = torch.float32 if precision else torch.float64
+    flat = perceptron(dtype=dtype)
     torch.manual_seed(1)
-    data = Samples(torch.randn(samples, 5, dtype=torch.float64), torch.randint(3, (samples,)))
-    settings = LocalSettings(epochs, batch_size, drop_last, OptimizerSpec(**optimizer), clip)
+    data = Samples(torch.randn(samples, 5, dtype=torch.float64).to(dtype), torch.randint(3, (samples,)))
+    settings = LocalSettings(
+        epochs, batch_size, drop_last, OptimizerSpec(**optimizer), clip, precision=precision or "fp32", pass_size=pass_size
+    )  # fmt: skip
     received = flat.value.clone() if received is None else received
     run = LocalRun(
         0, RoundInfo(0, t, 10, 1, lr, samples), flat, Classification(), settings, ClientStack(methods),

@@ -444,6 +444,7 @@ def test_data_show_prints_the_partition_and_draws_it(tiny: Path) -> None:
     assert (client, train, test) == ("0", "12", "3")
     assert sum(int(n) for n in classes if n != ".") == 12
     assert "4 clients, 48 training samples: 12 to 12 each" in lines
+    assert lines[-1] == f"The chart of clients and classes is in {Path('tiny-partition.png').resolve()}"
     assert Path("tiny-partition.png").read_bytes().startswith(b"\x89PNG")
 
 

@@ -13,15 +13,16 @@ import numpy as np
 import pyarrow as pa
 
 from raysim.analysis.run_view import RunView
+from raysim.errors import Explained
 from raysim.late import torch
 from raysim.store import tables
 
 
-class MeasureError(Exception):
+class MeasureError(Explained, Exception):
     """A measure cannot be taken of this run: what it needs was not kept, or its options do not fit."""
 
 
-class MissingExtra(ImportError):
+class MissingExtra(Explained, ImportError):
     """A package of the extra `raysim[analysis]` is not installed."""
 
 

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from raysim.cli import catalogue, cluster, doctor, look, new, run, runs, sweep
+from raysim.cli import catalogue, cluster, doctor, export, look, new, run, runs, sweep
 
 HELP = {"help_option_names": ["-h", "--help"]}
 
@@ -34,6 +34,9 @@ app.command()(look.report)
 app.command()(look.watch)
 app.command()(look.plot)
 app.command()(look.measure)
+app.command()(export.table)
+app.command()(export.export)
+app.command()(export.schema)
 app.command("list")(catalogue.list_)
 app.command()(catalogue.explain)
 app.add_typer(data, name="data")

@@ -90,7 +90,7 @@ def data_show(
         except ImportError as error:  # the table is worth having without the chart
             print(f"raysim: no chart: {error}", file=sys.stderr)
         else:
-            print(f"\nchart  {path}")
+            print(f"\nThe chart of clients and classes is in {path.resolve()}")
 
 
 def catalogues(what: Listed) -> dict[str, Mapping[str, Any]]:

@@ -17,17 +17,26 @@ def report(
     out: Annotated[Path, typer.Option(metavar="HTML", help="The page; it needs no other file.")] = Path("report.html"),
     target: Target = None,
     format: Annotated[Format | None, typer.Option(help="Print the table for a paper, and write no page.")] = None,
+    columns: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--column", metavar="HEADING", help="With --format: this column alone, or those so named, in order."
+        ),
+    ] = None,
 ) -> None:
     """Compare runs in one page: tables and figures; runs that differ in the seed alone are averaged."""
+    from raysim.report import ReportError
     from raysim.report.groups import compare
     from raysim.report.page import write
     from raysim.report.runs import find
-    from raysim.report.sheet import render
+    from raysim.report.sheet import chosen, render
     from raysim.report.summary import summarise
 
     with reported():
+        if columns and not format:
+            raise ReportError("--column chooses columns of the table that --format prints; name a format as well.")
         if format:
-            print(render([summarise(compare(find(runs)), target).sheet], format), end="")
+            print(render([chosen(summarise(compare(find(runs)), target).sheet, columns or ())], format), end="")
             return
         summary = write(find(runs), out, target)
         print(f"{summary.sentence}\n{out}")

@@ -14,9 +14,10 @@ from typing import Annotated, Any, Literal
 import yaml
 
 from raysim.config.fields import catalogue_of, fields_of, is_section
+from raysim.errors import Explained
 
 
-class ConfigError(Exception):
+class ConfigError(Explained, Exception):
     """A configuration that cannot run. `faults` has one line each: `FILE: path.to.field: what is wrong.`"""
 
     def __init__(self, faults: str | Sequence[str]):

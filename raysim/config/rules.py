@@ -142,8 +142,8 @@ def _unreadable(path: Path) -> str | None:
 
 def _check_optimizer(config: Config) -> Found:
     local = config.local
-    if local.optimizer == "adam" and local.momentum:
-        yield "local.momentum", f"{local.momentum} belongs to sgd; adam has betas."
+    if local.optimizer != "sgd" and local.momentum:
+        yield "local.momentum", f"{local.momentum} belongs to sgd; {local.optimizer} has betas."
     if local.nesterov and not (local.optimizer == "sgd" and local.momentum):
         yield "local.nesterov", "needs optimizer sgd with a momentum above 0."
 

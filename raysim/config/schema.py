@@ -191,10 +191,13 @@ class LocalConfig:
     epochs: PositiveInt = 1
     """Passes over the client's training samples in a round."""
     batch_size: PositiveInt
-    """Samples."""
+    """Samples that pass through the model at once."""
+    accumulate: PositiveInt = 1
+    """Passes that make a step: its gradient is that of `accumulate` times `batch_size` samples, in the memory of
+    `batch_size`. BatchNorm sees one pass at a time."""
     drop_last: bool = False
-    """Leave out an epoch's last batch if it is not full."""
-    optimizer: Literal["sgd", "adam"] = "sgd"
+    """Leave out an epoch's last step if its samples are not complete."""
+    optimizer: Literal["sgd", "adam", "adamw"] = "sgd"
     """The clients' optimiser."""
     lr: Positive
     """Learning rate of round 0."""
@@ -205,16 +208,18 @@ class LocalConfig:
     nesterov: bool = False
     """Nesterov's form of the momentum."""
     weight_decay: NonNegative = 0.0
-    """L2 coefficient, added to the gradient."""
+    """Of sgd and adam the L2 coefficient, added to the gradient; of adamw the decoupled decay, times the learning rate."""
     betas: tuple[Fraction, Fraction] = (0.9, 0.999)
-    """Adam's averaging factors of gradient and squared gradient."""
+    """Averaging factors of gradient and squared gradient in adam and adamw."""
     grad_clip: Positive | None = None
     """Greatest L2 norm of a step's gradient; null: no limit."""
-    precision: Literal["fp32", "bf16"] = "fp32"
+    precision: Literal["fp32", "bf16", "fp16"] = "fp32"
     """In what numbers a training step computes. `bf16`: convolutions and linear maps, forward and backward, in bfloat16, on
-    CPUs and GPUs that have it; parameters, gradients, losses, updates and all that methods measure or learn stay fp32."""
+    CPUs and GPUs that have it; parameters, gradients, losses, updates and all that methods measure or learn stay fp32. `fp16`:
+    the same in float16 on GPUs, for those without bfloat16; the loss is scaled so that small gradients do not vanish."""
     state: Literal["reset", "persist"] = "reset"
-    """Whether a client's optimizer starts afresh every round or keeps its momentum."""
+    """Whether a client's optimiser starts afresh every round (`reset`) or goes on from the state in which its last round ended
+    (`persist`): momentum, Adam's averages and its count of steps."""
 
 
 @dataclass(frozen=True, kw_only=True)

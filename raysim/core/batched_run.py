@@ -106,9 +106,10 @@ class BatchedRun:
     # Under vmap: what one row does.
 
     def _forward(self, tensors: dict[str, Tensor], x: Tensor) -> tuple[Tensor, Outputs]:
-        with torch.autocast(self.values.device.type, torch.bfloat16, enabled=self.settings.bf16):
+        low = self.settings.low
+        with torch.autocast(self.values.device.type, low, enabled=low is not None):
             z, outputs = self.flat.forward_of(tensors, x)
-        return mapped(torch.Tensor.float, (z, outputs)) if self.settings.bf16 else (z, outputs)
+        return (z, outputs) if low is None else mapped(torch.Tensor.float, (z, outputs))
 
     def _objective(self, seen: Seen, x: Tensor, y: Tensor, z: Tensor, loss: Tensor) -> Tensor:
         return _Row(self.runs[0], seen).objective(x, y, z.flatten(0, -2), loss)

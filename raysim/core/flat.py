@@ -95,15 +95,16 @@ class FlatModel:
         assert latents is not None, "methods that need latents are refused where a model has no head"
         return latents
 
-    def backward(self, objective: Tensor) -> None:
-        """Fill `grad` with the gradient of `objective` (0-d); 0 for parameters that it does not depend on."""
+    def backward(self, objective: Tensor, again: bool = False) -> None:
+        """Fill `grad` with the gradient of `objective` (0-d); 0 for parameters that it does not depend on. `again`: its graph
+        is kept for another time."""
         if not objective.is_cuda:
             self.grad.zero_()
-            objective.backward()
+            objective.backward(retain_graph=again)
             return
         # Added into the views of `grad`, each tensor would cost a launch: one copies them all.
         specs = self.layers.tensors[: self.layers.T]
-        grads = torch.autograd.grad(objective, self._parameters, allow_unused=True)
+        grads = torch.autograd.grad(objective, self._parameters, allow_unused=True, retain_graph=again)
         parts = [
             self._zeros[spec.start : spec.stop] if grad is None else spec.flat(grad)
             for spec, grad in zip(specs, grads, strict=True)

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from raysim.core.flat import FlatModel
+from raysim.core.flat import FlatModel, finite
 from raysim.core.layers import LayerMap
 from raysim.core.note import Note, method_name
 from raysim.core.optim import SGD, Adam, OptimizerSpec
@@ -29,7 +29,13 @@ class LocalSettings:
     grad_clip: float | None = None
     persist: bool = False  # a client's optimiser keeps its state between rounds
     local_buffers: bool = False  # bn_stats: local
-    bf16: bool = False  # training steps compute in bfloat16
+    precision: str = "fp32"  # in what numbers training steps compute: fp32 | bf16 | fp16
+    pass_size: int | None = None  # most samples of one pass through the model; None: as many as a step has
+
+    @property
+    def low(self) -> torch.dtype | None:
+        """The numbers of 16 bits in which training steps compute, if they do."""
+        return {"bf16": torch.bfloat16, "fp16": torch.float16}.get(self.precision)
 
 
 @dataclass(frozen=True)
@@ -120,6 +126,7 @@ class LocalRun:
         self.first_stage = 0  # stages before this one are not trained and need no graph
         self.epoch, self.epochs = 0, settings.epochs
         self.steps = 0
+        self.loss_scale = 65536.0  # in fp16, see `_backward`
         self.losses: list[list[tuple[Tensor, int]]] = []  # per epoch: mean loss and samples of every batch
         self.scratch: dict[str, Any] = {}  # for hooks; gone after the round
         self.notes: list[Note] = []
@@ -235,10 +242,34 @@ class LocalRun:
 
         Not `corrected`, it is the gradient of that loss alone: no penalties, corrections, clipping or statistics.
         Stages before `stage` (default: those that are not trained) run without a graph and get no gradient. Who names it
-        learns something else than the model, in fp32 whatever the precision of training.
+        learns something else than the model, in fp32 whatever the precision of training. A batch of several passes
+        (`local.accumulate`) has the mean of their gradients, weighted by samples.
         """
-        if self.settings.bf16 and stage is None:
-            with torch.autocast(x.device.type, torch.bfloat16):
+        n = len(y)
+        passes = batch_slices(n, self.settings.pass_size or max(n, 1), drop_last=False)
+        if len(passes) < 2:
+            loss, z = self._pass(x, y, corrected, stage)
+        else:
+            total, found = torch.zeros_like(self.grad), []
+            for part in passes:
+                found.append(self._pass(x[part], y[part], corrected, stage))
+                total.add_(self.grad, alpha=len(y[part]) / n)
+            self.grad.copy_(total)
+            loss = torch.stack([loss * (len(y[part]) / n) for part, (loss, _) in zip(passes, found, strict=True)]).sum()
+            z = None if found[0][1] is None else torch.cat([latents for _, latents in found])
+        if not corrected:
+            return loss
+        for probe in self.batch_probes:
+            probe.batch(self, z)
+        self.correct()
+        if self.losses:
+            self.losses[-1].append((loss, n))
+        return loss
+
+    def _pass(self, x: Tensor, y: Tensor, penalised: bool, stage: int | None) -> tuple[Tensor, Any]:
+        """Fill `run.grad` with the gradient of the loss, `penalised` or alone; return that loss and the latents, detached."""
+        if (low := self.settings.low) is not None and stage is None:
+            with torch.autocast(x.device.type, low):
                 z, outputs = self.flat.forward_from(self.first_stage, x)
             z, outputs = mapped(torch.Tensor.float, (z, outputs))
         else:
@@ -246,17 +277,21 @@ class LocalRun:
         loss = self.task.loss(outputs, y)
         if z is not None:
             z = z.flatten(0, -2)
-        if not corrected:
-            self.flat.backward(loss)
-            return loss.detach()
-        self.flat.backward(self.objective(x, y, z, loss))
-        for probe in self.batch_probes:
-            probe.batch(self, None if z is None else z.detach())
-        self.correct()
-        loss = loss.detach()
-        if self.losses:
-            self.losses[-1].append((loss, y.shape[0]))
-        return loss
+        self._backward(self.objective(x, y, z, loss) if penalised else loss)
+        return loss.detach(), None if z is None else z.detach()
+
+    def _backward(self, objective: Tensor) -> None:
+        """Fill `run.grad`. In fp16 the gradient is that of a scaled objective (Micikevicius et al., Mixed Precision Training,
+        2018): small numbers stay above zero, and the scale is halved for the rest of the round whenever one overflows."""
+        if self.settings.precision != "fp16":
+            self.flat.backward(objective)
+            return
+        while True:
+            self.flat.backward(objective * self.loss_scale, again=True)
+            self.grad.div_(self.loss_scale)
+            if self.loss_scale == 1 or finite(self.grad) or not objective.isfinite():
+                return
+            self.loss_scale /= 2
 
     def objective(self, x: Tensor, y: Tensor, z: Tensor, loss: Tensor) -> Tensor:
         """The task's `loss` of a batch with all penalties."""

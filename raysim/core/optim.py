@@ -16,14 +16,14 @@ WHOLE = slice(None)
 class OptimizerSpec:
     """What `local` in a configuration says about the clients' optimiser."""
 
-    name: str = "sgd"  # sgd | adam
+    name: str = "sgd"  # sgd | adam | adamw
     momentum: float = 0.0
     nesterov: bool = False
     weight_decay: float = 0.0
     betas: tuple[float, float] = (0.9, 0.999)
 
     def build(self, params: Tensor, grad: Tensor, lr: float) -> SGD | Adam:
-        return (Adam if self.name == "adam" else SGD)(self, params, grad, lr)
+        return (SGD if self.name == "sgd" else Adam)(self, params, grad, lr)
 
 
 class _Optimizer:
@@ -94,8 +94,8 @@ class SGD(_Optimizer):
 
 
 class Adam(_Optimizer):
-    """Adam with bias correction and L2 weight decay, as `torch.optim.Adam` defines it (epsilon 1e-8). FedNova has no
-    closed form for it: `normaliser` counts steps."""
+    """Adam with bias correction (epsilon 1e-8). Its weight decay is L2, as `torch.optim.Adam` defines it, or decoupled from
+    the gradient, as `torch.optim.AdamW` does. FedNova has no closed form for it: `normaliser` counts steps."""
 
     def __init__(self, spec: OptimizerSpec, params: Tensor, grad: Tensor, lr: float):
         super().__init__(spec, params, grad, lr)
@@ -105,7 +105,9 @@ class Adam(_Optimizer):
     def move(self, part: slice) -> None:
         params, grad, (b1, b2) = self.params[..., part], self.grad[..., part], self.spec.betas
         steps = self.steps[self._key(part)]
-        if self.spec.weight_decay:
+        if self.spec.weight_decay and self.spec.name == "adamw":
+            params.mul_(1 - self.lr * self.spec.weight_decay)
+        elif self.spec.weight_decay:
             grad.add_(params, alpha=self.spec.weight_decay)
         mean = self.mean[..., part].lerp_(grad, 1 - b1)
         square = self.square[..., part].mul_(b2).addcmul_(grad, grad, value=1 - b2)

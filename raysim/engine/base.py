@@ -19,6 +19,7 @@ from raysim.core.event import Event
 from raysim.core.failures import breaks_device, out_of_memory
 from raysim.data import Dataset, Partition
 from raysim.engine.shares import Pace
+from raysim.errors import Explained
 from raysim.host.device import keep_freed_memory
 from raysim.host.messages import Arrays, HostSpec
 from raysim.late import Tensor, torch
@@ -38,7 +39,7 @@ class HostLost(Exception):
         self.hosts, self.why, self.out_of_memory = hosts, why, out_of_memory
 
 
-class MachineFailure(RuntimeError):
+class MachineFailure(Explained, RuntimeError):
     """Work that the machines could not do, after all attempts; the message says what, where and why."""
 
 

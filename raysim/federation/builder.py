@@ -12,7 +12,7 @@ import numpy as np
 
 from raysim import machine
 from raysim.clock import CLOCK, Clock
-from raysim.config import STACKS, Config, ConfigError, LocalEngineConfig, name_in
+from raysim.config import STACKS, Config, ConfigError, LocalEngineConfig, RayEngineConfig, name_in
 from raysim.config.schema import UntilConfig
 from raysim.core.layers import GroupingError, LayerMap
 from raysim.core.local_run import LocalSettings
@@ -24,6 +24,7 @@ from raysim.data.encoded import Encoded
 from raysim.engine.base import Engine
 from raysim.engine.local import LocalEngine
 from raysim.federation.trial import tried
+from raysim.host.device import NO_FP16
 from raysim.host.messages import HostSpec
 from raysim.late import Tensor, nn, torch
 from raysim.models import Inputs, builder
@@ -132,11 +133,20 @@ def checked_data(config: Config) -> tuple[Dataset, Partition]:
         )
     if config.local.precision == "bf16" and not (torch.cuda.is_available() or machine.computes_bf16()):
         faults.append("local.precision: this CPU only emulates bf16, which is slower than fp32; leave it at fp32")
+    if config.local.precision == "fp16" and _trains_on_cpus(config):
+        faults.append(NO_FP16)
     faults += [f"record.sinks: {sink.missing}" for sink in config.record.sinks if sink.missing]
     if faults:
         raise ConfigError(faults)
     _warn_of_scattered(data, partition)
     return data, partition
+
+
+def _trains_on_cpus(config: Config) -> bool:
+    """Whether the configuration or, in this process, the machine says so. A cluster knows when its actors are placed."""
+    if isinstance(config.engine, RayEngineConfig):
+        return config.engine.gpu_per_client == 0
+    return getattr(config.engine, "device", "auto") == "cpu" or not torch.cuda.is_available()
 
 
 def _warn_of_scattered(data: Dataset, partition: Partition) -> None:
@@ -246,9 +256,10 @@ def _single_samples(config: Config, model: nn.Module, sample: Tensor, partition:
         if "more than 1 value per channel" not in str(error):  # whatever else it is, training will tell
             return []
     local, parts = config.local, max((method.batches_per_step for method in config.client), default=1)
-    size, faults = local.batch_size * parts, []
-    rest = _last_batches(partition.sizes, size, local.drop_last)
-    short = np.flatnonzero((partition.sizes > 0) & np.where(rest > 0, rest < 2 * parts, local.batch_size == 1))
+    step, faults = local.batch_size * local.accumulate, []
+    rest = _last_batches(partition.sizes, step * parts, local.drop_last)
+    lone = (rest > 0) & (np.maximum(1, rest // parts) % local.batch_size == 1)  # a last pass of one sample
+    short = np.flatnonzero((partition.sizes > 0) & (lone | (local.batch_size == 1)))
     if len(short):
         names = ", ".join(map(str, short[:5])) + (", ..." if len(short) > 5 else "")
         way = "Ask for another batch size"
@@ -260,11 +271,11 @@ def _single_samples(config: Config, model: nn.Module, sample: Tensor, partition:
     for i, method in enumerate(config.client):
         if own := method.own_pass(partition.sizes, local.drop_last):
             samples, drop_last = own
-            last = _last_batches(samples, local.batch_size, drop_last)
-            if lone := np.count_nonzero((partition.sizes > 0) & (last == 1)):
+            last = _last_batches(samples, step, drop_last) % local.batch_size
+            if count := np.count_nonzero((partition.sizes > 0) & (last == 1)):
                 where = f"client.{i}.{name_in(STACKS['client'].entries, method)}"
                 faults.append(
-                    f"{where}: at {lone} clients its own pass comes to a batch of {cannot}. Ask for another local.batch_size."
+                    f"{where}: at {count} clients its own pass comes to a batch of {cannot}. Ask for another local.batch_size."
                 )
     for stack, i, method in ((s, i, m) for s in ("weighting", "server") for i, m in enumerate(getattr(config, s))):
         if not method.needs_proxy or not getattr(method, "epochs", 1):
@@ -290,8 +301,9 @@ def host_spec(config: Config, data: Dataset) -> HostSpec:
     local = config.local
     optimizer = OptimizerSpec(local.optimizer, local.momentum, local.nesterov, local.weight_decay, local.betas)
     settings = LocalSettings(
-        local.epochs, local.batch_size, local.drop_last, optimizer, local.grad_clip, local.state == "persist",
-        config.model.bn_stats in ("local", "proxy"), local.precision == "bf16",
+        local.epochs, local.batch_size * local.accumulate, local.drop_last, optimizer, local.grad_clip,
+        local.state == "persist", config.model.bn_stats in ("local", "proxy"), local.precision,
+        local.batch_size if local.accumulate > 1 else None,
     )  # fmt: skip
     # On CPUs channels-last convolutions are a third faster. Models are stored, and noise for them is drawn, in this
     # layout: it follows from the configuration and the data alone, not from where a run is played or goes on.

@@ -24,6 +24,7 @@ import numpy as np
 from pydantic import Field
 from typing_extensions import TypedDict
 
+from raysim.errors import Explained
 from raysim.late import Tensor
 from raysim.paths import UnsafeName, below
 from raysim.store.atomic import as_safetensors, creating, own_folder, remove_temporary, subfolder, write_json
@@ -39,7 +40,7 @@ OWN = re.compile(
 OLD = re.compile(r"round-\d{6,}|states")
 
 
-class CheckpointError(ValueError):
+class CheckpointError(Explained, ValueError):
     """A checkpoint is missing or not as it was written."""
 
 

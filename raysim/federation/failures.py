@@ -8,9 +8,10 @@ from raysim.config import RoundsConfig
 from raysim.core.event import Event
 from raysim.core.failures import Cause
 from raysim.engine.scheduler import TrainedCohort, Visited
+from raysim.errors import Explained
 
 
-class RoundFailed(RuntimeError):
+class RoundFailed(Explained, RuntimeError):
     """A round that cannot be played: clients could not be trained, or the new model is not finite."""
 
 

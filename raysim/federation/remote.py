@@ -13,6 +13,7 @@ from raysim.engine.ray.driver import RemoteFederation, stored
 from raysim.engine.ray.placement import Resources
 from raysim.federation.builder import checked_data
 from raysim.federation.loop import Federation
+from raysim.host.device import NO_FP16
 from raysim.late import torch
 
 
@@ -29,6 +30,8 @@ def session(
             f"engine.ray.gpu_per_client: {settings.gpu_per_client:g} of a GPU, but this machine has none. Set it to 0 or "
             "auto, or join a cluster with --address"
         )
+    if not joined and config.local.precision == "fp16" and not torch.cuda.device_count():
+        raise ConfigError(NO_FP16)
     with cluster(
         address, None if resources else settings.state_bytes, settings.dashboard
     ):  # who shares a cluster has asked for its size

@@ -100,6 +100,10 @@ class BatchedTrainer(Trainer):
 
 def obstacle(spec: HostSpec, model: nn.Module) -> str | None:
     """What keeps the clients of a run from training together, as a clause; None where nothing is known to."""
+    if spec.settings.pass_size is not None:
+        return "a step takes several passes (local.accumulate)"
+    if spec.settings.precision == "fp16":
+        return "each scales its own loss (local.precision: fp16)"
     for method in spec.methods:
         if not method.batched or overrides(method, "step") or overrides(method, "train"):
             return f"{type(method).__name__} cannot train several at once"

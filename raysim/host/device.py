@@ -12,6 +12,10 @@ import numpy as np
 
 from raysim.late import Tensor, torch
 
+NO_FP16 = (
+    "local.precision: fp16 is for GPUs, and clients would train on a CPU, which is slower at it than at fp32. Leave it at "
+    "fp32, or take bf16 where the CPU has it"
+)
 LARGE = 1 << 26  # bytes of a model, so that training it takes longer than to get memory for it
 
 

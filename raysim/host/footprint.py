@@ -15,7 +15,7 @@ def training_bytes(spec: HostSpec, model: nn.Module, samples: int) -> int:
     """Bytes that the training of a client with so many `samples` takes, beside PyTorch and the clients' updates: vectors of the
     model's size, and what a batch leaves in memory between forward and backward pass."""
     vector: int = sum(tensor.nbytes for tensor in model.state_dict().values())
-    batch = min(spec.settings.batch_size, samples) * spec.batch_clients
+    batch = min(spec.settings.pass_size or spec.settings.batch_size, samples) * spec.batch_clients
     return VECTORS * vector * spec.batch_clients + batch * _kept(spec, model) // len(spec.samples)
 
 

@@ -7,13 +7,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from raysim.errors import Explained
 from raysim.late import nn, torch
 
 if TYPE_CHECKING:
     from raysim.models.model import Model
 
 
-class ModelError(ValueError):
+class ModelError(Explained, ValueError):
     """A model cannot be built as asked; the message names what does not fit."""
 
 

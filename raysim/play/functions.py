@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping
-from contextlib import nullcontext
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +14,13 @@ from raysim.data.given import as_dataset
 from raysim.data.sources import Given
 from raysim.data.sources import Source as DataSource
 from raysim.play.folder import new_folder
-from raysim.play.progress import Bar, can_show_bar
-from raysim.play.simulation import Simulation
+from raysim.play.progress import progress_of_script
+from raysim.play.simulation import PlayedRound, Simulation
 from raysim.plugins import registered
 from raysim.report.runs import Run
 
 Source = str | Path | Mapping[str, Any] | Config
+OnRound = Callable[[PlayedRound], object]
 
 
 def read_config(config: Source, **settings: Any) -> Config:
@@ -71,13 +71,15 @@ def stream(
 
 def run(
     config: Source, *, out: str | Path | None = None, address: str | None = None, progress: bool | None = None,
-    **settings: Any,
+    on_round: OnRound | None = None, **settings: Any,
 ) -> Run:  # fmt: skip
     """Play a whole run, as `stream` describes it, and return it to be looked at.
 
-    `progress` shows a bar; None: in terminals and notebooks.
+    `progress` shows a bar, in a notebook with the run's curve; None: also without a terminal, as a line a minute on the
+    standard error. `on_round` is called in this process with the result of each
+    round. Where it raises, the rounds so far are saved, all is stopped, and `resume` can continue the run.
     """
-    return _played(stream(config, out=out, address=address, **settings), progress)
+    return _played(stream(config, out=out, address=address, **settings), progress, on_round)
 
 
 def continued(run: str | Path | Run, *, address: str | None = None, **settings: Any) -> Simulation:
@@ -92,16 +94,23 @@ def continued(run: str | Path | Run, *, address: str | None = None, **settings: 
 
 
 def resume(
-    run: str | Path | Run, *, address: str | None = None, progress: bool | None = None, **settings: Any
+    run: str | Path | Run, *, address: str | None = None, progress: bool | None = None,
+    on_round: OnRound | None = None, **settings: Any,
 ) -> Run:  # fmt: skip
     """Continue a saved run to its end, to the same bits as if it had not stopped; with `rounds__total` raised, a
-    finished one too. Raises `ConfigError` where `settings` would make other bits."""
-    return _played(continued(run, address=address, **settings), progress)
+    finished one too. Raises `ConfigError` where `settings` would make other bits. `progress` and `on_round` as in `run`."""
+    return _played(continued(run, address=address, **settings), progress, on_round)
 
 
-def _played(simulation: Simulation, progress: bool | None) -> Run:
-    with simulation, Bar() if (can_show_bar() if progress is None else progress) else nullcontext() as bar:
+def _played(simulation: Simulation, progress: bool | None, on_round: OnRound | None) -> Run:
+    with simulation, progress_of_script(simulation.folder, progress) as shown:
         for round in simulation:
-            if bar:
-                bar.show(round)
+            if shown:
+                shown.show(round)
+            if on_round is not None:
+                try:
+                    on_round(round)
+                except BaseException:
+                    simulation.save()
+                    raise
     return Run(simulation.folder)

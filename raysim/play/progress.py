@@ -1,28 +1,50 @@
-"""How a run shows its rounds: a line for each, or one line with a bar that is written over."""
+"""How a run shows its rounds: a line for each or for each minute, a bar that is written over, or a notebook's cell."""
 
 from __future__ import annotations
 
 import math
 import os
 import sys
+from contextlib import nullcontext
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from raysim.clock import CLOCK, Clock
 from raysim.play.lines import scored
 
 if TYPE_CHECKING:
     from raysim.play.simulation import PlayedRound
 
+MINUTE = 60.0
+TOLD, REDRAWN = (
+    0.5,
+    5.0,
+)  # seconds after which a notebook's line and its curve are new; tables are up to five seconds old
+
 
 def progress() -> Bar | Lines:
-    """A bar where the standard output can show one, else lines."""
-    return Bar() if can_show_bar() else Lines()
+    """What a command shows: a bar where the standard output can show one, else lines."""
+    return Bar() if in_terminal() else Lines()
 
 
-def can_show_bar() -> bool:
-    """Whether the standard output is a terminal that can write over a line, or a notebook's."""
-    in_terminal = sys.stdout.isatty() and os.environ.get("TERM") != "dumb"
+def progress_of_script(folder: Path, wanted: bool | None) -> Bar | Cell | Minutes | nullcontext[None]:
+    """What a script or a notebook shows of the run in `folder`, if it is `wanted`; None: minutes where there is no bar."""
+    if wanted is False:
+        return nullcontext()
+    if in_notebook():
+        return Cell(folder)
+    return Bar() if wanted or in_terminal() else Minutes(folder)
+
+
+def in_terminal() -> bool:
+    """Whether the standard output is a terminal that can write over a line."""
+    return sys.stdout.isatty() and os.environ.get("TERM") != "dumb"
+
+
+def in_notebook() -> bool:
+    """Whether this is the kernel of a notebook."""
     shell = sys.modules["IPython"].get_ipython() if "IPython" in sys.modules else None
-    return in_terminal or hasattr(shell, "kernel")
+    return hasattr(shell, "kernel")
 
 
 class Lines:
@@ -36,6 +58,65 @@ class Lines:
 
     def show(self, round: PlayedRound) -> None:
         print(round_line(round), flush=True)
+
+
+class Minutes:
+    """Where the run lies, then the last round once a minute, on the standard error: the output is the script's."""
+
+    def __init__(self, folder: Path, clock: Clock = CLOCK):
+        self._folder, self._clock = folder, clock
+
+    def __enter__(self) -> Minutes:
+        print(f"raysim: the run is in {self._folder}", file=sys.stderr, flush=True)
+        self._told = self._clock.now()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        pass
+
+    def show(self, round: PlayedRound) -> None:
+        if (now := self._clock.now()) - self._told >= MINUTE:
+            self._told = now
+            print(round_line(round), file=sys.stderr, flush=True)
+
+
+class Cell:
+    """A bar and the last round below a notebook's cell, above what `Run` shows of the run so far."""
+
+    def __init__(self, folder: Path, clock: Clock = CLOCK):
+        self._folder, self._clock = folder, clock
+
+    def __enter__(self) -> Cell:
+        self._line, self._bar, self._run = "starting", "<progress></progress>", ""
+        self._told = self._drawn = self._clock.now()
+        display = sys.modules["IPython"].display.display  # IPython is there, or this would be no notebook
+        self._handle: Any = display(self._shown(), raw=True, display_id=True)
+        return self
+
+    def __exit__(self, kind: object, *error: object) -> None:
+        if kind is None:
+            self._draw()
+        self._handle.update(self._shown(), raw=True)
+
+    def show(self, round: PlayedRound) -> None:
+        self._line = round_line(round)
+        self._bar = f'<progress value="{round.number}" max="{round.rounds}"></progress>'
+        now = self._clock.now()
+        if now - self._drawn >= REDRAWN:
+            self._drawn = now
+            self._draw()
+        if now - self._told >= TOLD:
+            self._told = now
+            self._handle.update(self._shown(), raw=True)
+
+    def _draw(self) -> None:
+        from raysim.report.runs import Run
+
+        self._run = Run(self._folder)._repr_html_()
+
+    def _shown(self) -> dict[str, str]:
+        line = f'<div>{self._bar} <code style="white-space: pre">{self._line}</code></div>'
+        return {"text/plain": self._line, "text/html": line + self._run}
 
 
 class Bar:
@@ -61,8 +142,11 @@ class Bar:
         done, total = round.number, round.rounds
         if self._task is None:  # a resumed run does not begin at 0
             self._task = self._progress.add_task("", total=total, completed=done - 1)
-        self._progress.update(self._task, completed=done, description="   ".join((position(round), *scores(round))))
-        if sys.stdout.isatty():  # a notebook's cell would fill up
+        row = "   ".join((position(round), *scores(round)))
+        self._progress.update(
+            self._task, completed=done, description=row, refresh=True
+        )  # before the line moves it down
+        if sys.stdout.isatty():
             self._progress.console.out(round_line(round), highlight=False)
 
 

@@ -2,8 +2,10 @@
 
 from importlib import import_module
 
+from raysim.errors import Explained
 
-class ReportError(Exception):
+
+class ReportError(Explained, Exception):
     """A figure or report cannot be shown: there is no such run or figure, or the run has not recorded what it needs."""
 
 
@@ -11,15 +13,22 @@ class NoData(ReportError):
     """The runs have not recorded what a figure shows."""
 
 
-class MissingExtra(ImportError):
-    """A package of the extra `raysim[report]` is not installed."""
+class NoTable(ReportError, KeyError):
+    """A run has no table of that name."""
+
+    __str__ = Exception.__str__  # a KeyError would quote it
 
 
-def need(*modules: str) -> None:
-    """Raise `MissingExtra` where one of the modules, such as matplotlib.figure, is missing."""
+class MissingExtra(Explained, ImportError):
+    """A package of an extra, such as `raysim[report]`, is not installed."""
+
+
+def need(*modules: str, extra: str = "report") -> None:
+    """Raise `MissingExtra` where one of the modules, such as matplotlib.figure, is missing; `extra` would install it."""
     for module in modules:
         try:
             import_module(module)
         except ImportError:
             package = module.partition(".")[0]
-            raise MissingExtra(f"figures and reports need {package}: pip install 'raysim[report]'") from None
+            what = "figures and reports need" if extra == "report" else f"{extra} needs"
+            raise MissingExtra(f"{what} {package}: pip install 'raysim[{extra}]'") from None

@@ -16,7 +16,7 @@ from pydantic import Field
 from typing_extensions import TypedDict
 
 from raysim.paths import UnsafeName
-from raysim.report import NoData, ReportError
+from raysim.report import NoData, NoTable, ReportError
 from raysim.store import tables
 from raysim.store.atomic import write_json
 from raysim.store.documents import OPEN_SHAPE, checked, read_label, read_result, read_yaml
@@ -90,12 +90,12 @@ class RunFolder:
         return f"{type(self).__name__}({str(self.folder)!r}): {self.stack}, {self.played} of {self.rounds} rounds"
 
     def __getitem__(self, table: str) -> pa.Table:
-        """An Arrow table; `.to_pandas()` makes a data frame of it. Raises KeyError for a name that is not in `tables`."""
+        """An Arrow table; `.to_pandas()` makes a data frame of it. Raises `NoTable` for a name that is not in `tables`."""
         if table not in self._tables:
             try:
                 self._tables[table] = self._complete(table, tables.read(self.folder, table))
             except (FileNotFoundError, UnsafeName):
-                raise KeyError(f"the run has no table {table!r}; there are {', '.join(self.tables)}") from None
+                raise NoTable(f"the run has no table {table!r}; there are {', '.join(self.tables)}.") from None
         return self._tables[table]
 
     def _complete(self, table: str, rows: pa.Table) -> pa.Table:

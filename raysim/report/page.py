@@ -188,13 +188,19 @@ class _Figures:
         if isinstance(found, Chart):
             chart = len(self._charts)
             self._charts.append(data)
-            words = " ".join(filter(None, (words, _marks(found))))
+            words = " ".join(filter(None, (words, _marks(found), _cut(found))))
         return Drawn(Markup(svg), chart, round(ENLARGED * 96 * width), words, name)
 
 
 def _marks(chart: Chart) -> str:
     """What bands are, where the caption has to say it because the chart's legend does not."""
     return f"Bands: {chart.band}." if any(curve.std is not None for curve in chart.curves) else ""
+
+
+def _cut(chart: Chart) -> str:
+    """That the axis of a score leaves out zero, and so makes differences look larger than they are."""
+    lows = [float(np.nanmin(curve.mean)) for curve in chart.curves if not np.isnan(curve.mean).all()]
+    return "The score axis is cut: it does not begin at 0." if chart.percent and lows and min(lows) > 5 else ""
 
 
 def _data(chart: Chart) -> dict[str, Any]:

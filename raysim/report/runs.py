@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from raysim.paths import command, natural
+from raysim.paths import command, natural, slug
 from raysim.report import ReportError, need
 from raysim.report.folder import RunFolder
 from raysim.store.documents import about_tensors, read_tensors
@@ -29,6 +31,28 @@ class Run(RunFolder):
         from raysim.report.figures import draw
 
         return draw(name, [self])
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows: how far the run is, where it lies, its scores, and their curve if matplotlib is there."""
+        from raysim.report.groups import compare
+        from raysim.report.summary import summarise
+
+        state = f"{self.stack}, {self.played} of {self.rounds} rounds, {self.state}"
+        lines = [f"<div>{escape(state)}<br><code>{escape(str(self.folder))}</code></div>"]
+        heads, scores = summarise(compare([self])).scores
+        cells = [(head, score) for head, score in zip(heads, scores, strict=True) if head and score != "-"]
+        lines += ["<table>"] + [f"<tr><th>{escape(head)}</th><td>{escape(score)}</td></tr>" for head, score in cells]
+        lines.append("</table>")
+        with suppress(ReportError, ImportError):
+            lines.append(self._curve().svg(f"{slug(self.folder.name)}-{self.played}"))
+        return "".join(lines)
+
+    def _curve(self) -> Canvas:
+        """The curve of the score by which the run is judged, or of its training loss."""
+        for name in ("personal", "accuracy", "metric"):
+            with suppress(ReportError):
+                return self.figure(name)
+        return self.figure("train-loss")
 
     def model(self, which: Literal["final", "best"] = "final") -> nn.Module:
         """The global model with the final weights, on the CPU and in eval mode; or, with `record.keep_best`, with those of

@@ -11,11 +11,12 @@ import shlex
 import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
 
+from raysim.report import ReportError
 from raysim.report.significance import LEVEL, differ
 from raysim.store.atomic import replacing
 from raysim.version import __version__
@@ -78,6 +79,14 @@ class Sheet:
     rows: tuple[str, ...]
     columns: tuple[Column, ...]
     title: str = ""
+
+
+def chosen(sheet: Sheet, headings: Sequence[str]) -> Sheet:
+    """The table with these columns alone, in this order; without headings, all. Raises `ReportError` for one that is not there."""
+    by_heading = {column.heading: column for column in sheet.columns}
+    if unknown := [heading for heading in headings if heading not in by_heading]:
+        raise ReportError(f"there is no column {unknown[0]!r}; there are {', '.join(map(repr, by_heading))}.")
+    return replace(sheet, columns=tuple(by_heading[heading] for heading in headings)) if headings else sheet
 
 
 def render(sheets: Sequence[Sheet], kind: str) -> str:

@@ -15,6 +15,7 @@ import yaml
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 from typing_extensions import TypedDict
 
+from raysim.errors import Explained
 from raysim.paths import command
 
 if TYPE_CHECKING:
@@ -30,7 +31,7 @@ OPEN_SHAPE = ConfigDict(strict=True, extra="allow")
 """For shapes of files that may hold more than their readers need, such as what a later raysim adds."""
 
 
-class DamagedFile(ValueError):
+class DamagedFile(Explained, ValueError):
     """A file is not what it should be. The message is a sentence that names it."""
 
 

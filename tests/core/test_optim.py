@@ -14,7 +14,12 @@ SGDS = [
     for m, n, w in itertools.product((0.0, 0.9), (False, True), (0.0, 0.05))
     if m or not n
 ]
-ADAMS = [OptimizerSpec("adam", weight_decay=w, betas=b) for w in (0.0, 0.05) for b in ((0.9, 0.999), (0.5, 0.8))]
+ADAMS = [
+    OptimizerSpec(name, weight_decay=w, betas=b)
+    for name in ("adam", "adamw")
+    for w in (0.0, 0.05)
+    for b in ((0.9, 0.999), (0.5, 0.8))
+]
 
 
 def start() -> torch.Tensor:
@@ -27,8 +32,10 @@ def ours(spec: OptimizerSpec, params: torch.Tensor) -> SGD | Adam:
 
 def theirs(spec: OptimizerSpec, *params: torch.Tensor) -> torch.optim.Optimizer:
     leaves = [torch.nn.Parameter(p) for p in params]
-    if spec.name == "adam":
-        return torch.optim.Adam(leaves, LR, betas=spec.betas, weight_decay=spec.weight_decay)
+    if spec.name != "sgd":
+        return {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW}[spec.name](
+            leaves, LR, betas=spec.betas, weight_decay=spec.weight_decay
+        )
     return torch.optim.SGD(leaves, LR, momentum=spec.momentum, nesterov=spec.nesterov, weight_decay=spec.weight_decay)
 
 
@@ -44,7 +51,7 @@ def test_every_step_is_torchs(spec):
         torch.testing.assert_close(optimizer.params, leaf.detach(), rtol=1e-13, atol=1e-14)
 
 
-@pytest.mark.parametrize("spec", [SGDS[-1], ADAMS[0]], ids=["sgd", "adam"])
+@pytest.mark.parametrize("spec", [SGDS[-1], ADAMS[0], ADAMS[-1]], ids=["sgd", "adam", "adamw"])
 def test_parts(spec):
     """A part that is stepped alone has a history of its own, as parameters without a gradient have in torch."""
     optimizer, reference = ours(spec, start()), theirs(spec, start()[:3], start()[3:])

@@ -1,21 +1,27 @@
-"""`local.precision: bf16`: training steps in bfloat16, everything else in fp32."""
+"""`local.precision`: training steps in bfloat16 or float16, everything else in fp32."""
 
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 import torch
 from conftest import play, tiny
+from runs import local_run
 
 from raysim import machine
 from raysim.config import ConfigError, check_unchanged
 from raysim.core.local_run import LocalRun
+from raysim.core.task import Classification
+from raysim.engine.ray.placement import PlacementError
+from raysim.federation.remote import session
 from raysim.store.atomic import write_json
 
 needs_bf16 = pytest.mark.skipif(not machine.computes_bf16(), reason="this CPU has no instructions for bfloat16")
-BF16 = {"local": {"precision": "bf16"}}
+no_gpu = pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
+BF16, FP16 = {"local": {"precision": "bf16"}}, {"local": {"precision": "fp16"}}
 
 
 @needs_bf16
@@ -61,3 +67,56 @@ def test_it_is_a_part_of_the_bits_and_refused_where_it_is_emulated(
     if not torch.cuda.is_available():
         with pytest.raises(ConfigError, match="this CPU only emulates bf16"):
             play(tiny(**BF16), tmp_path / "refused")
+
+
+@dataclass(frozen=True)
+class Scaled(Classification):
+    """Cross-entropy times a factor."""
+
+    factor: float = 1.0
+
+    def losses(self, outputs: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return self.factor * super().losses(outputs, y)
+
+
+def gradient(precision: str, factor: float, scale: float = 65536.0) -> tuple[torch.Tensor, LocalRun]:
+    run = local_run([], precision=precision)
+    run.task, run.loss_scale = Scaled(factor=factor), scale
+    run.receive()
+    run.gradient(*run.data.train)
+    return run.grad / factor, run
+
+
+@pytest.mark.parametrize(("power", "halved"), [(-20, False), (12, True)])
+def test_gradients_fit_into_float16(power: int, halved: bool) -> None:
+    """Those of a loss times 2^-20 lie below its smallest number, those of one times 2^12 and of the first scale above its
+    largest; and a power of two changes no digit."""
+    plain, run = gradient("fp16", 1.0)
+    full, _ = gradient("fp32", 1.0)
+    head = run.layers.span("head")  # of the layers below, a unit may fall to the other side of ReLU's kink
+    assert 0 < (plain[head] - full[head]).norm() < 0.01 * full[head].norm()
+    assert run.loss_scale == 65536
+    scaled, run = gradient("fp16", 2.0**power)
+    torch.testing.assert_close(scaled, plain, rtol=0.01, atol=1e-4)
+    assert (run.loss_scale < 65536) == halved
+    unscaled, _ = gradient("fp16", 2.0**power, scale=1.0)
+    assert ((unscaled - plain).norm() > plain.norm()) == (power < 0)
+
+
+def test_a_loss_that_is_no_number_ends_the_search_for_a_scale() -> None:
+    run = local_run([], precision="fp16")
+    run.task = Scaled(factor=float("inf"))
+    run.receive()
+    assert not run.gradient(*run.data.train).isfinite()
+    assert run.loss_scale == 65536
+
+
+@no_gpu
+def test_float16_is_refused_where_clients_train_on_cpus(tmp_path: Path, warm_ray: object) -> None:
+    for engine in ("local", {"local": {"device": "cpu"}}, {"ray": {"gpu_per_client": 0}}):
+        with pytest.raises(ConfigError, match="fp16 is for GPUs"):
+            play(tiny(**FP16, engine=engine), tmp_path / "refused")
+    with pytest.raises(ConfigError, match="fp16 is for GPUs"), session(tiny(**FP16, engine="ray")):
+        pass
+    with pytest.raises(PlacementError, match="fp16 is for GPUs"):  # of a cluster that has none
+        play(tiny(**FP16, engine="ray"), tmp_path / "placed", make_engine=warm_ray)  # type: ignore[arg-type]

@@ -192,6 +192,7 @@ def drops(inputs: Inputs) -> nn.Module:
         ({"client": ["ditto"]}, "Ditto cannot train several at once"),
         ({"model": {"name": "drops"}}, "each has its own random numbers for dropout (flat.1)"),
         ({"weighting": ["ccn"]}, "LatentMean watches the batches of one client"),
+        ({"local": {"accumulate": 2}}, "a step takes several passes (local.accumulate)"),
         ({"client": ["looks"]}, "RuntimeError: vmap: It looks like you're calling .item()"),
         ({"client": ["asks"]}, "AttributeError: '_Row' object has no attribute 'client'"),
     ],

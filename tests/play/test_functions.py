@@ -141,6 +141,36 @@ def test_ctrl_c_waits_for_the_round_and_the_stream_goes_on(tmp_path: Path, monke
     assert simulation.result["sha256"] == whole.result["sha256"]
 
 
+class Enough(Exception):
+    pass
+
+
+def stops_after(number: int, seen: list[raysim.PlayedRound]) -> Any:
+    def on_round(round: raysim.PlayedRound) -> None:
+        seen.append(round)
+        if round.number == number:
+            raise Enough
+
+    return on_round
+
+
+def test_a_callback_sees_each_round_and_its_error_leaves_a_run_that_goes_on(tmp_path: Path) -> None:
+    """Although checkpoints are rare: the rounds that it has seen are saved."""
+    rare = settings(rounds={"total": 4, "participation": 0.4, "evaluate_every": 2, "checkpoint_every": 100})
+    whole = raysim.run(rare, out=tmp_path / "whole")
+    seen: list[raysim.PlayedRound] = []
+    with pytest.raises(Enough):
+        raysim.run(rare, out=tmp_path / "run", on_round=stops_after(3, seen))
+    stopped = raysim.load(tmp_path / "run")
+    assert (stopped.state, stopped.played) == ("stopped", 3)
+    longer = raysim.resume(stopped, on_round=stops_after(5, seen))
+    assert longer.result["sha256"] == whole.result["sha256"]
+    assert [round.number for round in seen] == [1, 2, 3, 4]
+    assert [round.accuracy for round in seen] == [
+        None if np.isnan(score) else score for score in table(tmp_path / "whole", "rounds")["accuracy"]
+    ]
+
+
 def test_a_run_is_played_by_one_at_a_time(tmp_path: Path) -> None:
     with raysim.stream(settings(), out=tmp_path / "run") as simulation:
         next(simulation)
@@ -157,6 +187,13 @@ def test_runs_on_ray_in_one_kernel_leak_no_cluster(tmp_path: Path, idle: Callabl
     local = raysim.run(settings(), out=tmp_path / "local")
     assert run.result["sha256"] == local.result["sha256"]
     assert idle()
+    seen: list[raysim.PlayedRound] = []
+    with pytest.raises(Enough):
+        raysim.run(on_ray, out=tmp_path / "called", on_round=stops_after(2, seen))
+    assert idle()
+    resumed = raysim.resume(tmp_path / "called", on_round=stops_after(5, seen))
+    assert resumed.result["sha256"] == local.result["sha256"]
+    assert [round.number for round in seen] == [1, 2, 3, 4]
     simulation = raysim.stream(on_ray, out=tmp_path / "streamed")
     next(simulation)
     now = simulation.model().state_dict()

@@ -13,6 +13,8 @@ import kernel
 import pytest
 import yaml
 
+from raysim.registry import KINDS, REGISTRY, NameTaken
+
 OWN = '''
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -177,3 +179,59 @@ def test_in_an_installed_package(tmp_path: Path) -> None:
         )
     ]
     assert hashes[0] == hashes[1]
+
+
+CELL = """
+import numpy as np
+import raysim
+from dataclasses import dataclass
+from torch import nn
+
+@raysim.metric()
+def again_metric(outputs, y):
+    return outputs.amax(1)
+
+@raysim.model()
+def again_model(inputs):
+    return nn.Sequential(nn.Flatten(), nn.Linear(int(np.prod(inputs.shape)), inputs.classes))
+
+@raysim.dataset()
+def again_data(samples: int = 40):
+    raise NotImplementedError
+
+@raysim.partition()
+def again_partition(labels, rng, clients: int = 2):
+    return np.array_split(np.arange(len(labels)), clients)
+
+@raysim.task()
+@dataclass(frozen=True)
+class AgainTask(raysim.Classification):
+    factor: float = FACTOR
+
+@raysim.method("client")
+@dataclass(frozen=True)
+class AgainMethod(raysim.ClientMethod):
+    pass
+
+@raysim.instrument()
+@dataclass(frozen=True)
+class AgainInstrument(raysim.Instrument):
+    pass
+"""
+
+
+def test_a_cell_can_run_again_and_its_last_version_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    for kind in KINDS:  # what is registered here is forgotten afterwards
+        for part in ("_entries", "_origins", "own"):
+            monkeypatch.setattr(REGISTRY.table(kind), part, getattr(REGISTRY.table(kind), part).copy())
+    for factor in (1.0, 2.0):
+        scope: dict[str, Any] = {"__name__": "__main__"}
+        exec(CELL.replace("FACTOR", str(factor)), scope)
+    assert REGISTRY.table("task")["againtask"].factor == 2.0
+    assert REGISTRY.table("client")["againmethod"] is scope["AgainMethod"]
+    with pytest.raises(NameTaken, match=r"'accuracy_of_all' of __main__\.other"):
+        exec(
+            "import raysim\n@raysim.metric('accuracy_of_all')\ndef one(outputs, y): ...\n"
+            "@raysim.metric('accuracy_of_all')\ndef other(outputs, y): ...",
+            {"__name__": "__main__"},
+        )

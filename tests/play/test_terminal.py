@@ -12,13 +12,20 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from clocks import ManualClock
 from conftest import tiny
 
+import raysim
 from raysim.play.lines import header
 from raysim.play.preview import _lasting
-from raysim.play.progress import round_line
+from raysim.play.progress import Minutes, round_line
 from raysim.play.simulation import PlayedRound
 from raysim.play.terminal import play
+
+PLAYED = PlayedRound(
+    number=5, rounds=20, headline="accuracy", accuracy=None, loss=None, train_loss=0.5, clients_ok=3,
+    clients_failed=1, seconds=1.234, metrics={"personal_accuracy_micro": 0.875}, messages=(),
+)  # fmt: skip
 
 
 def shown(write: int, read: int, folder: Path, monkeypatch: pytest.MonkeyPatch) -> str:
@@ -59,6 +66,26 @@ def test_a_terminal_has_a_line_a_round_above_a_bar_and_the_time_left(
     kept = re.findall(r"round (\d)/3(?:(?!round).)* clients 3 ok, 0 failed   [\d.]+ s$", plain, re.MULTILINE)
     assert kept == ["1", "2", "3"]
     assert re.search(r"^sha256 +[0-9a-f]{64}$", plain, re.MULTILINE)
+    below = re.findall(r"round (\d)/3(?:(?!round)[^\n])* clients [^\n]* s\n\s*round (\d)/3", plain)
+    assert below == [("1", "1"), ("2", "2"), ("3", "3")], "the bar lags behind"
+
+
+def test_a_script_says_where_its_run_is_and_then_a_line_a_minute(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    clock = ManualClock()
+    with Minutes(tmp_path / "run", clock) as shown:
+        for number in range(1, 8):
+            clock.sleep(25)
+            shown.show(replace(PLAYED, number=number))
+    said = capfd.readouterr()
+    first, *lines = said.err.splitlines()
+    assert first == f"raysim: the run is in {tmp_path / 'run'}"
+    assert [line[:11] for line in lines] == ["round  3/20", "round  6/20"]
+    raysim.run(tiny(), out=tmp_path / "played")
+    raysim.run(tiny(), out=tmp_path / "silent", progress=False)
+    said = capfd.readouterr()
+    assert (said.out, said.err) == ("", f"raysim: the run is in {tmp_path / 'played'}\n")
 
 
 def test_a_pipe_has_a_plain_line_a_round(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -72,16 +99,12 @@ def test_a_pipe_has_a_plain_line_a_round(tmp_path: Path, monkeypatch: pytest.Mon
 
 
 def test_a_round_shows_the_clients_own_models_where_the_global_one_is_not_tested() -> None:
-    played = PlayedRound(
-        number=5, rounds=20, headline="accuracy", accuracy=None, loss=None, train_loss=0.5, clients_ok=3,
-        clients_failed=1, seconds=1.234, metrics={"personal_accuracy_micro": 0.875}, messages=(),
-    )  # fmt: skip
     line = "round  5/20   personal 87.50 %   train loss  0.5000   clients 3 ok, 1 failed   1.23 s"
-    assert re.sub(" {4,}", "   ", round_line(played)) == line
-    assert "accuracy       -" in round_line(replace(played, metrics={}))
-    assert "accuracy 12.50 %" in round_line(replace(played, accuracy=0.125))
-    assert "rmse  0.7500" in round_line(replace(played, headline="rmse", metrics={"rmse": 0.75}))
-    assert "accuracy" not in round_line(replace(played, headline=None, metrics={}))
+    assert re.sub(" {4,}", "   ", round_line(PLAYED)) == line
+    assert "accuracy       -" in round_line(replace(PLAYED, metrics={}))
+    assert "accuracy 12.50 %" in round_line(replace(PLAYED, accuracy=0.125))
+    assert "rmse  0.7500" in round_line(replace(PLAYED, headline="rmse", metrics={"rmse": 0.75}))
+    assert "accuracy" not in round_line(replace(PLAYED, headline=None, metrics={}))
 
 
 def test_times_and_shares_are_written_as_people_write_them() -> None:

@@ -109,3 +109,12 @@ def test_report_prints_the_table(tmp_path: Path) -> None:
     done = raysim_("report", tmp_path, "--format", "latex")
     assert r"\textbf{81.00 $\pm$ 1.00}" in done.output
     assert r"\underline{51.33 $\pm$ 1.53}$^{*}$" in done.output
+    done = raysim_("report", tmp_path, "--format", "csv", "--column", "rounds", "--column", "final (%)")
+    head = next(line for line in done.output.splitlines() if not line.startswith("#"))
+    assert head == ',rounds,final (%),"final (%), std"'
+    for wrong in (("--format", "latex", "--column", "finale"), ("--column", "rounds")):
+        assert raysim_("report", tmp_path, *wrong).exit_code == 1
+    for scores, cut in (([0.5, 0.8], True), ([0.01, 0.8], False)):
+        by_hand(tmp_path / f"cut-{cut}", scores, 0)
+        assert raysim_("report", tmp_path / f"cut-{cut}", "--out", tmp_path / f"{cut}.html").exit_code == 0
+        assert ("The score axis is cut" in (tmp_path / f"{cut}.html").read_text()) == cut

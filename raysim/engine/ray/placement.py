@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass
 
+from raysim.errors import Explained
+
 HOST_BYTES = 600 << 20  # private memory of an actor with torch loaded, before any model
 GPU_BYTES = 256 << 20  # of a GPU's memory for an actor, before any model: samples kept ready, the libraries' workspaces
 MEMORY_SHARE = 0.8  # of what is free is planned
@@ -14,7 +16,7 @@ GPU_HOSTS = (
 _EPS = 1e-9
 
 
-class PlacementError(RuntimeError):
+class PlacementError(Explained, RuntimeError):
     """What was asked, what the cluster has, and which setting to turn."""
 
 
