@@ -21,6 +21,7 @@ from raysim.data.partition import Natural
 from raysim.data.sources import Torchvision
 from raysim.models import torchvision
 from raysim.registry import REGISTRY, name_in
+from raysim.store.documents import TORCH_SUFFIXES
 
 Found = Iterator[tuple[str, str]]  # path and message of each fault
 
@@ -121,6 +122,8 @@ def _check_model_settings(config: Config) -> Found:
         yield "model.init", f"there is no file {model.init[:200]}."
     elif model.init and (problem := _unreadable(Path(model.init))):
         yield "model.init", problem
+    if model.init_except and not model.init:
+        yield "model.init_except", "says what not to take from model.init, which is null."
     if model.bn_stats in ("proxy", "recalibrate") and not config.data.proxy.samples:
         yield "model.bn_stats", f"{model.bn_stats} needs proxy data, but data.proxy.samples is 0."
     elif model.bn_stats == "proxy" and not any(m.needs_proxy for _, _, m in _methods(config, "weighting", "server")):
@@ -129,9 +132,12 @@ def _check_model_settings(config: Config) -> Found:
 
 
 def _unreadable(path: Path) -> str | None:
-    """Why a safetensors file cannot be read, as far as its first bytes tell, which say what each tensor is."""
+    """Why a safetensors file cannot be read, as far as its first bytes tell, which say what each tensor is. One of torch is
+    looked at when it is read."""
     from safetensors import safe_open
 
+    if path.suffix in TORCH_SUFFIXES:
+        return None
     try:
         with safe_open(path, "numpy") as file:
             file.keys()

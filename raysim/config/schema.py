@@ -137,7 +137,10 @@ class ModelConfig:
     left with each client while the server's follow what it learns on proxy data; `recalibrate` measures the new model's
     in one sweep over the proxy data."""
     init: str | None = None
-    """A safetensors file with the initial parameters; null: drawn from the seed."""
+    """A file with the initial parameters, safetensors or a state_dict saved by torch (.pt, .pth); null: drawn from the
+    seed."""
+    init_except: tuple[str, ...] = ()
+    """Tensors, or modules with all their tensors, that are not taken from `init` but drawn, such as `fc`."""
     memory_format: Literal["auto", "contiguous", "channels_last"] = "auto"
     """Layout of images and convolutions; `auto` is channels_last where samples are images, on every device. It is part of
     the result's bits and of a checkpoint, so never measured."""

@@ -209,7 +209,7 @@ def check_network(config: Config, data: Dataset, partition: Partition) -> tuple[
     if any(isinstance(m, nn.modules.batchnorm._BatchNorm) and m.track_running_stats for m in model.modules()):
         _warn_of_statistics(config)
     _warn_of_own_models(config)
-    return spec, _read_initial(config, layers) if config.model.init else value
+    return spec, _read_initial(config, layers, value) if config.model.init else value
 
 
 def _warn_of_statistics(config: Config) -> None:
@@ -340,20 +340,30 @@ def aggregator(config: Config, spec: HostSpec) -> Aggregator:
 
 def initial_value(config: Config, spec: HostSpec) -> Tensor:
     """The model [S] that every method starts from: drawn from the seed, or read from `model.init`."""
-    if config.model.init:
-        return _read_initial(config, spec.layers)
     model, layers = spec.network()
-    return layers.flatten(model.state_dict())
+    value = layers.flatten(model.state_dict())
+    return _read_initial(config, layers, value) if config.model.init else value
 
 
-def _read_initial(config: Config, layers: LayerMap) -> Tensor:
+def _read_initial(config: Config, layers: LayerMap, drawn: Tensor) -> Tensor:
+    """The model [S] in `model.init`, but for what `model.init_except` leaves as it was `drawn` [S]."""
     assert config.model.init
+    state, left_out = layers.state_dict(drawn), config.model.init_except
+    if unknown := [part for part in left_out if not any(_within(name, part) for name in state)]:
+        raise ConfigError(f"model.init_except: {unknown[0]} is no tensor or module of the model.")
     try:
-        return layers.flatten(read_tensors(Path(config.model.init)))
+        read = read_tensors(Path(config.model.init))
+        kept = {name: tensor for name, tensor in state.items() if any(_within(name, part) for part in left_out)}
+        return layers.flatten(read | kept)
     except DamagedFile as error:
         raise ConfigError(f"model.init: {error}") from None
     except (KeyError, ValueError) as error:
-        raise ConfigError(f"model.init: {config.model.init}: {error.args[0]}") from None
+        way = "model.init_except leaves tensors out, as in model.init_except: [head]"
+        raise ConfigError(f"model.init: {config.model.init}: {error.args[0]}. {way}.") from None
+
+
+def _within(name: str, part: str) -> bool:
+    return f"{name}.".startswith(f"{part}.")
 
 
 def init_sha256(config: Config) -> str | None:

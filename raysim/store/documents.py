@@ -7,7 +7,7 @@ import functools
 import os
 import re
 import stat
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NotRequired, TypeVar, cast
 
@@ -26,6 +26,7 @@ T = TypeVar("T")
 YAML_BYTES, JSON_BYTES = 1 << 20, 1 << 28
 NODES, LEVELS = 100_000, 64  # of a YAML document, with every alias counted as what it stands for
 DIGITS = 1000  # of a number
+TORCH_SUFFIXES = (".pt", ".pth")  # of a state_dict that torch.save has written
 
 OPEN_SHAPE = ConfigDict(strict=True, extra="allow")
 """For shapes of files that may hold more than their readers need, such as what a later raysim adds."""
@@ -269,14 +270,27 @@ def about_tensors(path: Path) -> dict[str, str]:
 
 
 def read_tensors(path: Path) -> dict[str, Tensor]:
-    """The tensors of a safetensors file. Raises OSError and `DamagedFile`."""
+    """The tensors of a safetensors file, or of a state_dict that torch has saved. Raises OSError and `DamagedFile`."""
+    import torch
     from safetensors.torch import load_file
 
     if path.exists() and not path.is_file():
         raise DamagedFile(f"{path}: is not a regular file.")
     try:
+        if path.suffix in TORCH_SUFFIXES:
+            return _of_torch(torch.load(path, map_location="cpu", weights_only=True))  # which runs no pickle's code
         return load_file(path)
     except OSError:
         raise
     except Exception as error:  # the library's own error, and what torch makes of shapes and types
         raise DamagedFile(f"{path} is damaged: it does not hold tensors ({error}).") from None
+
+
+def _of_torch(loaded: Any) -> dict[str, Tensor]:
+    """The tensors of a state_dict, or of a checkpoint that has one."""
+    import torch
+
+    found = loaded.get("state_dict", loaded) if isinstance(loaded, Mapping) else loaded
+    if not isinstance(found, Mapping) or not all(isinstance(tensor, torch.Tensor) for tensor in found.values()):
+        raise ValueError("it is no state_dict, which has a tensor under each name")
+    return dict(found)

@@ -329,3 +329,41 @@ def test_the_tensor_that_became_infinite_is_named(monkeypatch: pytest.MonkeyPatc
     changes["local"] |= {"lr": math.nextafter(3.4e38, 0), "epochs": 9}
     with pytest.raises(Exception, match=r"(features\.1|head)\.\w+ is the first tensor that became so"):
         play(tiny(**changes), tmp_path)
+
+
+def test_initial_parameters_of_a_saved_model(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """As torch saves it, with names of the user's class; a head of another size is left out."""
+    with_names(monkeypatch, plain=Plain)
+    saved = Plain(Inputs((1, *SHAPE), 7)).state_dict()
+    file = tmp_path / "saved.pt"
+    torch.save(saved, file)
+    changes = settings("plain") | {"model": {"name": "plain", "init": str(file)}}
+    with pytest.raises(
+        ConfigError, match=r"head\.weight has shape \(7, 5\), the model needs \(3, 5\)\. model\.init_except"
+    ):
+        prepare(tiny(**changes))
+    changes["model"]["init_except"] = ["head"]
+    frozen = {"lr": 1e-30, "batch_size": 1000, "momentum": 0.0, "weight_decay": 0.0}
+    found = play(tiny(**changes | {"local": frozen}), tmp_path / "run").model().state_dict()
+    drawn = play(tiny(**settings("plain") | {"local": frozen}), tmp_path / "drawn").model().state_dict()
+    for name, tensor in found.items():
+        assert torch.equal(tensor, (drawn if name.startswith("head") else saved)[name]), name
+    changes["model"]["init_except"] = ["fc"]
+    with pytest.raises(ConfigError, match=r"model\.init_except: fc is no tensor or module of the model"):
+        prepare(tiny(**changes))
+    changes["model"]["init_except"] = ["head"]
+    file.write_bytes(b"no tensors")
+    with pytest.raises(ConfigError, match=r"saved\.pt is damaged: it does not hold tensors"):
+        prepare(tiny(**changes))
+
+
+def test_a_pickle_as_initial_parameters_runs_no_code(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    class Sentinel:
+        def __reduce__(self) -> Any:
+            return Path.touch, (tmp_path / "ran",)
+
+    with_names(monkeypatch, plain=Plain)
+    torch.save({"head.weight": Sentinel()}, tmp_path / "saved.pt")
+    with pytest.raises(ConfigError, match=r"saved\.pt is damaged"):
+        prepare(tiny(**settings("plain") | {"model": {"name": "plain", "init": str(tmp_path / "saved.pt")}}))
+    assert not (tmp_path / "ran").exists()
