@@ -275,7 +275,7 @@ def drawn(item: Item, runs: Sequence[Run]) -> None:
                         patch.setattr(source, "load", lambda self, root: crowd(named(self)))
                     patch.setattr(Canvas, "save", lambda self, path: None)  # takes most of the time, as of every figure
                     done = CliRunner().invoke(app, command)
-                assert done.exit_code == 0 and "\nchart" in done.output, done.output
+                assert done.exit_code == 0 and "\nThe chart" in done.output, done.output
 
 
 def shows(name: str, run: Run) -> bool:

@@ -30,6 +30,7 @@ class FlatModel:
         self.model, self.layers = model, layers
         state = {name: tensor.detach() for name, tensor in model.state_dict(keep_vars=True).items()}
         self.value = layers.flatten(state, dtype).to(device=device)
+        self.has_infinities = not finite(self.value)  # from the start: constants, such as an attention mask
         self.grad = torch.zeros(layers.P, device=device, dtype=dtype)
         self.params, self.buffers = self.value[: layers.P], self.value[layers.P :]
         modules = dict(model.named_modules())
@@ -172,8 +173,6 @@ def finite(vector: Tensor) -> bool:
 
 
 def difference(value: Tensor, before: Tensor, out: Tensor | None = None) -> Tensor:
-    """`value` - `before` [S]. It is 0 where both are the same infinity or NaN, such as in an attention mask."""
-    made = torch.sub(value, before, out=out)
-    if not finite(before):
-        made.masked_fill_((value == before) | (value.isnan() & before.isnan()), 0)
-    return made
+    """`value` - `before` [S]. It is 0 where both are the same infinity or NaN."""
+    same = (value == before) | (value.isnan() & before.isnan())
+    return torch.sub(value, before, out=out).masked_fill_(same, 0)

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
+from raysim.errors import Explained
 from raysim.late import Tensor, nn, torch
 
 
@@ -49,7 +50,7 @@ class TensorSpec:
         return (tensor.movedim(-3, -1) if self.channels_last else tensor).reshape(*before, self.size)
 
 
-class StageError(ValueError):
+class StageError(Explained, ValueError):
     """A tensor that belongs to none of the stages that a model declares."""
 
 

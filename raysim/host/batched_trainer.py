@@ -17,7 +17,7 @@ from raysim.host.evaluator import Evaluator
 from raysim.host.messages import ClientResult, HostSpec
 from raysim.host.samples import SampleSource
 from raysim.host.trainer import Trainer, not_finite
-from raysim.late import Tensor, nn
+from raysim.late import Tensor, nn, torch
 
 
 @dataclass(frozen=True)
@@ -90,7 +90,8 @@ class BatchedTrainer(Trainer):
         for value, (run, trace) in zip(values, runs.items(), strict=True):
             flat.value.copy_(value)
             result, upload = self._measured(run, trace)
-            difference(upload.value, download.server, out=value)
+            minus = difference if self.flat.has_infinities else torch.sub
+            minus(upload.value, download.server, out=value)
             trained[run.client] = Trained(result, value, self._complete(download, run, upload, result, trace))
         took = self.spec.clock.now() - started
         for done in trained.values():

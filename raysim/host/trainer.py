@@ -52,7 +52,8 @@ class Trainer:
             self._start(run, trace)
             self._stack.train(run)
             result, upload = self._measured(run, trace)
-            difference(upload.value, download.server, out=update)
+            minus = difference if self.flat.has_infinities else torch.sub
+            minus(upload.value, download.server, out=update)
             if check and not finite(update):
                 result = not_finite(update, self.flat.layers)
             else:
@@ -178,8 +179,8 @@ class Trainer:
 def not_finite(update: Tensor, layers: LayerMap) -> ClientResult:
     """The result of a client whose `update` [S] has a NaN or infinity."""
     first = next(spec.name for spec in layers.tensors if not finite(update[spec.start : spec.stop]))
-    reason = f"its model is not finite (NaN or Inf): refused. {first} is the first tensor that became so."
-    return ClientResult(f"{reason} A lower local.lr or local.grad_clip may help", cause="client")
+    reason = "its model is not finite (NaN or Inf): refused. A lower local.lr or local.grad_clip may help"
+    return ClientResult(f"{reason}. {first} is the first tensor that became so", cause="client")
 
 
 def _sent(scalar: Tensor) -> np.ndarray | SparseVector:
