@@ -5,16 +5,21 @@ from __future__ import annotations
 import os
 import urllib.error
 import urllib.request
+from functools import partial
 from pathlib import Path
 
 import pytest
-from conftest import tiny
+from conftest import play, tiny
 from typer.testing import CliRunner, Result
 
 import raysim
 from raysim.cli.app import app
 from raysim.cli.runs import age, last_score
 from raysim.paths import natural
+from raysim.play.lines import ending
+from raysim.report.groups import compare
+from raysim.report.runs import Run
+from raysim.report.summary import GLOBAL, PERSONAL, final, judged_by, summarise
 from raysim.report.watch import Watch, serving
 from raysim.store.lock import take
 
@@ -145,3 +150,25 @@ def test_a_page_follows_runs_that_grow(played: Path, monkeypatch: pytest.MonkeyP
     assert may_change and "half/config.yaml is damaged" in text
     with serving(Watch([played / "none"], 3)) as address, urllib.request.urlopen(address) as answer:
         assert answer.headers["Refresh"] == "3" and "none" in answer.read().decode()
+
+
+def test_a_score_is_of_the_model_beside_which_it_stands(tmp_path: Path, subtests: pytest.Subtests) -> None:
+    """Runs that go on without their evaluation: what was measured of an earlier model is not shown as the last one's."""
+    ways = {"global": {}, "personal": {"data": {"client_test_frac": 0.25}, "evaluate": {"personal": "after_init"}}}
+    without = {
+        "global": {"evaluate__global": False},
+        "personal": {"evaluate__global": False, "evaluate__personal": None},
+    }
+    for kind, changes in ways.items():
+        with subtests.test(kind):
+            folder = play(tiny(**changes), tmp_path / kind).folder
+            before = Run(folder)
+            assert final(before, judged_by([before])) is not None
+            run = raysim.resume(folder, rounds__total=6, **without[kind])
+            assert run.result is not None
+            for scores in filter(None, (run.result, run.result["personal"])):
+                assert (scores["final"], scores["last10"], scores["best"] is None) == (None, None, False)
+            assert list(filter(None, map(partial(final, run), (GLOBAL, PERSONAL)))) == []
+            assert last_score(run) == "-"
+            assert "final -" in ending(run.result | {"folder": folder})
+            assert "The last model was not evaluated" in summarise(compare([run])).sentence

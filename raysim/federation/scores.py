@@ -97,7 +97,7 @@ def personal_summary(rounds: pa.Table, task: Task, planned: Planned) -> Scores |
     tested = rounds.filter(pc.is_valid(rounds[column])) if column in rounds.column_names else rounds[:0]
     if not tested.num_rows:
         return None
-    last = tested.slice(tested.num_rows - 1).to_pylist()[0]
+    last = rounds.slice(rounds.num_rows - 1).to_pylist()[0]
     others = ("accuracy_macro", "accuracy_std", "accuracy_worst10", "auc")
     ends = {name.removeprefix("accuracy_"): last[f"personal_{name}"] for name in others}
     return _summed_up(rounds, task, True, planned) | ends
@@ -106,16 +106,19 @@ def personal_summary(rounds: pa.Table, task: Task, planned: Planned) -> Scores |
 def _summed_up(rounds: pa.Table, task: Task, personal: bool, planned: Planned) -> Scores:
     """The last value of the headline, the best, and the mean of the last ten that were planned: a run that was extended has
     tested the model that was its last before, and has the mean of one with its present settings from the start. None where
-    nothing was measured, and for what is not a finite number."""
+    nothing was measured, and for what is not a finite number; only the best is known of a run whose last model was not
+    tested, as after `resume` with `evaluate.global=false`."""
     metric, known = task.headline, []
     if metric and (column := _headline_column(metric, personal)) in rounds.column_names:
         pairs = zip(rounds["round"].to_pylist(), rounds[column].to_pylist(), strict=True)
         known = [(t, value) for t, value in pairs if value is not None]
     if not metric or not known:
         return {"final": None, "best": None, "last10": None}
-    last10 = [value for t, value in known if planned(t)][-10:]
+    final, last10 = math.nan, list[float]()
+    if known[-1][0] == rounds["round"][-1].as_py():
+        final, last10 = known[-1][1], [value for t, value in known if planned(t)][-10:]
     mean = sum(last10) / len(last10) if last10 else math.nan
-    found = {"final": known[-1][1], "best": metric.best([value for _, value in known]), "last10": mean}
+    found = {"final": final, "best": metric.best([value for _, value in known]), "last10": mean}
     return {name: value if math.isfinite(value) else None for name, value in found.items()}
 
 

@@ -75,7 +75,7 @@ GLOBAL, PERSONAL = "accuracy", "personal_accuracy_micro"  # columns of `rounds` 
 def judged_by(runs: Sequence[RunFolder]) -> str:
     """The score that runs are compared by: the personal models' where every run has tested them, as `evaluate.personal`
     asks, or else the global model's."""
-    return PERSONAL if all(len(scores(run, PERSONAL)) for run in runs) else GLOBAL
+    return PERSONAL if all(final(run, PERSONAL) is not None for run in runs) else GLOBAL
 
 
 def metric_names(run: RunFolder) -> list[str]:
@@ -98,8 +98,14 @@ def planned_scores(run: RunFolder, column: str) -> np.ndarray:
 
 
 def final(run: RunFolder, column: str) -> float | None:
+    """Of the last evaluation; of a run that has ended None where that was not of its last model."""
     values = scores(run, column)
-    return float(values[-1]) if len(values) else None
+    return float(values[-1]) if len(values) and _of_the_end(run, column) else None
+
+
+def _of_the_end(run: RunFolder, column: str) -> bool:
+    """Whether the last score is of the model that the run has come to: `resume` may end a run without testing it."""
+    return run.result is None or run["rounds"][column][-1].is_valid
 
 
 def best(run: RunFolder, column: str) -> float | None:
@@ -108,9 +114,9 @@ def best(run: RunFolder, column: str) -> float | None:
 
 
 def last10(run: RunFolder, column: str) -> float | None:
-    """Mean over the last ten evaluations, or over all where there are fewer."""
+    """Mean over the last ten evaluations, or over all where there are fewer; None where `final` is."""
     values = planned_scores(run, column)[-10:]
-    return float(values.mean()) if len(values) else None
+    return float(values.mean()) if len(values) and _of_the_end(run, column) else None
 
 
 COSTS: dict[str, Callable[[dict[str, np.ndarray]], np.ndarray]] = {
@@ -249,8 +255,10 @@ def _sentence(groups: Sequence[Group], by: str, target: float | None) -> str:
     finals = [(_percent(group, final, by), group) for group in groups]
     scored = [(score, group) for score, group in finals if score.by_seed]
     if not scored:
-        judged = any(metric_names(run) for run in runs_of(groups))
-        return "" if judged else "No model has been evaluated yet."
+        if any(metric_names(run) for run in runs_of(groups)):
+            return ""
+        before = any(len(scores(run, by)) for run in runs_of(groups))
+        return "The last model was not evaluated." if before else "No model has been evaluated yet."
     top, group = max(scored, key=lambda pair: pair[0].mean)
     kind = "test accuracy" if by == GLOBAL else "personal test accuracy"
     over = f" (mean ± standard deviation over {len(top.by_seed)} seeds)" if len(top.by_seed) > 1 else ""

@@ -8,6 +8,8 @@ import os
 import re
 import stat
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from io import BufferedReader
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NotRequired, TypeVar, cast
 
@@ -36,11 +38,18 @@ class DamagedFile(Explained, ValueError):
     """A file is not what it should be. The message is a sentence that names it."""
 
 
-def read_bytes(path: Path, most: int) -> bytes:
-    """The content of a regular file of at most `most` bytes. A pipe or a device, which might block, is refused."""
+@contextmanager
+def open_regular(path: Path) -> Iterator[BufferedReader]:
+    """A regular file to read. A pipe or a device, which might block, is refused."""
     with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)) as file:
         if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
             raise DamagedFile(f"{path}: is not a regular file.")
+        yield file
+
+
+def read_bytes(path: Path, most: int) -> bytes:
+    """The content of a regular file of at most `most` bytes. Another is refused."""
+    with open_regular(path) as file:
         content = file.read(most + 1)
     if len(content) > most:
         raise DamagedFile(f"{path}: is larger than {most >> 20} MiB.")

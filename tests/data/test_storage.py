@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import os
 import pickle
 import shutil
@@ -159,6 +160,50 @@ def test_a_machine_with_a_copy_of_the_data_fills_a_cache_of_its_own(folder, tmp_
     for _ in range(2):  # nor is it taken when it is there
         with pytest.raises(DataError, match="made here from other data than the run began with"):
             other[:]
+
+
+def test_what_lies_in_a_cache_is_not_believed(folder, tmp_path, subtests):
+    """Any file of it may be another, in any form: a process that reads it says so, and what to do."""
+    data = load(Parquet(str(folder)), None, cache=tmp_path)
+    made, elsewhere = data.x.file.parent, pickle.dumps(data.x)
+    about = json.loads((made / "data.json").read_text())
+
+    def zeroed(path: Path) -> None:
+        path.write_bytes(path.read_bytes()[:-40] + bytes(40))
+
+    def truncated(path: Path) -> None:
+        path.write_bytes(path.read_bytes()[:-7])
+
+    def piped(path: Path) -> None:
+        path.unlink()
+        os.mkfifo(path)
+
+    ways = [(zeroed, "x.npy"), (truncated, "x.npy"), (piped, "x.npy"), (zeroed, "y.npy"), (truncated, "client.npy")]
+    ways += [(Path.unlink, "x.npy"), (Path.unlink, "y.npy"), (truncated, "data.json"), (piped, "data.json")]
+    ways += [(lambda path: np.save(path, np.load(path)[::-1]), name) for name in ("y.npy", "client.npy")]
+    ways += [
+        (lambda path, change=change: path.write_text(json.dumps(about | change)), "data.json")
+        for change in (
+            {"scale": 128.0},
+            {"train_rows": 1},
+            {"shape": [-1]},
+            {"dtype": "O"},
+            {"mean": None},
+            {"files": {}},
+        )
+    ]
+    whole = {path: path.read_bytes() for path in made.iterdir()}
+    for n, (harm, name) in enumerate(ways):
+        with subtests.test(n=n, name=name):
+            harm(made / name)
+            with pytest.raises(DataError, match=rf"data.cache: .*{name}.*; delete it, or leave data.cache out"):
+                load(Parquet(str(folder)), None, cache=tmp_path)
+            if name == "x.npy" and harm is not Path.unlink:  # which is made again
+                with pytest.raises(OSError, match="delete it"):  # the machine's fault, not that of a client's code
+                    pickle.loads(elsewhere)[:]
+            (made / name).unlink(missing_ok=True)
+            (made / name).write_bytes(whole[made / name])
+    assert load(Parquet(str(folder)), None, cache=tmp_path).sha256() == data.sha256()
 
 
 def test_processes_that_start_together_decode_once(folder, tmp_path, monkeypatch):

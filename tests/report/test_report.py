@@ -86,7 +86,7 @@ def test_scores_costs_and_their_deviation(tmp_path: Path) -> None:
     runs = [
         by_hand(tmp_path / "a", [0.2, None, 0.6, 0.8], seed=1),
         by_hand(tmp_path / "b", [0.4, None, 0.7, 0.6], seed=2),
-        by_hand(tmp_path / "c", [0.1, 0.3, None, None], seed=1, server=["fedlws"]),
+        by_hand(tmp_path / "c", [None, None, 0.1, 0.3], seed=1, server=["fedlws"]),
     ]
     summary = summarise(compare(runs), target=0.65)
     first, plain, lws = summary.scores
