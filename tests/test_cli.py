@@ -138,17 +138,31 @@ def test_a_dry_run_says_what_the_run_will_be(tiny: Path) -> None:
         shown = raysim("run", tiny, "--dry-run", *own)
         assert shown.exit_code == 0, shown.output
         assert {path.name for path in Path().iterdir()} == {"tiny.yaml"}
-        text, _, rows = shown.output.partition("\nclients ")
+        rows, _, text = shown.output.partition("\nNothing was started. All settings:\n")
         assert from_dict(yaml.safe_load(text)) == load(tiny, own[1::2])
+        rows = rows.partition("\nclients ")[2]
         said = dict(line.split("  ", 1) for line in f"clients {rows}".splitlines() if "  " in line)
         assert said["clients"].strip() == "4, of which 2 a round"
         assert said["hosts"].strip() == "this process"
         assert re.match(r" *about [\d.e-]+ s a round, [\d.e-]+ s in all", said["time"])
-        assert rows.endswith("\nNothing was started.\n")
     ran = raysim("run", tiny, "rounds.total=1")
     counted = re.search(r"^traffic +(.*)$", ran.output, re.MULTILINE)
     planned = re.search(r"^traffic +(.*) in a round", raysim("run", tiny, "--dry-run").output, re.MULTILINE)
     assert counted and planned and counted[1] == planned[1]
+
+
+def test_a_dry_run_marks_what_is_not_the_default(tiny: Path) -> None:
+    """Also where a long value takes two lines, in an entry of a stack, and where another entry was chosen."""
+    folder = "a long name " * 12
+    settings = ["server=[{fedlws: {beta: 0.2}}]", f"record.dir={folder}", "engine=local", "local.lr=0.3"]
+    shown = raysim("run", tiny, "--dry-run", *settings)
+    assert shown.exit_code == 0, shown.output
+    text = shown.output.partition("All settings:\n")[2]
+    assert from_dict(yaml.safe_load(text)) == load(tiny, settings)
+    marked = {tuple(line.split("  # default: ")) for line in text.splitlines() if "# default" in line}
+    assert {("    beta: 0.2", "0.1"), ("engine:", '"ray"'), ("server:", "[]")} <= {(a.rstrip(), b) for a, b in marked}
+    assert any("name" in line and default == '"runs"' for line, default in marked)
+    assert not any(line.strip().startswith(("tau_stat", "precision", "init:")) for line, _ in marked)
 
 
 def test_a_model_refuses_options_that_it_cannot_be_made_with(tiny: Path) -> None:

@@ -33,10 +33,10 @@ def run(
         shown = ["engine.ray.dashboard=true"] if dashboard else []
         settings = load(find(config), [*(overrides or ()), *(changes or ()), *shown])
         if dry_run:
-            from raysim.config import to_yaml
+            from raysim.config.identity import to_annotated_yaml
             from raysim.play.preview import preview
 
-            print(f"{to_yaml(settings)}\n{preview(settings, address)}")
+            print(f"{preview(settings, address)}\n\n{to_annotated_yaml(settings)}")
             return
         folder = new_folder(out, Path(settings.record.dir), settings.name)
         status = play(settings, folder, address, resume=False)

@@ -6,20 +6,21 @@ import hashlib
 import json
 import re
 from collections.abc import Iterator
-from dataclasses import MISSING
+from dataclasses import MISSING, Field
 from pathlib import Path
 from typing import Any, get_args
 
 import yaml
 
 from raysim.config.build import plain
-from raysim.config.fields import STACKS, catalogue_of, fields_of, is_section
+from raysim.config.fields import STACKS, catalogue_of, fields_of, is_section, stack_of
 from raysim.config.messages import ConfigError
 from raysim.config.schema import Config
 from raysim.registry import name_in
 from raysim.store.manifest import DamagedManifest, read_manifest
 
 _Dumper = getattr(yaml, "CSafeDumper", yaml.SafeDumper)  # of compiled code where PyYAML has it: a fifth of the time
+_Loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
 def to_dict(config: Config) -> dict[str, Any]:
@@ -31,6 +32,50 @@ def to_dict(config: Config) -> dict[str, Any]:
 def to_yaml(config: Config) -> str:
     """The resolved configuration as a YAML file."""
     return str(yaml.dump(to_dict(config), Dumper=_Dumper, sort_keys=False, allow_unicode=True))
+
+
+def to_annotated_yaml(config: Config) -> str:
+    """`to_yaml`, in which a comment gives raysim's default wherever the value is another."""
+    lines = to_yaml(config).splitlines()
+    for line, default in _unusual(Config, config, MISSING, yaml.compose("\n".join(lines), Loader=_Loader)):
+        lines[line] += f"  # default: {json.dumps(default)}"
+    return "\n".join(lines)
+
+
+def _unusual(annotation: Any, value: Any, default: Any, node: Any) -> Iterator[tuple[int, Any]]:
+    """Line and default of every setting in `value`, written as the YAML `node`, that is not the default."""
+    if catalogue_of(annotation):
+        annotation, node = type(value), node.value[0][1]
+    if entry := stack_of(annotation):
+        for made, written in zip(value, node.value, strict=True):
+            yield from _unusual(entry, made, MISSING, written)
+    elif is_section(annotation):
+        places = {key.value: (key.start_mark.line, written) for key, written in node.value}
+        for name, (field, hint) in fields_of(annotation).items():
+            made, usual = getattr(value, field.name), _usual(field, default, annotation)
+            line, written = places[name]
+            if isinstance(written, yaml.ScalarNode):
+                line = written.end_mark.line  # a long text goes on below its key
+            if usual is not MISSING and (shown := _unlike(hint, made, usual)) is not None:
+                yield line, shown[0]
+            yield from _unusual(hint, made, usual, written)
+
+
+def _unlike(hint: Any, made: Any, usual: Any) -> tuple[Any] | None:
+    """The default, where a value is another; None where it is the same, or where its own fields say it."""
+    if is_section(hint):
+        return None
+    if catalogue := catalogue_of(hint):
+        return None if type(made) is type(usual) else (name_in(catalogue.entries, usual),)
+    plainly = plain(hint, usual)
+    return None if plain(hint, made) == plainly else (plainly,)
+
+
+def _usual(field: Field[Any], owner: Any, cls: type) -> Any:
+    """The default of a field of `cls`: what the section `owner`, itself a default, has; MISSING where there is none."""
+    if isinstance(owner, cls):
+        return getattr(owner, field.name)
+    return field.default if field.default_factory is MISSING else field.default_factory()
 
 
 def fingerprint(config: Config) -> str:

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from raysim.core import tree
+from raysim.core.arrays import tensor_of
 from raysim.core.layers import LayerMap
 from raysim.core.mixture import Mixture
 from raysim.core.probe import Probe
@@ -16,7 +17,6 @@ from raysim.core.rng import SERVER, stream_seed
 from raysim.engine.base import Call, Engine, Handle
 from raysim.engine.scheduler import Scheduler, TrainedCohort
 from raysim.engine.sums import aggregation, chunks, destinations, merge_up, place, sum_request
-from raysim.host.device import tensor_of
 from raysim.host.messages import ClientResult, SparseVector, SumDestination, SumRequest
 from raysim.late import Tensor, torch
 

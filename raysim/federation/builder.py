@@ -14,6 +14,7 @@ from raysim import machine
 from raysim.clock import CLOCK, Clock
 from raysim.config import STACKS, Config, ConfigError, LocalEngineConfig, RayEngineConfig, name_in
 from raysim.config.schema import UntilConfig
+from raysim.core.arrays import tensor_of
 from raysim.core.layers import GroupingError, LayerMap
 from raysim.core.local_run import LocalSettings
 from raysim.core.optim import OptimizerSpec
@@ -66,7 +67,7 @@ def build(
         spec = replace(spec, clock=clock)
     server = Server(
         value, spec.layers, config.seed, config.rounds.total,
-        Population(torch.from_numpy(partition.sizes), lambda: torch.from_numpy(partition.label_counts(data))),
+        Population(tensor_of(partition.sizes), lambda: torch.from_numpy(partition.label_counts(data))),
         proxy=ProxyData(partition.proxy, data.labels[partition.proxy], config.data.proxy.balanced_sampling),
     )  # fmt: skip
     steps = aggregator(config, spec)
@@ -203,7 +204,7 @@ def check_network(config: Config, data: Dataset, partition: Partition) -> tuple[
     if not faults:
         faults += tried(spec, model, learned, data)
     if not faults:
-        faults += _single_samples(config, model, torch.from_numpy(spec.samples[:1]), partition)
+        faults += _single_samples(config, model, tensor_of(spec.samples[:1]), partition)
     if faults:
         raise ConfigError(faults)
     if any(isinstance(m, nn.modules.batchnorm._BatchNorm) and m.track_running_stats for m in model.modules()):

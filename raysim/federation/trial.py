@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from raysim.core.arrays import tensor_of
 from raysim.core.flat import FlatModel, stages_in
 from raysim.core.outputs import Outputs, leaves
 from raysim.core.rng import seed_layers
@@ -20,7 +21,7 @@ def tried(spec: HostSpec, model: nn.Module, task: Task, data: Dataset) -> list[s
     """What is wrong with `model`, which is used up: its outputs do not fit the task, or it depends on more than its state_dict."""
     from raysim.models.model import Model
 
-    x, y = torch.from_numpy(spec.samples), torch.from_numpy(data.y[: len(spec.samples)])
+    x, y = tensor_of(spec.samples), tensor_of(data.y[: len(spec.samples)])
     stages = stages_in(model)
     head = stages[-1] if stages else None
     if isinstance(head, nn.Linear) and not data.is_text and data.has_classes:  # it says what it makes of a sample

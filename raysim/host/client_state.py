@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+from raysim.core.arrays import to_numpy
 from raysim.core.layers import LayerMap
 from raysim.core.local_run import ClientState, LocalRun
 from raysim.core.note import method_name
 from raysim.core.state import pack, unpack
-from raysim.host.device import to_numpy
 from raysim.host.messages import Arrays, HostSpec
 from raysim.late import Tensor, torch
 

@@ -5,12 +5,9 @@ from __future__ import annotations
 import ctypes
 import os
 import sys
-import warnings
 from typing import Any
 
-import numpy as np
-
-from raysim.late import Tensor, torch
+from raysim.late import torch
 
 NO_FP16 = (
     "local.precision: fp16 is for GPUs, and clients would train on a CPU, which is slower at it than at fp32. Leave it at "
@@ -55,25 +52,6 @@ def numerics(device: torch.device) -> dict[str, Any]:
         "tf32": cudnn.allow_tf32 or torch.backends.cuda.matmul.allow_tf32,
         "cublas_workspace": os.environ.get("CUBLAS_WORKSPACE_CONFIG"),
     }
-
-
-def on_device(array: np.ndarray, device: torch.device) -> Tensor:
-    """A tensor of `array` on the device. On a CPU it shares the array's memory and must not be written to."""
-    return tensor_of(array).to(device)
-
-
-def tensor_of(array: np.ndarray) -> Tensor:
-    """A tensor over the memory of `array`."""
-    if array.flags.writeable:
-        return torch.from_numpy(array)
-    with warnings.catch_warnings():  # torch warns of read-only memory, but nobody writes to what was received
-        warnings.simplefilter("ignore", UserWarning)
-        return torch.from_numpy(array)
-
-
-def to_numpy(tensor: Tensor) -> np.ndarray:
-    """A copy that owns its memory."""
-    return tensor.detach().to("cpu", copy=True).numpy()
 
 
 def keep_freed_memory(model_bytes: int) -> None:

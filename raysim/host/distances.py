@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 
 from raysim.core import tree
+from raysim.core.arrays import on_device
 from raysim.core.layers import LayerMap
-from raysim.host.device import on_device
 from raysim.host.messages import Arrays
 from raysim.host.trained import Blocks, TrainedModels
 from raysim.late import Tensor, torch

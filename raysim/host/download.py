@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from raysim.host.device import on_device
+from raysim.core.arrays import on_device
 from raysim.host.messages import Arrays, TrainRequest
 from raysim.late import Tensor, torch
 

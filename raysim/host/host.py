@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from raysim.core.arrays import on_device
 from raysim.core.flat import FlatModel
 from raysim.core.layers import LayerMap
 from raysim.core.rng import seed_layers
@@ -17,7 +18,7 @@ from raysim.core.workbench import Workbench
 from raysim.data import Dataset, Partition
 from raysim.host import distances
 from raysim.host.batched_trainer import BatchedTrainer
-from raysim.host.device import choose_device, keep_freed_memory, numerics, on_device
+from raysim.host.device import choose_device, keep_freed_memory, numerics
 from raysim.host.download import Download
 from raysim.host.evaluator import Evaluator
 from raysim.host.messages import (

@@ -12,6 +12,7 @@ import numpy as np
 
 from raysim.clock import CLOCK, Clock
 from raysim.core import tree
+from raysim.core.arrays import tensor_of
 from raysim.core.client import ClientMethod, ClientStack
 from raysim.core.failures import Cause
 from raysim.core.layers import LayerMap
@@ -71,7 +72,7 @@ class HostSpec:
             model = assemble(self.model, self.build_model, self.inputs, self.options)
             if any(map(nn.parameter.is_lazy, model.parameters())):
                 with torch.no_grad():
-                    called(model.eval(), torch.from_numpy(self.samples))
+                    called(model.eval(), tensor_of(self.samples))
             return model.train()
 
     def _laid_out(self, model: nn.Module) -> LayerMap:

@@ -8,6 +8,7 @@ from itertools import pairwise
 
 import numpy as np
 
+from raysim.core.arrays import tensor_of
 from raysim.core.samples import ClientData, Samples
 from raysim.data import DataError, Dataset, Partition
 from raysim.data.augment import Augmentation, augmented
@@ -114,7 +115,7 @@ class SampleSource:
         if key in self._stored:
             return self._stored[key]
         taken = array[rows] if labels is None else labels[array[rows]]
-        tensor = torch.from_numpy(np.ascontiguousarray(taken)).to(self.device)
+        tensor = tensor_of(np.ascontiguousarray(taken)).to(self.device)
         if self.device.type == "cuda":
             free, memory = torch.cuda.mem_get_info(self.device)
             if free > FREE_SHARE * memory:

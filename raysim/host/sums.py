@@ -10,10 +10,10 @@ import numpy as np
 
 from raysim.clock import Clock
 from raysim.core import tree
+from raysim.core.arrays import on_device
 from raysim.core.flat import finite
 from raysim.core.layers import LayerMap
 from raysim.host import distances
-from raysim.host.device import on_device
 from raysim.host.messages import SumDestination, SumRequest, Sums
 from raysim.host.trained import TrainedModels
 from raysim.late import Tensor, torch

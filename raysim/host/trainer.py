@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
+from raysim.core.arrays import to_numpy
 from raysim.core.client import Upload
 from raysim.core.failures import breaks_device, cause_of, out_of_memory
 from raysim.core.flat import FlatModel, difference, finite
@@ -14,7 +15,6 @@ from raysim.core.layers import LayerMap
 from raysim.core.local_run import LocalRun
 from raysim.core.rng import seed_layers, stream_seed
 from raysim.host.client_state import StateFormat
-from raysim.host.device import to_numpy
 from raysim.host.download import Download
 from raysim.host.evaluator import Evaluator
 from raysim.host.messages import ClientResult, HostSpec, SparseVector

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from raysim.core.arrays import tensor_of
 from raysim.late import Tensor, nn, torch
 from raysim.models.staged import ModelError
 
@@ -35,7 +36,7 @@ def structure_of(
     _check_types(model)
     if isinstance(model, Model):
         return Structure([*model._modules][-1])
-    model, x = again(), torch.from_numpy(samples)
+    model, x = again(), tensor_of(samples)
     modules = dict(model.named_modules())
     if head is not None and head not in modules:
         raise ModelError(

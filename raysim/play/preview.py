@@ -23,7 +23,7 @@ from raysim.host.host import ClientHost
 from raysim.host.messages import ClientResult
 from raysim.late import torch
 from raysim.machine import free_memory
-from raysim.play.lines import aligned, bytes_, unused
+from raysim.play.lines import aligned, bytes_, header, unused
 
 
 def preview(config: Config, address: str | None = None) -> str:
@@ -50,7 +50,7 @@ def preview(config: Config, address: str | None = None) -> str:
         ("time", _time(run, max(hosts, 1), partition)),
         ("memory", f"about {bytes_(memory)}" if hosts else "what the cluster has"),
     ]  # fmt: skip
-    return "\n".join([*aligned(rows), "", "Nothing was started."])
+    return "\n".join([header(config), "", *aligned(rows), "", "Nothing was started. All settings:"])
 
 
 def _time(run: RunParts, hosts: int, partition: Partition) -> str:
