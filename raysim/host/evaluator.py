@@ -8,6 +8,7 @@ import numpy as np
 
 from raysim.core.flat import FlatModel
 from raysim.core.outputs import Outputs, mapped
+from raysim.core.rng import SERVER, seed_globals, stream_seed
 from raysim.core.score import Score, scores_of
 from raysim.core.task import Task
 from raysim.host.samples import SampleSource
@@ -20,10 +21,15 @@ class Evaluator:
     def __init__(self, flat: FlatModel, samples: SampleSource, task: Task, batch: int):
         self.flat, self.samples, self.task, self.batch = flat, samples, task, batch
 
-    def score(self, rows: np.ndarray) -> list[Score]:
-        """The loaded model on each batch of `rows` [n] of the data set."""
-        batches = (self.samples.rows(part) for part in self._parts(rows))
-        return scores_of([self.task.tally(self.outputs(x), y) for x, y in batches])
+    def score(self, rows: np.ndarray, seed: int) -> list[Score]:
+        """The loaded model on each batch of `rows` [n] of the data set. What a batch draws from global generators belongs to
+        `seed` and the batch, whoever tests it."""
+        tallies = []
+        for part in self._parts(rows):
+            x, y = self.samples.rows(part)
+            seed_globals(stream_seed(seed, 0, SERVER, f"rows {part[0]}"), y.device)
+            tallies.append(self.task.tally(self.outputs(x), y))
+        return scores_of(tallies)
 
     def personal(self, client: int) -> Score:
         """The loaded model on the client's test samples, with its AUC."""

@@ -20,7 +20,7 @@ from raysim.core.local_run import LocalSettings, RoundInfo
 from raysim.core.note import Note
 from raysim.core.pairs import entries
 from raysim.core.probe import Probe
-from raysim.core.rng import initial
+from raysim.core.rng import initial, preserved
 from raysim.core.score import Score
 from raysim.core.task import Task
 from raysim.data.augment import Augmentation
@@ -77,7 +77,7 @@ class HostSpec:
     def _laid_out(self, model: nn.Module) -> LayerMap:
         """The layers of a model, which stays as it is: another one is tried."""
         try:
-            with torch.random.fork_rng(devices=[]):
+            with preserved():
                 found = structure_of(model, self._built, self.samples, getattr(self.build_model, "head", None))
             return LayerMap.of(model, self.layer_by, self.blocks, self.channels_last, found.head, found.counted)
         except (ModelError, StageError) as error:
