@@ -8,6 +8,7 @@ import re
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from math import inf, nan
 from pathlib import Path
 from typing import Any, ClassVar
@@ -25,12 +26,15 @@ from raysim.config import Config, ConfigError
 from raysim.core.client import ClientMethod, LocalRun, Upload
 from raysim.core.hooks import HookError
 from raysim.core.mixture import Mixture
-from raysim.core.rng import SERVER, seeded, stream_seed
-from raysim.core.score import Metric
+from raysim.core.rng import SERVER, may_draw, seeded, stream_seed
+from raysim.core.score import Metric, correct
 from raysim.core.server import Downlink, DownlinkRule, ServerStep, Weighting
 from raysim.core.task import Classification
 from raysim.data.own import scheme_of, source_of
 from raysim.federation import Federation, MakeEngine, RoundFailed, prepare
+from raysim.federation.builder import host_spec
+from raysim.methods.fedavg import FedAvg
+from raysim.methods.fedprox import FedProx
 from raysim.models import Inputs
 from raysim.registry import REGISTRY
 from raysim.store import tables
@@ -382,6 +386,18 @@ def test_seeded_generators() -> None:
         assert random.random() != expected[0]
     assert (random.getstate(), np.random.get_state()[1].tolist()) == before[:2]
     assert torch.equal(torch.get_rng_state(), before[2])
+
+
+def test_whose_code_may_draw(named: Name) -> None:
+    for ours in (FedAvg(), FedProx(), Classification(), correct, Metric.mean("right", correct).sums):
+        assert not may_draw(ours)
+    for users in (Draws(), Client, dice, Metric.mean("dice", dice).sums, partial(dice)):
+        assert may_draw(users)
+    named("metric", Metric.mean("dice", dice))
+    named("model", Dithered)
+    for changes in ({"evaluate": {"metrics": ["dice"]}}, {"model": {"name": "dithered"}}, {}):
+        config = tiny(**changes)
+        assert host_spec(config, config.data.load()).draws_globally == bool(changes)
 
 
 @dataclass(frozen=True)

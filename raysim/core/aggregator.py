@@ -58,12 +58,12 @@ class Aggregator:
     def prepare(self, server: Server) -> None:
         """Let the steps prepare what the server remembers or shares from the start."""
         for i, step in enumerate(self.steps):
-            with server.seeded(f"prepare {i} {method_name(step)}"):
+            with server.seeded_for(step, f"prepare {i} {method_name(step)}"):
                 step.prepare(server)
 
     def downlink(self, clients: Sequence[int], models: ModelStore, server: Server) -> Downlink:
         """What `clients` (sorted) are sent in this round."""
-        with server.seeded("downlink"):
+        with server.seeded_for(self.rule, "downlink"):
             made = self.rule.downlink(clients, models, server)
         sent: Downlink = check_type(self.rule.downlink, made, Downlink, "Return a Downlink", server.t)
         return sent
@@ -116,7 +116,7 @@ class Aggregator:
     def applied(self, i: int, target: Tensor, mixture: Mixture, cohort: Cohort, server: Server) -> Tensor:
         """What step i makes of `target` [S]. Raises `HookError` where that is no such vector."""
         step = self.steps[i]
-        with server.seeded(f"apply {i} {method_name(step)}"):
+        with server.seeded_for(step, f"apply {i} {method_name(step)}"):
             made = step.apply(target, mixture, cohort, server)
         return check_vector(step.apply, made, target, server.t)
 
@@ -124,7 +124,7 @@ class Aggregator:
         """The plan of the weighting that is the i-th in order. Raises `HookError` where there is no average by it."""
         early, others = self._in_order
         weighting = [*early, *others][i]
-        with server.seeded(f"plan {i} {method_name(weighting)}"):
+        with server.seeded_for(weighting, f"plan {i} {method_name(weighting)}"):
             made = weighting.plan(cohort, server, prior)
         plan, way = weighting.plan, "Return a Mixture, such as prior.reweighted(weights)"
         mixture: Mixture = check_type(plan, made, Mixture, way, server.t)

@@ -5,7 +5,9 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import partial
 from hashlib import blake2b
+from types import FunctionType
 
 import numpy as np
 
@@ -79,10 +81,18 @@ def seeded(seed: int, device: torch.device | None = None) -> Iterator[None]:
         yield
 
 
+def may_draw(code: object) -> bool:
+    """Whether an object or function may draw from global generators: it is not raysim's own, which has streams of its own, or,
+    as layers do, draws from torch's alone."""
+    if isinstance(code, partial):
+        return any(map(may_draw, filter(callable, (code.func, *code.args))))
+    home = code if isinstance(code, type | FunctionType) else type(code)
+    return not home.__module__.startswith("raysim.")
+
+
 def seeded_for(code: object, seed: int) -> AbstractContextManager[None]:
-    """`seeded` around an object of somebody's own class. raysim's own draw from streams of their own, and PyTorch, whose
-    import takes seconds, is not loaded for them."""
-    return nullcontext() if type(code).__module__.startswith("raysim.") else seeded(seed)
+    """`seeded` around code that `may_draw`; around other code nothing, not even an import of PyTorch, which takes seconds."""
+    return seeded(seed) if may_draw(code) else nullcontext()
 
 
 def initial(seed: int) -> AbstractContextManager[None]:

@@ -16,7 +16,7 @@ from raysim.core.layers import LayerMap
 from raysim.core.mixture import Mixture
 from raysim.core.note import FELL_BACK, Note
 from raysim.core.probe import Probe
-from raysim.core.rng import SERVER, generator, seeded, stream_seed
+from raysim.core.rng import SERVER, generator, seeded_for, stream_seed
 from raysim.late import Tensor, nn, torch
 
 STAGES = ("select", "weigh", "multiply", "rescale")
@@ -119,9 +119,10 @@ class Server:
         """The server's random stream for `purpose` in this round."""
         return generator(self.seed, self.t, SERVER, purpose)
 
-    def seeded(self, purpose: str) -> AbstractContextManager[None]:
-        """Around a hook: what it draws from global generators comes from the server's stream for `purpose` in this round."""
-        return seeded(stream_seed(self.seed, self.t, SERVER, purpose))
+    def seeded_for(self, code: object, purpose: str) -> AbstractContextManager[None]:
+        """Around a hook of `code`: what it draws from global generators comes from the server's stream for `purpose` in this
+        round."""
+        return seeded_for(code, stream_seed(self.seed, self.t, SERVER, purpose))
 
     def proxy_orders(self, method: object, epochs: int, batch_size: int, part: ProxyData | None = None) -> Tensor:
         """[epochs, n] positions in the proxy set, or in a `part` of it, in the order in which `method` takes them,

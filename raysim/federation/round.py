@@ -17,7 +17,7 @@ from raysim.core.flat import difference, finite
 from raysim.core.hooks import check_type
 from raysim.core.local_run import RoundInfo
 from raysim.core.mixture import Mixture
-from raysim.core.note import Note
+from raysim.core.note import Note, method_name
 from raysim.core.rng import SERVER, draw, stream_seed
 from raysim.core.score import Score
 from raysim.core.server import Downlink, Server
@@ -157,7 +157,7 @@ def _evaluated(done: Round, run: RunParts, phases: Phases) -> Round:
 
 def observed(instrument: Instrument, done: Round, server: Server) -> list[Note]:
     """What one instrument sees of the round. Raises `HookError` where that is no notes."""
-    with server.seeded(f"observe {instrument}"):
+    with server.seeded_for(instrument, f"observe {method_name(instrument)}"):
         made = instrument.observe(done, server.population)
         way = "Yield notes, as in yield self.note(name, value)"
         notes = [*check_type(instrument.observe, made, Iterable, way, server.t)]

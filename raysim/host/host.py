@@ -11,7 +11,7 @@ import numpy as np
 
 from raysim.core.flat import FlatModel
 from raysim.core.layers import LayerMap
-from raysim.core.rng import SERVER, preserved, seed_globals, stream_seed
+from raysim.core.rng import SERVER, preserved, seed_globals, seeded_for, stream_seed
 from raysim.core.score import Score
 from raysim.core.workbench import Workbench
 from raysim.data import Dataset, Partition
@@ -54,11 +54,11 @@ class ClientHost:
         self.flat = FlatModel(model, self.layers, self.device)
         self.samples = SampleSource(data, partition, self.device, spec.channels_last, spec.augment)
         self.task = spec.task
-        self.evaluator = Evaluator(self.flat, self.samples, spec.task, spec.eval_batch)
+        self.evaluator = Evaluator(spec, self.flat, self.samples)
         kind = BatchedTrainer if spec.batch_clients > 1 else Trainer
         self.trainer = kind(spec, self.flat, self.samples, self.evaluator)
         self.trained = TrainedModels(self.layers.S, self.device)
-        self.clock, self.seed = spec.clock, spec.seed
+        self.spec, self.clock = spec, spec.clock
         self.sums = PartialSums(self.trained, self.layers, self.clock)
         self.t = -1
         self._server: Tensor = torch.empty(0)  # [S] what the round began with
@@ -128,7 +128,7 @@ class ClientHost:
         """The model `value` [S] on each batch of `rows` of the data set, in round t."""
         self.flat.value.copy_(on_device(value, self.device))
         with self._global_streams():
-            return self.evaluator.score(rows, stream_seed(self.seed, t, SERVER, "test"))
+            return self.evaluator.score(rows, stream_seed(self.spec.seed, t, SERVER, "test"))
 
     def _stored(self, result: ClientResult) -> ClientResult:
         if result.state is not None:
@@ -151,9 +151,8 @@ class ClientHost:
         matrix may add in another order than over its rows, and the result must not depend on the packing."""
         tensors = [on_device(p, self.device) if isinstance(p, np.ndarray) else p for p in payload]
         results = []
-        with preserved():
-            for client in clients:
-                seed_globals(stream_seed(seed, self.t, client, "each"), self.device)
+        for client in clients:
+            with seeded_for(function, stream_seed(seed, self.t, client, "each")):
                 results.append(function(self.trained.update(client), self.layers, *tensors))
         return np.stack([r.detach().cpu().numpy() for r in results])
 
@@ -162,7 +161,7 @@ class ClientHost:
         parts, logits = self.samples.inputs(rows).split(PREDICT_BATCH), []
         with preserved():
             for client in clients:
-                seed_globals(stream_seed(self.seed, self.t, client, "predict"), self.device)
+                self.spec.seed_generators(stream_seed(self.spec.seed, self.t, client, "predict"), self.device)
                 torch.add(self._server, self.trained.update(client), out=self.flat.value)
                 logits.append(torch.cat([self.evaluator.outputs(x) for x in parts]).cpu().numpy())
         return np.stack(logits)

@@ -13,7 +13,7 @@ from raysim.core.flat import FlatModel, difference, finite
 from raysim.core.hooks import HookError, check_storage, check_upload
 from raysim.core.layers import LayerMap
 from raysim.core.local_run import LocalRun
-from raysim.core.rng import seed_globals, seed_layers, stream_seed
+from raysim.core.rng import seed_layers, stream_seed
 from raysim.host.client_state import StateFormat
 from raysim.host.device import to_numpy
 from raysim.host.download import Download
@@ -116,7 +116,7 @@ class Trainer:
         )  # fmt: skip
         run.orders = [] if download.request.trace else None
         run.batch_probes = [p for p in self.spec.probes if p.watches_batches]
-        seed_globals(stream_seed(round_info.seed, round_info.t, client, "start"), self.device)
+        self.spec.seed_generators(stream_seed(round_info.seed, round_info.t, client, "start"), self.device)
         return run
 
     def _start(self, run: LocalRun, trace: dict[str, np.ndarray]) -> None:
