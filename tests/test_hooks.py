@@ -561,3 +561,25 @@ def test_what_hooks_draw_belongs_to_the_run(
         with subtests.test(hosts):
             config = lucky(step, engine={"ray": {"clients_per_actor": clients}})
             assert outcome(play(config, tmp_path / hosts, make_engine=warm_ray)) == expected
+
+
+@dataclass(frozen=True)
+class DrawsTogether(ClientMethod):
+    """Clients train together; what is before and after their steps draws."""
+
+    batched: ClassVar[bool] = True
+
+    def begin(self, run: LocalRun) -> None:
+        run.params.add_(sum(drawn()) / 100)
+
+    def finish(self, run: LocalRun, upload: Upload) -> None:
+        run.params.add_(sum(drawn()) / 100)
+
+
+def test_clients_that_train_together_draw(named: Name, subtests: Any, tmp_path: Path, warm_ray: MakeEngine) -> None:
+    changes = {"client": [named("client", DrawsTogether)], "rounds": {"participation": 0.5}}
+    expected = play(tiny(**changes, engine={"local": {"batch_clients": 2}}), tmp_path / "local").sha256()
+    for hosts, clients in {"1 host": 4, "2 hosts": 2}.items():
+        with subtests.test(hosts):
+            config = tiny(**changes, engine={"ray": {"clients_per_actor": clients, "batch_clients": 2}})
+            assert play(config, tmp_path / hosts, make_engine=warm_ray).sha256() == expected
