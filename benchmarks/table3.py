@@ -35,10 +35,11 @@ from typing import Any
 import torch
 
 from raysim.config import from_dict
+from raysim.core.aggregator import Aggregator
 from raysim.core.client import ClientMethod, LocalRun
 from raysim.core.cohort import AskedCohort
 from raysim.core.local_run import RoundInfo
-from raysim.core.server import Aggregator, Downlink
+from raysim.core.server import Downlink
 from raysim.core.tree import BLOCK
 from raysim.core.workbench import Workbench
 from raysim.engine.collectives import HostedCohort

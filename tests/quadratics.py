@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 from toy import ToyCohort, toy_server, vector
 
+from raysim.core.aggregator import Aggregator
 from raysim.core.client import ClientMethod, ClientStack, LocalRun, Samples, Upload
 from raysim.core.flat import FlatModel
 from raysim.core.layers import LayerMap
@@ -22,7 +23,6 @@ from raysim.core.local_run import ClientState, LocalSettings, RoundInfo
 from raysim.core.mixture import Mixture
 from raysim.core.optim import OptimizerSpec
 from raysim.core.samples import ClientData
-from raysim.core.server import Aggregator
 from raysim.core.task import Task
 
 

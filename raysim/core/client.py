@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from raysim.core.facts import RunFacts
+from raysim.core.hooks import check_type
 from raysim.core.layers import LayerMap
 from raysim.core.local_run import LocalRun
 from raysim.core.optim import OptimizerSpec
@@ -106,8 +107,7 @@ class ClientMethod:
     # Exclusive hooks: at most one method of a stack owns each.
 
     def start(self, run: LocalRun) -> None:
-        """Local initialisation: leave in `run.params` where training begins."""
-        run.receive()
+        """Local initialisation: leave in `run.params` where training begins. The model received is there already."""
 
     def step(self, run: LocalRun, x: Tensor, y: Tensor) -> None:
         """One optimisation step on one batch."""
@@ -201,7 +201,10 @@ class ClientStack:
 
     def optimizer(self, spec: OptimizerSpec) -> OptimizerSpec:
         for method in self.methods:
-            spec = method.optimizer(spec)
+            made = method.optimizer(spec)
+            spec = check_type(
+                method.optimizer, made, OptimizerSpec, "Return an OptimizerSpec, such as replace(spec, ...)"
+            )
         return spec
 
     @property

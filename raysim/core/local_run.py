@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from raysim.core.flat import FlatModel, finite
+from raysim.core.hooks import check_term, check_type, replaced
 from raysim.core.layers import LayerMap
 from raysim.core.note import Note, method_name
 from raysim.core.optim import SGD, Adam, OptimizerSpec
 from raysim.core.outputs import mapped
-from raysim.core.rng import generator, seed_layers, stream_seed
+from raysim.core.rng import generator, seeded, stream_seed
 from raysim.core.samples import ClientData, batch_slices, take
 from raysim.core.task import Task
 from raysim.late import Tensor, torch
@@ -134,6 +135,7 @@ class LocalRun:
         self.orders: list[tuple[str, Tensor]] | None = None  # purpose and samples of every batch, when traced
         self._streams: dict[str, torch.Generator] = {}
         self._for_steps: dict[str, dict[str, Tensor]] = {}
+        self.receive()
 
     @property
     def t(self) -> int:
@@ -157,7 +159,8 @@ class LocalRun:
         """What `method` has made for its steps; the same tensors on every call."""
         name = method_name(method)
         if name not in self._for_steps:
-            self._for_steps[name] = method.for_steps(self)
+            made = method.for_steps(self)
+            self._for_steps[name] = check_type(method.for_steps, made, dict, "Return a dict of tensors by name")
         return self._for_steps[name]
 
     def generator(self, purpose: str) -> torch.Generator:
@@ -172,16 +175,15 @@ class LocalRun:
         value = value.detach().cpu().double()[None]
         self.notes.append(Note(method_name(method), name, value, ("client", *axes), (self.client,)))
 
-    @contextmanager
-    def aside(self, purpose: str) -> Iterator[None]:
-        """Passes besides the main training: what layers draw in them (dropout) is not taken from that one's stream."""
-        device = self.value.device
-        with torch.random.fork_rng([device] if device.type == "cuda" else []):
-            seed_layers(stream_seed(self.round_info.seed, self.t, self.client, f"{purpose} model"), device)
-            yield
+    def aside(self, purpose: str) -> AbstractContextManager[None]:
+        """Passes besides the main training: what is drawn in them from global generators, as by layers (dropout), is not
+        taken from that one's streams."""
+        seed = stream_seed(self.round_info.seed, self.t, self.client, f"{purpose} model")
+        return seeded(seed, self.value.device)
 
     def receive(self) -> None:
-        """Load what the server sent, except the layers (and, with `bn_stats: local`, buffers) that stay with the client."""
+        """Load what the server sent, except the layers (and, with `bn_stats: local`, buffers) that stay with the client. A
+        run begins with it."""
         self.load(self.received)
 
     def load(self, value: Tensor) -> None:
@@ -297,15 +299,16 @@ class LocalRun:
         """The task's `loss` of a batch with all penalties."""
         objective = loss
         for penalty in self.stack.penalties:
-            objective = objective + penalty(self, x, y, z, loss)
+            objective = objective + check_term(penalty, penalty(self, x, y, z, loss))
         return objective
 
     def correct(self) -> None:
         """Make of the objective's gradient the one by which a step moves."""
-        for observe in self.stack.observers:
-            observe(self)
-        for correct in self.stack.corrections:
-            correct(self)
+        grad = self.grad
+        for hook in (*self.stack.observers, *self.stack.corrections):
+            hook(self)
+            if self.grad is not grad:
+                raise replaced(hook, "grad")
         self.clip()
 
     def clip(self) -> None:

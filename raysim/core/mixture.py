@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -34,10 +33,18 @@ class Mixture:
         return cls(layers, lam.double(), sent, sent.double(), torch.zeros(layers.T, dtype=torch.float64))
 
     def reweighted(self, lam: Tensor) -> Mixture:
-        """Other client weights [K]; where all are zero or any is not finite there is no average, and they stay."""
-        lam = lam.double()
-        total = lam.numpy().sum()  # not finite where one of them is not
-        return replace(self, lam=lam) if 0 < total < math.inf else self
+        """Other client weights [K]: finite, none negative, at least one positive. A method whose rule may give others keeps
+        the prior then, and records that it `fell_back`."""
+        return replace(self, lam=lam.double())
+
+    def fault(self) -> str | None:
+        """Why there is no average by these weights, as a clause; None where there is one."""
+        lam = self.lam.numpy()
+        if not all(np.isfinite(part.numpy()).all() for part in (self.lam, self.factor, self.anchor)):
+            return "that are not finite (NaN or Inf)"
+        if (total := lam.sum()) <= 0:
+            return f"whose sum is {total:g}"
+        return f"of which one is {lam.min():g}" if lam.min() < 0 else None
 
     def select(self, mask: Tensor) -> Mixture:
         """Send only where `mask` [K, T + Tb] (or [K]) is true as well."""

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import partial
 from hashlib import blake2b
+from types import FunctionType
 
 import numpy as np
 
@@ -42,17 +45,56 @@ def draw(n: int, k: int, seed: int) -> list[int]:
     return drawn
 
 
+def seed_layers(seed: int, device: torch.device | None = None) -> None:
+    """Seed torch's global generator, from which layers draw for themselves (dropout)."""
+    # torch.manual_seed would also seed devices that this process does not use, and remember each time that it did.
+    torch.default_generator.manual_seed(seed)
+    if device is not None and device.type == "cuda":
+        torch.cuda.manual_seed(seed)
+
+
+def seed_globals(seed: int, device: torch.device | None = None) -> None:
+    """Seed the global generators of Python, NumPy and torch, from which somebody's own code may draw."""
+    random.seed(seed)
+    np.random.seed(seed & 0xFFFFFFFF)
+    seed_layers(seed, device)
+
+
 @contextmanager
-def initial(seed: int) -> Iterator[None]:
-    """What is drawn from torch's global stream meanwhile is what a run with this seed makes its models of."""
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(stream_seed(seed, 0, SERVER, "initial model"))
+def preserved(device: torch.device | None = None) -> Iterator[None]:
+    """Put the global generators of Python, NumPy and torch back afterwards."""
+    python, numpy_ = random.getstate(), np.random.get_state()
+    with torch.random.fork_rng([device] if device is not None and device.type == "cuda" else []):
+        try:
+            yield
+        finally:
+            random.setstate(python)
+            np.random.set_state(numpy_)
+
+
+@contextmanager
+def seeded(seed: int, device: torch.device | None = None) -> Iterator[None]:
+    """The global generators of Python, NumPy and torch are at the start of the stream `seed`, and put back afterwards. What
+    draws from them meanwhile draws the same in every process."""
+    with preserved(device):
+        seed_globals(seed, device)
         yield
 
 
-def seed_layers(seed: int, device: torch.device) -> None:
-    """Seed torch's global stream, from which layers draw for themselves (dropout)."""
-    # torch.manual_seed would also seed devices that this process does not use, and remember each time that it did.
-    torch.default_generator.manual_seed(seed)
-    if device.type == "cuda":
-        torch.cuda.manual_seed(seed)
+def may_draw(code: object) -> bool:
+    """Whether an object or function may draw from global generators: it is not raysim's own, which has streams of its own, or,
+    as layers do, draws from torch's alone."""
+    if isinstance(code, partial):
+        return any(map(may_draw, filter(callable, (code.func, *code.args))))
+    home = code if isinstance(code, type | FunctionType) else type(code)
+    return not home.__module__.startswith("raysim.")
+
+
+def seeded_for(code: object, seed: int) -> AbstractContextManager[None]:
+    """`seeded` around code that `may_draw`; around other code nothing, not even an import of PyTorch, which takes seconds."""
+    return seeded(seed) if may_draw(code) else nullcontext()
+
+
+def initial(seed: int) -> AbstractContextManager[None]:
+    """What is drawn from the global generators meanwhile is what a run with this seed makes its models of."""
+    return seeded(stream_seed(seed, 0, SERVER, "initial model"))

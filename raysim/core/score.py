@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
+from raysim.core.hooks import check_samples
 from raysim.late import F, Tensor, torch
 
 Sums = tuple[float, ...]
@@ -34,8 +35,8 @@ class Metric:
 
     @classmethod
     def mean(cls, name: str, per_sample: Callable[[Tensor, Tensor], Tensor], higher_is_better: bool = True) -> Metric:
-        """The mean over all samples of `per_sample`(outputs, y) [n]."""
-        return cls(name, partial(_sum_and_count, per_sample), higher_is_better=higher_is_better)
+        """The mean over all samples of `per_sample`(outputs, y) [n]; other forms raise `HookError`."""
+        return cls(name, partial(_sum_and_count, name, per_sample), higher_is_better=higher_is_better)
 
     def best(self, scores: Sequence[float]) -> float:
         """The best of some scores; NaN where there is no number among them."""
@@ -43,8 +44,10 @@ class Metric:
         return max(numbers) if self.higher_is_better else min(numbers)
 
 
-def _sum_and_count(per_sample: Callable[[Tensor, Tensor], Tensor], outputs: Tensor, y: Tensor) -> Numbers:
-    return per_sample(outputs, y).double().sum(), len(y)
+def _sum_and_count(
+    name: str, per_sample: Callable[[Tensor, Tensor], Tensor], outputs: Tensor, y: Tensor
+) -> Numbers:  # fmt: skip
+    return check_samples(per_sample(outputs, y), len(y), f"metric {name}").double().sum(), len(y)
 
 
 @dataclass(frozen=True)

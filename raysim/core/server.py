@@ -1,23 +1,22 @@
-"""The server's side: what clients are sent, how their models are weighted, what is done with the result."""
+"""The server's side: its hooks, and what it remembers."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from itertools import takewhile
-from typing import Any, ClassVar, Protocol, cast
+from typing import Any, ClassVar, Protocol
 
 import numpy as np
 
-from raysim.core.cohort import AskedCohort, Cohort
+from raysim.core.cohort import Cohort
 from raysim.core.facts import RunFacts
 from raysim.core.layers import LayerMap
 from raysim.core.mixture import Mixture
 from raysim.core.note import FELL_BACK, Note
 from raysim.core.probe import Probe
-from raysim.core.rng import SERVER, generator
-from raysim.core.workbench import Workbench
+from raysim.core.rng import SERVER, generator, seeded_for, stream_seed
 from raysim.late import Tensor, nn, torch
 
 STAGES = ("select", "weigh", "multiply", "rescale")
@@ -120,6 +119,11 @@ class Server:
         """The server's random stream for `purpose` in this round."""
         return generator(self.seed, self.t, SERVER, purpose)
 
+    def seeded_for(self, code: object, purpose: str) -> AbstractContextManager[None]:
+        """Around a hook of `code`: what it draws from global generators comes from the server's stream for `purpose` in this
+        round."""
+        return seeded_for(code, stream_seed(self.seed, self.t, SERVER, purpose))
+
     def proxy_orders(self, method: object, epochs: int, batch_size: int, part: ProxyData | None = None) -> Tensor:
         """[epochs, n] positions in the proxy set, or in a `part` of it, in the order in which `method` takes them,
         `batch_size` at a time."""
@@ -163,8 +167,9 @@ class Weighting:
     base_weights: ClassVar[str | None] = None
     """"uniform" where the paper averages without sizes."""
     needs_classes: ClassVar[bool] = False
-    needs_head: ClassVar[str | None] = None
     """Whether this works only where every sample has one class."""
+    needs_head: ClassVar[str | None] = None
+    """What it takes of the model's head: "its parameters" or "its latents"."""
     needs_proxy: ClassVar[bool] = False
     """Whether it learns on the server's proxy samples."""
     reported: ClassVar[bool] = True
@@ -214,8 +219,9 @@ class ServerStep:
     remembers: ClassVar[bool] = False
     """Whether it remembers updates, which must be those of a model that no step has refined."""
     needs_classes: ClassVar[bool] = False
-    needs_head: ClassVar[str | None] = None
     """Whether this works only where every sample has one class."""
+    needs_head: ClassVar[str | None] = None
+    """What it takes of the model's head: "its parameters" or "its latents"."""
     needs_proxy: ClassVar[bool] = False
     """Whether it learns on the server's proxy samples."""
     reads_models: ClassVar[bool] = True
@@ -294,87 +300,3 @@ class DownlinkRule:
     def downlink(self, clients: Sequence[int], models: ModelStore, server: Server) -> Downlink:
         """What `clients` (sorted) are sent in this round. It is also asked for evaluations, so it remembers nothing."""
         return Downlink()
-
-
-@dataclass(frozen=True)
-class EarlyPlan:
-    """What was planned of a round before it trained. It is adopted whole, or dropped where a client did not come back."""
-
-    mixture: Mixture
-    notes: list[Note]
-    memory: dict[str, Any]  # what the server then remembers
-    once: dict[int, int]  # see `Server.once`
-
-    def adopt(self, server: Server) -> None:
-        """Let `server`, on a fork of which this was planned, note and remember what the plan did."""
-        server.notes.extend(self.notes)
-        server.memory, server.once = self.memory, self.once
-
-
-@dataclass(frozen=True)
-class Aggregator:
-    """All of the server's side, as a value."""
-
-    base_weights: str  # size | uniform
-    weightings: tuple[Weighting, ...]
-    steps: tuple[ServerStep, ...]
-    rule: DownlinkRule = DownlinkRule()
-    personal_layers: str | None = None  # layers that no client sends
-    bn_stats: str = "average"  # average | local | first | proxy | recalibrate
-
-    @cached_property
-    def _in_order(self) -> tuple[list[Weighting], list[Weighting]]:
-        """The weightings by stage and rank, however they were listed: those that plan before training, and the others."""
-        order = sorted(self.weightings, key=lambda w: (STAGES.index(w.stage), w.rank))
-        early = [*takewhile(lambda w: w.plans_early, order)]
-        return early, order[len(early) :]
-
-    @property
-    def plans_early(self) -> bool:
-        """Whether the whole plan is known before training and no step reads a client's model."""
-        return not self._in_order[1] and not any(s.reads_models for s in self.steps)
-
-    def plan_early(self, cohort: AskedCohort, server: Server) -> EarlyPlan:
-        """The plan as far as it is known before training. `server` stays as it is until the plan is adopted."""
-        fork = server.fork()
-        mixture = self._plan_early(cohort, fork)
-        return EarlyPlan(mixture, fork.notes, fork.memory, fork.once)
-
-    def plan(self, cohort: Cohort, server: Server, early: EarlyPlan | None = None) -> Mixture:
-        """The whole plan, continued from the `early` one of the same clients, where that was adopted."""
-        mixture = early.mixture if early else self._plan_early(cohort, server)
-        for weighting in self._in_order[1]:
-            mixture = weighting.plan(cohort, server, mixture)
-        return mixture.with_first_buffers() if self._in_order[1] and self.bn_stats == "first" else mixture
-
-    def _plan_early(self, cohort: AskedCohort | Cohort, server: Server) -> Mixture:
-        mixture = cohort.by_size() if self.base_weights == "size" else cohort.uniform()
-        if self.personal_layers:
-            personal = server.layers.where(self.personal_layers)
-            mixture = mixture.select(~personal.expand(len(cohort.clients), -1))
-        if self.bn_stats not in ("average", "first"):
-            mixture = mixture.without_buffers()
-        for weighting in self._in_order[0]:  # which promise to read only what an `AskedCohort` has
-            mixture = weighting.plan(cast(Cohort, cohort), server, mixture)
-        if self.bn_stats == "first" and not self._in_order[1]:  # else the clients that send are not chosen yet
-            mixture = mixture.with_first_buffers()
-        _ = mixture.coefficients  # computed now, while nobody waits
-        return mixture
-
-    def reduce(self, mixture: Mixture, cohort: Cohort) -> Tensor:
-        """The aggregate [S], and on the way the distances that a step will ask for."""
-        asked = (step.measures_distances_to(mixture) for step in self.steps)
-        return cohort.reduce(mixture, distances_to=next((other for other in asked if other is not None), None))
-
-    def transform(self, target: Tensor, mixture: Mixture, cohort: Cohort, server: Server) -> Tensor:
-        """Fold the server steps in order, then see to BatchNorm's statistics where they come from proxy data."""
-        if self.bn_stats == "proxy" and server.statistics is not None:
-            target = torch.cat([target[: server.layers.P], server.statistics])
-        for step in self.steps:
-            target = step.apply(target, mixture, cohort, server)
-        if self.personal_layers and self.steps:  # no step may shrink what no client sends
-            part, target = server.layers.span(self.personal_layers), target.clone()
-            target[part] = server.value[part]
-        if self.bn_stats == "recalibrate" and server.layers.B:
-            target = cohort.compute(Workbench.recalibrated, target, server.proxy.rows)
-        return target

@@ -14,6 +14,7 @@ from typing import ClassVar, Self
 import numpy as np
 
 from raysim.core import score
+from raysim.core.hooks import check_numbers, check_samples
 from raysim.core.score import Metric, Score, Tally, scores_of
 from raysim.late import F, Tensor, torch
 from raysim.registry import REGISTRY, Table
@@ -65,12 +66,13 @@ class Task:
         return means
 
     def total_loss(self, outputs: Tensor, y: Tensor) -> Tensor:
-        """The summed loss (0-d) of a batch."""
-        return self.losses(outputs, y).sum()
+        """The summed loss (0-d) of a batch. Raises `HookError` where `losses` are not [B]."""
+        return check_samples(self.losses(outputs, y), len(y), f"{type(self).__name__}.losses").sum()
 
     def tally(self, outputs: Tensor, y: Tensor) -> Tally:
         """What makes the score of a batch."""
-        sums = {metric.name: tuple(metric.sums(outputs, y)) for metric in self.metrics}
+        made = {metric.name: metric.sums(outputs, y) for metric in self.metrics}
+        sums = {name: check_numbers(numbers, f"metric {name}") for name, numbers in made.items()}
         return Tally(len(y), self.total_loss(outputs, y), sums)
 
     def score(self, outputs: Tensor, y: Tensor) -> Score:

@@ -35,7 +35,7 @@ class HostedCohort:
         stacked = (torch.from_numpy(np.array(stats)) for stats in measured)
         self._stats: dict[Probe, Tensor] = dict(zip(engine.spec.probes, stacked, strict=False))  # empty without clients
         self._distances_to: tuple[Mixture, Tensor] | None = None  # the last answer of `distances_to_mixture`
-        self._computed = 0  # calls of `compute`
+        self._computed, self._asked = 0, 0  # calls of `compute` and of `each`
         self.server_value = engine.value  # [S] what the round began with
 
     # What came back with training.
@@ -67,7 +67,8 @@ class HostedCohort:
         sent = [
             self._engine.put(p.numpy()) if isinstance(p, torch.Tensor) else p for p in payload
         ]  # once for all hosts
-        return self._visit("each", function, *sent)
+        self._asked += 1
+        return self._visit("each", self._seed(f"each {self._asked}"), function, *sent)
 
     def distances(self, to: Tensor, layers: LayerMap | None = None) -> Tensor:
         return self._distances(to - self.server_value[: len(to)], layers or self.layers)
@@ -87,6 +88,11 @@ class HostedCohort:
     def _distances(self, to: Tensor, layers: LayerMap) -> Tensor:
         """[K, L] of the updates from `to` [P] or [S]."""
         return layers.segments.per_layer(self._visit("squared_distances", self._engine.put(to.numpy()), layers)).sqrt()
+
+    def _seed(self, call: str) -> int:
+        """The seed of one call in this round, for layers and functions that draw from global generators."""
+        info = self.trained.round_info
+        return stream_seed(info.seed, info.t, SERVER, call)
 
     def _visit(self, method: str, *args: Any) -> Tensor:
         """Ask every host about the clients it holds: [K, ...] in the order of `clients`."""
@@ -120,9 +126,8 @@ class HostedCohort:
         return updates @ updates.T
 
     def compute(self, function: Callable[..., Any], *payload: Any, models: bool = False) -> Any:
-        engine, scheduler, info = self._engine, self._scheduler, self.trained.round_info
-        # One stream for each call of a round, for layers that draw for themselves.
-        seed = stream_seed(info.seed, info.t, SERVER, f"compute {self._computed}")
+        engine, scheduler = self._engine, self._scheduler
+        seed = self._seed(f"compute {self._computed}")
         self._computed += 1
         if models:
             self._need_room()

@@ -15,14 +15,14 @@ from raysim.engine.requests import Requests
 from raysim.engine.scheduler import Visited, shares
 
 
-def evaluate(engine: Engine, rows: np.ndarray) -> Score:
-    """The published model on `rows` of the data set; hosts share the batches."""
+def evaluate(engine: Engine, rows: np.ndarray, t: int) -> Score:
+    """The published model on `rows` of the data set, in round t; hosts share the batches."""
     batch, hosts = engine.spec.eval_batch, len(engine.hosts)
     bounds = [round(i * -(-len(rows) // batch) / hosts) * batch for i in range(hosts + 1)]
     parts = [(i, rows[a:b]) for i, (a, b) in enumerate(itertools.pairwise(bounds)) if a < b and a < len(rows)]
 
     def score() -> list[Score]:
-        calls = [Call(i, "evaluate", (engine.published, part)) for i, part in parts]
+        calls = [Call(i, "evaluate", (engine.published, part, t)) for i, part in parts]
         return [one for result in engine.ask(calls) for one in result]
 
     started = engine.spec.clock.wall()

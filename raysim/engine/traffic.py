@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
+from raysim.core.aggregator import Aggregator
 from raysim.core.mixture import Mixture
-from raysim.core.server import Aggregator, Downlink, Server
+from raysim.core.server import Downlink, Server
 from raysim.engine.scheduler import TrainedCohort
 from raysim.host.messages import HostSpec
 

@@ -14,11 +14,13 @@ from raysim import machine
 from raysim.clock import CLOCK, Clock
 from raysim.config import STACKS, Config, ConfigError, LocalEngineConfig, RayEngineConfig, name_in
 from raysim.config.schema import UntilConfig
+from raysim.core.aggregator import Aggregator
 from raysim.core.arrays import tensor_of
 from raysim.core.layers import GroupingError, LayerMap
 from raysim.core.local_run import LocalSettings
 from raysim.core.optim import OptimizerSpec
-from raysim.core.server import Aggregator, DownlinkRule, Population, ProxyData, Server, held_out
+from raysim.core.rng import SERVER, preserved, seeded_for, stream_seed
+from raysim.core.server import DownlinkRule, Population, ProxyData, Server, held_out
 from raysim.core.task import Task, task_of
 from raysim.data import Dataset, Partition, make_partition
 from raysim.data.encoded import Encoded
@@ -81,14 +83,14 @@ def build(
 def start(server: Server, value: Tensor, aggregator: Aggregator) -> None:
     """Bring the server to where it is before the first round, with the initial model `value` [S]."""
     server.value, server.shared, server.memory = value, {}, {}
-    for step in aggregator.steps:
-        step.prepare(server)
+    aggregator.prepare(server)
 
 
 def partitioned(config: Config) -> tuple[Dataset, Partition]:
     """Read the data and partition them. Raises `DataError`."""
     section = config.data
-    data = section.load()
+    with seeded_for(section.name, stream_seed(config.seed, 0, SERVER, "data set")):
+        data = section.load()
     partition = make_partition(
         data, section.partition, seed=config.seed, client_test_frac=section.client_test_frac,
         client_val_frac=section.client_val_frac, proxy=section.proxy if section.proxy.samples else None,
@@ -250,7 +252,7 @@ def _single_samples(config: Config, model: nn.Module, sample: Tensor, partition:
     """Where training comes to a batch of one sample, on which BatchNorm may not be able to work."""
     cannot = "one sample, on which this model's BatchNorm cannot train"
     try:
-        with torch.random.fork_rng(devices=[]), torch.no_grad():
+        with preserved(), torch.no_grad():
             model.train()(sample)
         return []
     except Exception as error:

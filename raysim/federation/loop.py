@@ -10,6 +10,7 @@ from typing import Any
 from raysim.clock import CLOCK, Clock
 from raysim.config import Config
 from raysim.core.event import Event
+from raysim.core.hooks import HookError
 from raysim.data import Dataset, Partition
 from raysim.engine.base import ATTEMPTS, MachineFailure, StateLost
 from raysim.federation.builder import MakeEngine, build, checked_data, local_engine
@@ -152,7 +153,7 @@ class Federation:
             self.tracer.begin(t)
         try:
             done = self.play(self.run, t, trace=traced, while_training=self.write_down)
-        except (RoundFailed, MachineFailure) as error:
+        except (RoundFailed, MachineFailure, HookError) as error:
             self.writer.add_events(t, [*self._events(), Event("run", str(error))])
             raise
         shown = round_summary(done, self.server.rounds, self.spec.task)

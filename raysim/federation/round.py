@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 import numpy as np
 
+from raysim.analysis.instrument import Instrument
 from raysim.clock import Clock
 from raysim.config import STACKS, name_in
 from raysim.core.cohort import AskedCohort
 from raysim.core.event import Event
 from raysim.core.flat import difference, finite
+from raysim.core.hooks import check_type
 from raysim.core.local_run import RoundInfo
 from raysim.core.mixture import Mixture
-from raysim.core.note import Note
+from raysim.core.note import Note, method_name
 from raysim.core.rng import SERVER, draw, stream_seed
 from raysim.core.score import Score
 from raysim.core.server import Downlink, Server
@@ -86,7 +88,7 @@ def play_round(
     drawn = sample(server.seed, t, info.clients, run.cohort_size)
     clients = tuple(c for c, n in zip(drawn, sizes[list(drawn)].tolist(), strict=True) if n)
 
-    downlink = aggregator.rule.downlink(clients, HostedModels(engine), server)
+    downlink = aggregator.downlink(clients, HostedModels(engine), server)
     test = run.config.evaluate.personal == "after_train" and run.evaluates(t)
     retry = run.config.rounds.on_client_failure == "retry"
     scheduler = Scheduler(engine, info, clients, downlink, test=test, trace=trace, retry=retry)
@@ -105,7 +107,7 @@ def play_round(
     started = Started()
     if engine.spec.stack.starts_everyone:
         others = tuple(sorted({*sizes.nonzero().flatten().tolist()} - {*drawn}))
-        sent = aggregator.rule.downlink(others, HostedModels(engine), server)
+        sent = aggregator.downlink(others, HostedModels(engine), server)
         visited, new_states = initialize(engine, info, others, sent)
         events += check_visited(visited, engine.nodes, f"round {t + 1}, its initialisation", run.config.rounds)
         started = Started(others, sent, new_states)
@@ -130,7 +132,7 @@ def play_round(
     if mixture is not None:
         # Before anything is committed: a host that is lost meanwhile trains its clients again from what they were sent.
         for instrument in run.config.record.instruments:
-            done.notes.extend(instrument.observe(done, server.population))
+            done.notes.extend(observed(instrument, done, server))
         phases.end("observe")
 
     states = {**scheduler.states, **started.states}
@@ -146,11 +148,20 @@ def _evaluated(done: Round, run: RunParts, phases: Phases) -> Round:
     personal = {c: result.test for c, result in done.cohort.trained.results.items() if result.test}
     if run.evaluates(done.t):
         if run.config.evaluate.global_ and len(run.partition.server_test):
-            score = evaluate(run.engine, run.partition.server_test)
+            score = evaluate(run.engine, run.partition.server_test, done.t)
         if run.config.evaluate.personal == "after_init":
             personal, left_out = evaluate_personal(run, done.t + 1)
         phases.end("evaluate")
     return replace(done, score=score, personal=personal, events=done.events + left_out)
+
+
+def observed(instrument: Instrument, done: Round, server: Server) -> list[Note]:
+    """What one instrument sees of the round. Raises `HookError` where that is no notes."""
+    with server.seeded_for(instrument, f"observe {method_name(instrument)}"):
+        made = instrument.observe(done, server.population)
+        way = "Yield notes, as in yield self.note(name, value)"
+        notes = [*check_type(instrument.observe, made, Iterable, way, server.t)]
+    return [check_type(instrument.observe, note, Note, way, server.t) for note in notes]
 
 
 def sample(seed: int, t: int, clients: int, cohort: int) -> tuple[int, ...]:
@@ -180,7 +191,7 @@ def evaluate_personal(run: RunParts, t: int) -> tuple[dict[int, Score], list[Eve
     clients = sorted(clients[i] for i in order)
     # What is noted here is not part of a round.
     server = replace(run.server, t=t, lr=learning_rate(run, t), notes=[])
-    downlink = run.aggregator.rule.downlink(clients, HostedModels(run.engine), server)
+    downlink = run.aggregator.downlink(clients, HostedModels(run.engine), server)
     visited = evaluate_clients(run.engine, round_info(server), clients, downlink)
     left_out = check_visited(visited, run.engine.nodes, f"round {t}, test of its own model", run.config.rounds)
     return {client: result.test for client, result in visited.results.items() if result.test}, left_out
@@ -193,8 +204,8 @@ def find_nonfinite_step(run: RunParts, target: Tensor, mixture: Mixture, cohort:
         names = [name_in(STACKS["weighting"].entries, method) for method in config.weighting]
         return f"weighting: {' or '.join(names)}" if names else "the mean of the clients' models"
     server = replace(run.server, value=cohort.server_value)
-    for step in aggregator.steps:
-        target = step.apply(target, mixture, cohort, server)
+    for i, step in enumerate(aggregator.steps):
+        target = aggregator.applied(i, target, mixture, cohort, server)
         if not stays_finite(target, cohort.server_value):
             owners = (("client", m) for m in config.client if type(step) in map(type, m.server_steps()))
             stack, method = next(owners, ("server", step))

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 from raysim.core.arrays import tensor_of
 from raysim.core.flat import FlatModel, stages_in
+from raysim.core.hooks import HookError
 from raysim.core.outputs import Outputs, leaves
-from raysim.core.rng import seed_layers
+from raysim.core.rng import preserved, seed_globals
 from raysim.core.task import Task
 from raysim.data import Dataset
 from raysim.host.messages import HostSpec
@@ -31,6 +33,8 @@ def tried(spec: HostSpec, model: nn.Module, task: Task, data: Dataset) -> list[s
             outputs = model.eval()(x)
     if misfit := _misfit(outputs, y, task, data.outputs):
         return [f"model.name: {misfit}"]
+    if misused := _misused(task, outputs, y):
+        return [misused]
     if isinstance(model, Model):
         return []
     fault = _differs(model, spec.network()[0]) or _unsteady(spec, x, y, task)
@@ -58,6 +62,20 @@ def _misfit(outputs: Outputs, y: Tensor, task: Task, classes: int) -> str | None
         return f"its {made} do not fit labels {labels}{form}, of which {task.name} makes its loss ({error})"
 
 
+def _misused(task: Task, outputs: Outputs, y: Tensor) -> str | None:
+    """What is wrong with the form of what the loss and metrics return; the numbers of two samples may make no sense."""
+    tried = {"data.task": replace(task, metrics=()), "evaluate.metrics": task}
+    with preserved():
+        for key, of in tried.items():
+            try:
+                of.tally(outputs, y)
+            except HookError as error:
+                return f"{key}: {error}"
+            except Exception:
+                return None
+    return None
+
+
 def _differs(model: nn.Module, twin: nn.Module) -> str | None:
     """What is different in two models that were made under one seed."""
     pairs = zip(_tensors(model), _tensors(twin), strict=False)
@@ -77,7 +95,7 @@ def _unsteady(spec: HostSpec, x: Tensor, y: Tensor, task: Task) -> str | None:
         made: list[Tensor] = []
         flat.value.copy_(weights)
         for mode in (False, True):
-            seed_layers(0, flat.value.device)
+            seed_globals(0)
             _, outputs = flat.forward_from(0, x) if mode else (None, _evaluated(model, x))
             made += [tensor.detach().clone() for tensor in leaves(outputs)]
             if mode:
@@ -86,7 +104,7 @@ def _unsteady(spec: HostSpec, x: Tensor, y: Tensor, task: Task) -> str | None:
         return [*made, flat.grad.clone()]
 
     try:
-        with torch.random.fork_rng(devices=[]):
+        with preserved():
             same = all(map(_same, looked(), looked()))
     except Exception as error:
         return f"cannot take a step of training on two samples ({type(error).__name__}: {error})."

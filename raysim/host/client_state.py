@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 from raysim.core.arrays import to_numpy
+from raysim.core.client import ClientMethod
+from raysim.core.hooks import misused
 from raysim.core.layers import LayerMap
 from raysim.core.local_run import ClientState, LocalRun
 from raysim.core.note import method_name
@@ -27,7 +32,7 @@ class StateFormat:
         for name, method in self.prefixes.items():
             own = run.state(method)
             if own is not None:
-                state |= {f"{name}.{field}": value for field, value in pack(own).items()}
+                state |= {f"{name}.{field}": value for field, value in _packed(method, own).items()}
         if self.stack.keeps_params:
             state["previous"] = run.value
         if self.stack.personal_layers:
@@ -51,6 +56,14 @@ class StateFormat:
         }
         whole = {name: parts[name][""] for name in ("previous", "personal", "buffers") if name in parts}
         return ClientState(methods, optimizer=parts.get("optimizer"), **whole)
+
+
+def _packed(method: ClientMethod, state: Any) -> Mapping[str, Tensor]:
+    try:
+        return pack(state)
+    except (TypeError, ValueError) as error:
+        way = "It must be a dataclass of tensors and numbers, whatever the hooks put into it"
+        raise misused(method.new_state, f"has made a state that cannot be saved: {error}", way) from None
 
 
 def prefix(method: object) -> str:

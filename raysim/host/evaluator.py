@@ -8,22 +8,28 @@ import numpy as np
 
 from raysim.core.flat import FlatModel
 from raysim.core.outputs import Outputs, mapped
+from raysim.core.rng import SERVER, stream_seed
 from raysim.core.score import Score, scores_of
-from raysim.core.task import Task
+from raysim.host.messages import HostSpec
 from raysim.host.samples import SampleSource
 from raysim.late import Tensor, no_grad, torch
 
 
 class Evaluator:
-    """Tests what is loaded into the model of `flat`, in batches of `batch` samples."""
+    """Tests what is loaded into the model of `flat`, in batches of `spec.eval_batch` samples."""
 
-    def __init__(self, flat: FlatModel, samples: SampleSource, task: Task, batch: int):
-        self.flat, self.samples, self.task, self.batch = flat, samples, task, batch
+    def __init__(self, spec: HostSpec, flat: FlatModel, samples: SampleSource):
+        self.spec, self.flat, self.samples, self.task = spec, flat, samples, spec.task
 
-    def score(self, rows: np.ndarray) -> list[Score]:
-        """The loaded model on each batch of `rows` [n] of the data set."""
-        batches = (self.samples.rows(part) for part in self._parts(rows))
-        return scores_of([self.task.tally(self.outputs(x), y) for x, y in batches])
+    def score(self, rows: np.ndarray, seed: int) -> list[Score]:
+        """The loaded model on each batch of `rows` [n] of the data set. What a batch draws from global generators belongs to
+        `seed` and the batch, whoever tests it."""
+        tallies = []
+        for part in self._parts(rows):
+            x, y = self.samples.rows(part)
+            self.spec.seed_generators(stream_seed(seed, 0, SERVER, f"rows {part[0]}"), y.device)
+            tallies.append(self.task.tally(self.outputs(x), y))
+        return scores_of(tallies)
 
     def personal(self, client: int) -> Score:
         """The loaded model on the client's test samples, with its AUC."""
@@ -36,7 +42,8 @@ class Evaluator:
         return replace(self.task.score(outputs, y), auc=self.task.auc(outputs, y))
 
     def _parts(self, rows: np.ndarray) -> list[np.ndarray]:
-        return [rows[i : i + self.batch] for i in range(0, len(rows), self.batch)]
+        batch = self.spec.eval_batch
+        return [rows[i : i + batch] for i in range(0, len(rows), batch)]
 
     @no_grad
     def outputs(self, x: Tensor) -> Outputs:

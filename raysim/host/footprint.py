@@ -6,6 +6,7 @@ from contextlib import suppress
 from typing import Any
 
 from raysim.core.arrays import tensor_of
+from raysim.core.rng import preserved
 from raysim.host.messages import HostSpec
 from raysim.late import Tensor, nn, torch
 
@@ -33,6 +34,6 @@ def _kept(spec: HostSpec, model: nn.Module) -> int:
 
     hooks = torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor)
     # A model that fails says so where clients train, with all that is known there.
-    with suppress(Exception), torch.random.fork_rng(devices=[]), hooks:
+    with suppress(Exception), preserved(), hooks:
         model(tensor_of(spec.samples))
     return sum(storage.nbytes() for storage in kept.values())

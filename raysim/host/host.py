@@ -12,7 +12,7 @@ import numpy as np
 from raysim.core.arrays import on_device
 from raysim.core.flat import FlatModel
 from raysim.core.layers import LayerMap
-from raysim.core.rng import seed_layers
+from raysim.core.rng import SERVER, preserved, seed_globals, seeded_for, stream_seed
 from raysim.core.score import Score
 from raysim.core.workbench import Workbench
 from raysim.data import Dataset, Partition
@@ -55,11 +55,11 @@ class ClientHost:
         self.flat = FlatModel(model, self.layers, self.device)
         self.samples = SampleSource(data, partition, self.device, spec.channels_last, spec.augment)
         self.task = spec.task
-        self.evaluator = Evaluator(self.flat, self.samples, spec.task, spec.eval_batch)
+        self.evaluator = Evaluator(spec, self.flat, self.samples)
         kind = BatchedTrainer if spec.batch_clients > 1 else Trainer
         self.trainer = kind(spec, self.flat, self.samples, self.evaluator)
         self.trained = TrainedModels(self.layers.S, self.device)
-        self.clock = spec.clock
+        self.spec, self.clock = spec, spec.clock
         self.sums = PartialSums(self.trained, self.layers, self.clock)
         self.t = -1
         self._server: Tensor = torch.empty(0)  # [S] what the round began with
@@ -97,7 +97,7 @@ class ClientHost:
             self.trained.add_vectors(client, vectors)
             return result.status == "ok"
 
-        with self._global_stream():
+        with self._global_streams():
             if request.early_plan is None:
                 self.trained.reserve(len(request.clients))
                 for client in request.clients:
@@ -113,7 +113,7 @@ class ClientHost:
     def initialize(self, request: TrainRequest, value: np.ndarray, shared: Arrays, *objects: Arrays) -> TrainReply:
         """The clients' local initialisation alone: their results have a state and nothing else."""
         started, download = self.clock.wall(), Download.of(request, value, shared, objects, self.device)
-        with self._global_stream():
+        with self._global_streams():
             results = {c: self._stored(self.trainer.initialize(download, c)) for c in request.clients}
         return TrainReply(results, started, self.clock.wall())
 
@@ -122,13 +122,14 @@ class ClientHost:
     ) -> dict[int, ClientResult]:  # fmt: skip
         """Test, for each client, the model it would now be given. No state is kept."""
         download = Download.of(request, value, shared, objects, self.device)
-        with self._global_stream():
+        with self._global_streams():
             return {client: self.trainer.personal(download, client) for client in request.clients}
 
-    def evaluate(self, value: np.ndarray, rows: np.ndarray) -> list[Score]:
-        """The model `value` [S] on each batch of `rows` of the data set."""
+    def evaluate(self, value: np.ndarray, rows: np.ndarray, t: int) -> list[Score]:
+        """The model `value` [S] on each batch of `rows` of the data set, in round t."""
         self.flat.value.copy_(on_device(value, self.device))
-        return self.evaluator.score(rows)
+        with self._global_streams():
+            return self.evaluator.score(rows, stream_seed(self.spec.seed, t, SERVER, "test"))
 
     def _stored(self, result: ClientResult) -> ClientResult:
         if result.state is not None:
@@ -138,30 +139,32 @@ class ClientHost:
         return result
 
     @contextmanager
-    def _global_stream(self) -> Iterator[None]:
-        """Put torch's global random stream back afterwards, and the model in train mode before."""
-        before = torch.get_rng_state()
-        self.flat.model.train()
-        try:
+    def _global_streams(self) -> Iterator[None]:
+        """Put the global random streams back afterwards, and the model in train mode before."""
+        with preserved():
+            self.flat.model.train()
             yield
-        finally:
-            torch.set_rng_state(before)
 
     # Collectives over the trained clients.
 
-    def each(self, clients: Sequence[int], function: Callable[..., Tensor], *payload: Any) -> np.ndarray:
+    def each(self, clients: Sequence[int], seed: int, function: Callable[..., Tensor], *payload: Any) -> np.ndarray:
         """[k, ...] `function(update [S], layers, *payload)` of each client. One at a time, because a reduction over a
         matrix may add in another order than over its rows, and the result must not depend on the packing."""
         tensors = [on_device(p, self.device) if isinstance(p, np.ndarray) else p for p in payload]
-        results = [function(self.trained.update(c), self.layers, *tensors) for c in clients]
+        results = []
+        for client in clients:
+            with seeded_for(function, stream_seed(seed, self.t, client, "each")):
+                results.append(function(self.trained.update(client), self.layers, *tensors))
         return np.stack([r.detach().cpu().numpy() for r in results])
 
     def predict(self, clients: Sequence[int], rows: np.ndarray) -> np.ndarray:
         """[k, M, C] logits of the clients' models on M `rows` of the data set, in eval mode."""
         parts, logits = self.samples.inputs(rows).split(PREDICT_BATCH), []
-        for client in clients:
-            torch.add(self._server, self.trained.update(client), out=self.flat.value)
-            logits.append(torch.cat([self.evaluator.outputs(x) for x in parts]).cpu().numpy())
+        with preserved():
+            for client in clients:
+                self.spec.seed_generators(stream_seed(self.spec.seed, self.t, client, "predict"), self.device)
+                torch.add(self._server, self.trained.update(client), out=self.flat.value)
+                logits.append(torch.cat([self.evaluator.outputs(x) for x in parts]).cpu().numpy())
         return np.stack(logits)
 
     def rows(self, clients: Sequence[int]) -> np.ndarray:
@@ -205,8 +208,8 @@ class ClientHost:
             for rows, of_host in zip(places, models, strict=True):
                 updates[list(rows)] = on_device(of_host, self.device)
         bench = Workbench(self.flat, on_device(value, self.device), updates, self.samples.rows, self.task)
-        with self._global_stream():
-            seed_layers(seed, self.device)
+        with self._global_streams():
+            seed_globals(seed, self.device)
             result = function(bench, *(p.to(self.device) if isinstance(p, torch.Tensor) else p for p in payload))
         # Copies: what a function returns may lie in the model's own storage, which others will use.
         if isinstance(result, torch.Tensor):

@@ -11,6 +11,7 @@ from raysim.core.arrays import to_numpy
 from raysim.core.client import Upload
 from raysim.core.failures import breaks_device, cause_of, out_of_memory
 from raysim.core.flat import FlatModel, difference, finite
+from raysim.core.hooks import HookError, check_storage, check_upload
 from raysim.core.layers import LayerMap
 from raysim.core.local_run import LocalRun
 from raysim.core.rng import seed_layers, stream_seed
@@ -115,16 +116,18 @@ class Trainer:
         )  # fmt: skip
         run.orders = [] if download.request.trace else None
         run.batch_probes = [p for p in self.spec.probes if p.watches_batches]
-        seed_layers(stream_seed(round_info.seed, round_info.t, client, "start"), self.device)
+        self.spec.seed_generators(stream_seed(round_info.seed, round_info.t, client, "start"), self.device)
         return run
 
     def _start(self, run: LocalRun, trace: dict[str, np.ndarray]) -> None:
         """All that is before the training; `trace` gets what is recorded on the way, if anything is."""
         stack = self._stack
         stack.start(run)
+        check_storage(stack.start, run)
         seed_layers(stream_seed(run.round_info.seed, run.t, run.client, "model"), self.device)
         for begin in stack.beginners:
             begin(run)
+            check_storage(begin, run)
         if run.orders is not None:
             trace["init"] = to_numpy(run.value)
         for probe in self.spec.probes:
@@ -132,6 +135,7 @@ class Trainer:
 
     def _measured(self, run: LocalRun, trace: dict[str, np.ndarray]) -> tuple[ClientResult, Upload]:
         """All that is after the training."""
+        check_storage(self._stack.step, run)
         if table := self.flat.changed_constant():
             raise ValueError(
                 f"training has changed the model's table {table}, which no client sends. Integers that change must do so "
@@ -140,6 +144,7 @@ class Trainer:
         upload = Upload(run.value)
         for finish in self._stack.finishers:
             finish(run, upload)
+            check_upload(finish, upload, run.flat.value)
         run.uploaded = upload.value
         stats = [probe.end(run) for probe in self.spec.probes]
         if run.orders is not None:
@@ -173,6 +178,8 @@ class Trainer:
             self.samples.forget()
         cause = cause_of(error)
         line = " ".join(f"{type(error).__name__}: {error}".split())
+        if isinstance(error, HookError):  # which says where
+            return ClientResult(str(error), cause=cause)
         return ClientResult(traceback.format_exc() if cause == "code" else line, cause=cause)
 
 

@@ -122,9 +122,10 @@ class CCN(Weighting):
         exponentials = np.exp((rows - rows.max()) / self.temperature)
         factor = 1 - exponentials / exponentials.sum()  # sums to K − 1; of a single client it is 0, and ν stays
         lam = factor * prior.lam.numpy()
-        mixture = prior.reweighted(torch.from_numpy(lam))
+        none = not lam.sum() > 0
+        mixture = prior if none else prior.reweighted(torch.from_numpy(lam))
         server.note(self, "similarity", torch.from_numpy(rows), "client")
         server.note(self, "factor", torch.from_numpy(factor), "client")
         server.note(self, "lambda", mixture.lam / mixture.lam.sum(), "client")
-        server.fell_back(self, not lam.sum() > 0)
+        server.fell_back(self, none)
         return mixture

@@ -54,10 +54,11 @@ class FedDisco(Weighting):
         if self.metric == "kl" and self.normalize_kl and distance.sum() > 0:
             distance = distance / distance.sum()
         lam = (prior.lam / prior.lam.sum() - self.a * distance + self.b).clamp_min(0)
-        mixture = prior.reweighted(lam)
+        nobody = bool(lam.sum() <= 0)
+        mixture = prior if nobody else prior.reweighted(lam)
         server.note(self, "discrepancy", distance, "client")
         server.note(self, "lambda", mixture.lam / mixture.lam.sum(), "client")
-        server.fell_back(self, bool(lam.sum() <= 0))
+        server.fell_back(self, nobody)
         return mixture
 
 

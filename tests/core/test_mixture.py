@@ -1,5 +1,7 @@
 """The plan as data: columns, uploads and the server's own share, by hand."""
 
+from math import inf, nan
+
 import pytest
 import torch
 from hypothesis import given
@@ -67,11 +69,23 @@ def test_factors_scale_parameters_and_leave_statistics_convex():
     assert every.buffers.equal(weights([0.25] * 3, [0.25] * 3))
 
 
-def test_reweighting_refuses_what_is_no_average():
+def test_what_is_no_average_says_so():
     mixture = Mixture.of(torch.tensor([1.0, 3.0]), LAYERS)
     assert mixture.reweighted(torch.tensor([1.0, 1.0])).per_client().tolist() == [0.5, 0.5]
-    for bad in ([0.0, 0.0], [float("nan"), 1.0], [float("inf"), 1.0]):
-        assert mixture.reweighted(torch.tensor(bad)) is mixture
+    assert mixture.fault() is None
+    for bad, fault in {
+        (0.0, 0.0): "whose sum is 0",
+        (-3.0, 1.0): "whose sum is -2",
+        (-1.0, 3.0): "of which one is -1",
+        (nan, 1.0): "that are not finite (NaN or Inf)",
+        (inf, 1.0): "that are not finite (NaN or Inf)",
+        (inf, -inf): "that are not finite (NaN or Inf)",
+    }.items():
+        assert mixture.reweighted(torch.tensor(bad)).fault() == fault
+    signed = mixture.scaled(torch.tensor([[-5.0], [1.0]]).double())
+    assert signed.weights.sum() < 0 and signed.fault() is None  # as L-DAWA may: it need not be convex
+    assert mixture.scaled(torch.tensor(nan)).fault() == "that are not finite (NaN or Inf)"
+    assert mixture.scaled(torch.tensor(1.0), anchor=torch.full((T,), inf).double()).fault()
 
 
 def test_buffers_of_one_client_or_of_none():

@@ -94,7 +94,7 @@ def test_evaluations_are_shared_by_the_hosts(tmp_path, warm_ray):
     federation.engine.call = call
     federation.step()
     evaluate_personal(federation.run, 1)
-    evaluate(federation.engine, federation.partition.server_test)
+    evaluate(federation.engine, federation.partition.server_test, t=0)
     federation.close()
     for method in ("personal", "evaluate"):
         assert sorted(host for name, host in asked if name == method) == [0, 1, 2]

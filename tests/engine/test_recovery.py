@@ -407,7 +407,7 @@ def test_hosts_take_over_where_there_is_no_room(tmp_path, warm_ray, ran, monkeyp
 
     kill(pid_of(new))
     with pytest.raises(MachineFailure, match="no room for new ones"):
-        evaluate(engine, federation.partition.server_test)
+        evaluate(engine, federation.partition.server_test, t=0)
     federation.close()
 
 

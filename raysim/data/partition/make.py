@@ -2,6 +2,7 @@
 
 import numpy as np
 
+from raysim.core.rng import SERVER, seeded_for, stream_seed
 from raysim.data.dataset import Dataset
 from raysim.data.errors import DataError
 from raysim.data.partition.base import NOTHING, Scheme, require
@@ -51,10 +52,11 @@ def make_partition(
 
     proxy_rows = NOTHING if proxy is None else proxy.draw(data, seed)
     rng = np.random.RandomState(seed)
-    rows = scheme.rows(data)
-    split = scheme.split(data, np.setdiff1d(rows, proxy_rows) if len(proxy_rows) else rows, rng)
+    with seeded_for(scheme, stream_seed(seed, 0, SERVER, "partition")):
+        rows = scheme.rows(data)
+        split = scheme.split(data, np.setdiff1d(rows, proxy_rows) if len(proxy_rows) else rows, rng)
+        label_map = scheme.label_map(data, rng)
     shards = split if isinstance(split, Shards) else Shards.of(split)
-    label_map = scheme.label_map(data, rng)
 
     train, test = shards, shards.where(np.zeros(len(shards.rows), bool))
     if scheme.test_frac is None:  # then a client's rows of the test split are its test rows

@@ -16,6 +16,7 @@ from ray.exceptions import GetTimeoutError, ObjectLostError, RayTaskError
 
 from raysim.config import Config, RayEngineConfig
 from raysim.core.event import Event
+from raysim.core.hooks import HookError
 from raysim.data import Dataset, Partition
 from raysim.engine.base import Call, Engine, Handle, HostLost, MachineFailure, StateLost, machine_failure
 from raysim.engine.ray.actors import new_actor
@@ -161,7 +162,10 @@ class RayEngine(Engine):
             except DEATHS as error:
                 raise self._lost(host, error) from None
             except RayTaskError as error:
-                raise machine_failure(error.cause, self.nodes[host]) or error.as_instanceof_cause() from None
+                cause = error.cause
+                if isinstance(cause, HookError):  # which says it in a sentence
+                    raise cause from None
+                raise machine_failure(cause, self.nodes[host]) or error.as_instanceof_cause() from None
         return values
 
     def _patiently(self, host: int, handle: Handle) -> Any:
