@@ -43,6 +43,7 @@ def describe(run: RunParts, folder: Path) -> None:
     write_table(folder, "partition", run.partition.to_table(run.data))
     extra = {
         "data_sha256": run.data.sha256(),
+        "files_sha256": run.data.files and run.data.files.times_sha256,  # of names, sizes and times
         "partition_sha256": run.partition.sha256(),
         "init_sha256": init_sha256(run.config),
         "samples": len(run.data.y),

@@ -31,6 +31,8 @@ class Manifest(TypedDict, total=False):
     seed: int
     versions: dict[str, str]
     hardware: dict[str, Any]
+    data_sha256: str
+    files_sha256: str | None
     partition_sha256: str
     samples: int
     unused_samples: int
