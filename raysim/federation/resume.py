@@ -64,19 +64,6 @@ def check_init(folder: Path, config: Config) -> None:
         )
 
 
-def check_device(folder: Path, engine: Engine) -> None:
-    """Raises `ConfigError`, and closes the engine, where the run in the folder began on another kind of device or GPU."""
-    manifest, now = read_manifest(folder), {"device": engine.device(), "gpu": engine.numerics().get("gpu")}
-    there = {"device": manifest.get("device"), "gpu": manifest.get("numerics", {}).get("gpu")}
-    for kind, began in there.items():
-        if began is not None and began != now[kind]:
-            engine.close()
-            raise ConfigError(
-                f"engine: the run in {folder} began on {began}, and this engine computes on {now[kind]}, which rounds "
-                "differently. Choose the device that it began on, or start another run."
-            )
-
-
 class StateUnreadable(OSError):
     """A client's state cannot be read any more: its file was damaged or removed while the run went on."""
 

@@ -35,8 +35,8 @@ Rows = dict[str, Any]  # columns of a table
 BEST = "best.safetensors"
 
 
-def describe(run: RunParts, folder: Path) -> None:
-    """Write what is known before the first round: configuration, partition, manifest."""
+def describe(run: RunParts, folder: Path, numerics: Mapping[str, Any]) -> None:
+    """Write what is known before the first round: configuration, partition, and the manifest with the hosts' `numerics`."""
     folder.mkdir(parents=True, exist_ok=True)
     with replacing(folder / "config.yaml") as path:
         path.write_text(to_yaml(run.config), encoding="utf-8")
@@ -50,7 +50,7 @@ def describe(run: RunParts, folder: Path) -> None:
         "unused_samples": len(run.partition.unused(run.data)),  # by no client, and not by the server
         "parameters": run.server.layers.P,
         "device": run.engine.device(),
-        "numerics": run.engine.numerics(),
+        "numerics": dict(numerics),
         "loss_unit": run.spec.task.loss_unit,
         "inputs": asdict(run.spec.inputs),  # what the model is built for
         "settings": decisive(run.config),
