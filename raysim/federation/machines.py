@@ -58,12 +58,13 @@ def warn_of_changes(folder: Path, numerics: Mapping[str, Any]) -> None:
 
 def _of_driver(manifest: Mapping[str, Any]) -> dict[str, Any]:
     versions, hardware = manifest.get("versions", {}), manifest.get("hardware", {})
-    known = {
+    known: dict[str, Any] = {
         key: part[key]
         for part, key in ((versions, "torch"), (hardware, "cpu"), (hardware, "cpu_capability"))
         if key in part
     }
-    return known | hardware.get("switches", {})
+    known |= hardware.get("switches", {})
+    return known
 
 
 def _said(value: Any) -> str:

@@ -47,7 +47,7 @@ def _comparable(data: Dataset, manifest: Mapping[str, Any], untouched: bool) -> 
     `untouched` since then."""
     was: str = manifest.get("data_sha256", "")
     if was.startswith(OF_FILES):
-        return data.files and data.files.sha256
+        return data.files.sha256 if data.files else None
     now = data.sha256()
     if now.startswith(OF_FILES):
         return was if untouched else data.contents_sha256()
