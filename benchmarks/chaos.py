@@ -594,7 +594,8 @@ def links(trial: Trial) -> None:
     if there != dict.fromkeys(("victim", "round-000002.safetensors", ".config.yaml.tmp"), "theirs"):
         trial.problems.append(f"{where}: outside is now {there}")
     if os.path.lexists(place) and place.lstat().st_ino == planted.st_ino:  # nothing has taken its place
-        place.rmdir() if kind == "folder" else place.unlink()
+        with suppress(OSError):  # a folder that the run has made its own
+            place.rmdir() if kind == "folder" else place.unlink()
     if ended.code and had and not os.path.lexists(place):
         aside.rename(place)
     if trial.problems:
