@@ -21,6 +21,7 @@ import re
 import resource
 import shutil
 import signal
+import stat
 import subprocess
 import sys
 import tempfile
@@ -571,6 +572,57 @@ def client_fault(trial: Trial) -> None:
     trial.said += [sentence] if sentence else []
 
 
+def links(trial: Trial) -> None:
+    """A link, a pipe, a socket or a folder takes a name in the folder of a run that was killed, and what had the name is put
+    back after the next command. What a link leads to stays as it is."""
+    trial.note(trial.start(DiesAtFile(str(trial.run), trial.random.randint(30, 120))).end(), -signal.SIGKILL)
+    outside = trial.folder / "outside"
+    outside.mkdir()
+    for name in ("victim", "round-000002.safetensors", ".config.yaml.tmp"):
+        (outside / name).write_text("theirs")
+    place, aside = trial.run / trial.random.choice(_names(trial.run)), trial.folder / "aside"
+    place.parent.mkdir(parents=True, exist_ok=True)
+    if had := os.path.lexists(place):
+        place.rename(aside)
+    kind = trial.random.choice(list(PLANTS))
+    PLANTS[kind](place, outside)
+    planted = place.lstat()
+    ended = trial.start().end()
+    trial.note(ended)
+    where = f"{kind} as {place.relative_to(trial.run)}"
+    there = {path.name: path.read_text() for path in outside.iterdir()}
+    if there != dict.fromkeys(("victim", "round-000002.safetensors", ".config.yaml.tmp"), "theirs"):
+        trial.problems.append(f"{where}: outside is now {there}")
+    if os.path.lexists(place) and place.lstat().st_ino == planted.st_ino:  # nothing has taken its place
+        with suppress(OSError):  # a folder that the run has made its own
+            place.rmdir() if kind == "folder" else place.unlink()
+    if ended.code and had and not os.path.lexists(place):
+        aside.rename(place)
+    if trial.problems:
+        trial.problems.append(where)
+
+
+PLANTS: dict[str, Callable[[Path, Path], Any]] = {
+    "link to a file": lambda place, outside: place.symlink_to(outside / "victim"),
+    "link to a folder": lambda place, outside: place.symlink_to(outside),
+    "link to nothing": lambda place, outside: place.symlink_to(outside / "new"),
+    "link to itself": lambda place, _: place.symlink_to(place.name),
+    "pipe": lambda place, _: os.mkfifo(place),
+    "socket": lambda place, _: os.mknod(place, stat.S_IFSOCK | 0o600),
+    "folder": lambda place, _: place.mkdir(),
+}
+
+
+def _names(run: Path) -> list[str]:
+    """What lies in the folder of a run and in its checkpoints, and what it is about to write there."""
+    there = [*run.iterdir(), *(run / "checkpoints").glob("*")]
+    coming = ["result.json", "model.safetensors", "failed.txt", ".lock", "checkpoints", "checkpoints/.mine"]
+    coming += [
+        f".{name}.tmp" for name in ("config.yaml", "manifest.json", "result.json", "failed.txt", "model.safetensors")
+    ]
+    return sorted({*(str(path.relative_to(run)) for path in there), *coming})
+
+
 def kill_host(trial: Trial) -> None:
     """A client actor dies at a random moment."""
     kill_one(trial, HOSTS)
@@ -703,6 +755,7 @@ FAULTS = {
     "few_descriptors": Fault(few_descriptors),
     "clock_set_back": Fault(clock_set_back),
     "client_fault": Fault(client_fault),
+    "links": Fault(links),
     "kill_host": Fault(kill_host, RAY),
     "kill_driver": Fault(kill_driver, RAY),
     "storm": Fault(storm, RAY),

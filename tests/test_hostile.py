@@ -11,7 +11,10 @@ import os
 import re
 import shutil
 import socket
+import string
 import subprocess
+import sys
+import unicodedata
 import zlib
 from collections.abc import Callable
 from contextlib import suppress
@@ -36,7 +39,8 @@ from raysim.data.sources import Images, Parquet
 from raysim.federation.checkpoint import CheckpointError, Checkpoints
 from raysim.methods import STEPS
 from raysim.paths import UnsafeName, below
-from raysim.play.lines import among_clients
+from raysim.play.lines import aligned, among_clients
+from raysim.printable import printable
 from raysim.registry import REGISTRY
 from raysim.report import NoData, ReportError
 from raysim.report.figures import FIGURES, draw
@@ -424,3 +428,77 @@ def test_nothing_of_the_environment_is_written_down(tmp_path: Path, monkeypatch:
     written = dict(contents(tmp_path))
     assert len(written) > 40
     assert not [path for path, content in written.items() if secret.encode() in content]
+
+
+# ------------------------------------------------------------------------------------------------------------ terminals
+
+STEERING = "\x1b[2J\x1b]0;gone\x07 a\rb\nraysim: all is well\x7f\x85\x9b31m\u061c\u200e\u202ed\u2066e\u2028f"
+SHOWN = r"\x1b[2J\x1b]0;gone\x07 a\rb\nraysim: all is well\x7f\x85\x9b31m\u061c\u200e\u202ed\u2066e\u2028f"
+
+
+def steers(text: str) -> set[str]:
+    """The characters of `text` that a terminal would obey or that turn a line around, but for the ends of lines."""
+    return {c for c in text if (c != "\n" and (unicodedata.category(c) in ("Cc", "Zl", "Zp", "Cs") or c in "\u061c\u200e\u200f"))
+            or unicodedata.bidirectional(c) in ("LRE", "RLE", "LRO", "RLO", "PDF", "LRI", "RLI", "FSI", "PDI")}  # fmt: skip
+
+
+def test_every_character_that_steers_is_written_as_an_escape() -> None:
+    everything = "".join(map(chr, range(sys.maxunicode + 1)))
+    assert steers(everything) > set(STEERING) - set("\n") - set(string.printable)
+    made = printable(everything)
+    assert not steers(made) and "\n" not in made
+    for c in steers(everything) | {"\n"}:
+        assert printable(f"a{c}b") == f"a{ascii(c)[1:-1]}b"
+    for kept in (" ", "ü", "日本", "\N{ZERO WIDTH JOINER}", "😀", "\\"):
+        assert printable(kept) == kept
+    assert printable("a\nb\r", lines=True) == "a\nb\\r"
+    assert aligned([(STEERING, "x"), ("y", "z")])[0] == f"{SHOWN}  x"
+
+
+@pytest.fixture
+def steering(tmp_path: Path) -> Path:
+    """Two runs that steer wherever somebody can write: the folder, tags, note, table, result, the mistakes of others."""
+    for name in ("one", STEERING):
+        play(tiny(rounds={"total": 1}), tmp_path / name)
+        run = raysim.load(tmp_path / name)
+        run.label(tags=[f"t{STEERING}"], note=f"first{STEERING}\nsecond")
+        write_json(run.folder / "result.json", {**run.result, "ended": f"e{STEERING}"})
+        with Recorder(run.folder, 1) as recorder:
+            recorder.add("events", round=0, of=["run"], client=[None], node=[None], message=[f"m{STEERING}"])
+    return tmp_path
+
+
+def test_no_command_prints_what_steers_a_terminal(steering: Path, tmp_path: Path) -> None:
+    evil = steering / STEERING
+
+    def ask(*words: object, code: int = 0) -> str:
+        done = CliRunner().invoke(app, [*map(str, words)], input="n\n")
+        assert done.exit_code == code, done.output
+        assert not steers(done.output), (words, done.output)
+        return done.output
+
+    listed = ask("runs", steering)
+    assert f"first{SHOWN}".partition(r"\n")[0] in listed and f"#t{SHOWN}" in listed
+    assert len(listed.splitlines()) == 3
+    assert ask("tag", evil) == f"t{SHOWN}\n"
+    assert ask("note", evil).startswith("first") and "\nsecond\n" in ask("note", evil)
+    assert SHOWN in ask("compare", steering)
+    assert f"m{SHOWN}" in ask("table", evil, "events")
+    assert f"e{SHOWN}" in ask("resume", evil)
+    assert SHOWN in ask("rm", evil)
+    for form in ("markdown", "latex", "html"):
+        ask("report", evil, "--format", form)
+    ask("report", steering, "--out", tmp_path / "page.html")
+    exact = CliRunner().invoke(app, ["table", str(evil), "events", "--csv"]).stdout
+    assert f"m{STEERING}" in exact
+
+    (evil / "manifest.json").write_text("{")
+    (tmp_path / "set" / "train" / "a").mkdir(parents=True)
+    (tmp_path / "set" / "train" / "a" / f"{STEERING}.png").write_bytes(b"none")
+    base = tmp_path / "base.yaml"
+    base.write_text(yaml.safe_dump({**to_dict(tiny()), "data": {"name": {"images": str(tmp_path / "set")},
+                    "partition": {"iid_equal": {"clients": 2}}}}))  # fmt: skip
+    for words, code in ((("resume", evil), 2), (("run", base, "--out", tmp_path / "out"), 1)):
+        refused = ask(*words, code=code)
+        name = SHOWN.replace(r"b\n", "b\n  ")  # no line of a name passes for a sentence
+        assert name in refused, refused

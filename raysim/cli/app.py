@@ -9,6 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from raysim.cli import catalogue, cluster, doctor, export, look, new, run, runs, sweep
+from raysim.play.errors import shown as sentence
 
 HELP = {"help_option_names": ["-h", "--help"]}
 
@@ -70,7 +71,7 @@ def main() -> None:
 
     def shown(message: Any, category: Any, filename: str, lineno: int, line: str | None = None) -> str:
         ours = Path(filename).is_relative_to(Path(__file__).parents[1])
-        return f"raysim: {message}\n" if ours else usual(message, category, filename, lineno, line)
+        return f"{sentence(f'raysim: {message}')}\n" if ours else usual(message, category, filename, lineno, line)
 
     warnings.formatwarning = shown
     app(prog_name="raysim")

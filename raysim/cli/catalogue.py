@@ -16,6 +16,7 @@ from raysim.cli.options import Changes, ConfigName, Overrides
 from raysim.paths import below
 from raysim.play.errors import reported
 from raysim.play.lines import aligned, unused
+from raysim.printable import printable
 
 
 class Listed(StrEnum):
@@ -90,7 +91,7 @@ def data_show(
         except ImportError as error:  # the table is worth having without the chart
             print(f"raysim: no chart: {error}", file=sys.stderr)
         else:
-            print(f"\nThe chart of clients and classes is in {path.resolve()}")
+            print(f"\nThe chart of clients and classes is in {printable(str(path.resolve()))}")
 
 
 def catalogues(what: Listed) -> dict[str, Mapping[str, Any]]:

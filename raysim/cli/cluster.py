@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from raysim.play.errors import reported
+from raysim.printable import printable
 
 
 def up(
@@ -19,7 +20,9 @@ def up(
         from raysim.engine.ray import keeper
 
         cluster, said = keeper.up(dashboard)
-        print(f"{said}A cluster is up at {cluster.address}. Runs join it; `raysim down` ends it.")
+        print(
+            printable(f"{said}A cluster is up at {cluster.address}. Runs join it; `raysim down` ends it.", lines=True)
+        )
 
 
 def down() -> None:
@@ -28,4 +31,4 @@ def down() -> None:
         from raysim.engine.ray import keeper
 
         cluster = keeper.down()
-        print(f"ended the cluster at {cluster.address}" if cluster else "There is no cluster.")
+        print(printable(f"ended the cluster at {cluster.address}") if cluster else "There is no cluster.")

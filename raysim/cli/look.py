@@ -10,6 +10,7 @@ import typer
 from raysim.cli import complete
 from raysim.cli.options import Format, RunPaths, Target
 from raysim.play.errors import reported
+from raysim.printable import printable
 
 
 def report(
@@ -39,7 +40,7 @@ def report(
             print(render([chosen(summarise(compare(find(runs)), target).sheet, columns or ())], format), end="")
             return
         summary = write(find(runs), out, target)
-        print(f"{summary.sentence}\n{out}")
+        print(printable(f"{summary.sentence}\n{out}", lines=True))
 
 
 def watch(
@@ -108,4 +109,4 @@ def measure(
 
         for one in find(runs):
             taken = write(name, chosen, SavedRun(one.folder))
-            print(f"{one.folder}: {taken.sentence}", flush=True)
+            print(printable(f"{one.folder}: {taken.sentence}"), flush=True)

@@ -11,6 +11,7 @@ from raysim.cli import complete
 from raysim.cli.options import Address, Changes, ConfigName, Overrides
 from raysim.play.errors import reported
 from raysim.play.terminal import play
+from raysim.printable import printable
 
 
 def run(
@@ -36,7 +37,7 @@ def run(
             from raysim.config.identity import to_annotated_yaml
             from raysim.play.preview import preview
 
-            print(f"{preview(settings, address)}\n\n{to_annotated_yaml(settings)}")
+            print(printable(f"{preview(settings, address)}\n\n{to_annotated_yaml(settings)}", lines=True))
             return
         folder = new_folder(out, Path(settings.record.dir), settings.name)
         status = play(settings, folder, address, resume=False)

@@ -13,6 +13,7 @@ import typer
 from raysim.paths import natural
 from raysim.play.errors import reported
 from raysim.play.lines import aligned, percent, scored
+from raysim.printable import printable
 
 if TYPE_CHECKING:
     from raysim.report.runs import Run
@@ -78,7 +79,7 @@ def tag(
         run = Run(folder)
         if tags:
             run.label([one for one in run.tags if one not in tags] if remove else [*run.tags, *tags])
-        print(" ".join(run.tags))
+        print(printable(" ".join(run.tags)))
 
 
 def note(
@@ -92,7 +93,7 @@ def note(
         run = Run(folder)
         if text is not None:
             run.label(note=text)
-        print(run.note)
+        print(printable(run.note, lines=True))
 
 
 def rm(
@@ -107,12 +108,13 @@ def rm(
             Run(folder) for folder in {folder.resolve(): folder for folder in folders}.values()
         ]  # raises if no run
         _check_idle(found)
-        if not yes and not typer.confirm(f"Remove {', '.join(str(run.folder) for run in found)}?"):
+        names = printable(", ".join(str(run.folder) for run in found))
+        if not yes and not typer.confirm(f"Remove {names}?"):
             return
         for run in found:
             _check_idle([run])  # again: it may have been taken up meanwhile
             shutil.rmtree(run.folder)
-            print(f"removed {run.folder}")
+            print(printable(f"removed {run.folder}"))
 
 
 def _check_idle(found: Sequence[Run]) -> None:

@@ -22,6 +22,7 @@ from raysim.cli.options import (
     seed_numbers,
 )
 from raysim.play.errors import reported
+from raysim.printable import printable
 
 
 def sweep(
@@ -97,7 +98,7 @@ def reproduce(
 
     with reported():
         if listed:
-            print("\n".join(listing(items())))
+            print(printable("\n".join(listing(items())), lines=True))
             return
         if not item:
             raise ConfigError("raysim reproduce: name a table or figure; `raysim reproduce --list` shows all.")
@@ -108,7 +109,7 @@ def reproduce(
         points = chosen.runs(scale, seed_numbers(seeds), changes, folder, only or ())
         status = play_all(list(points.values()), address, runs_at_once(parallel))
         if any(point.finished for point in points.values()):
-            print(f"\n{table_text(chosen, points, scale, overrides or ())}")
+            print(printable(f"\n{table_text(chosen, points, scale, overrides or ())}", lines=True))
             if format:
                 print(f"\ntable   {write_table(sheets(chosen, points, scale), folder, format)}")
     raise typer.Exit(status)

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
+from raysim.data.encoded import Encoded
 from raysim.data.errors import DataError
 
 if TYPE_CHECKING:
@@ -45,6 +46,16 @@ def first_wrong(x: np.ndarray, vocab: int | None = None) -> tuple[int, str] | No
     return None
 
 
+@dataclass(frozen=True)
+class FileHashes:
+    """By what files are known again without being read."""
+
+    sha256: str
+    """Of their names and sizes, and of the labels in them."""
+    times_sha256: str
+    """Of their names, sizes and times."""
+
+
 @dataclass(frozen=True, eq=False)
 class Dataset:
     """Samples and what is known of them; nobody writes to them. Raises DataError if they do not fit."""
@@ -75,6 +86,8 @@ class Dataset:
     """What is learned: the name of a task, or one."""
     digest: str | None = None
     """What `sha256` returns, where it is known without reading all samples."""
+    files: FileHashes | None = None
+    """Of the files that the data were read from, where there are any."""
 
     def __post_init__(self) -> None:
         n = len(self.x)
@@ -124,10 +137,13 @@ class Dataset:
 
     def sha256(self) -> str:
         """Hash of all samples and labels; of samples that are never held whole, of the files that they are in."""
-        if self.digest is not None:
-            return self.digest
+        return self.contents_sha256() if self.digest is None else self.digest
+
+    def contents_sha256(self) -> str:
+        """Hash of all samples and labels. Samples that are streamed are read for it, a part at a time."""
         digest = self.begin_digest()
-        digest.update(np.ascontiguousarray(self.x[:]).data)
+        for part in self.x.parts() if isinstance(self.x, Encoded) else [self.x[:]]:
+            digest.update(np.ascontiguousarray(part).data)
         digest.update(np.ascontiguousarray(self.y).data)
         return digest.hexdigest()
 

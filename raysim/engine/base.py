@@ -183,16 +183,10 @@ class Engine(ABC):
         kind: str = self.retry_after_loss(lambda: self.ask([Call(0, "computes_on", ())]))[0]
         return kind
 
-    def numerics(self) -> dict[str, Any]:
-        """What decides the bits of the hosts' GPUs, as far as they are alike; of hosts on CPUs nothing."""
+    def numerics(self) -> list[dict[str, Any]]:
+        """What decides the bits of each host besides the code."""
         calls = [Call(i, "numerics", ()) for i in range(len(self.hosts))]
-        first, *others = self.retry_after_loss(lambda: self.ask(calls))
-        if differing := sorted(
-            {key for other in others for key in first.keys() | other if first.get(key) != other.get(key)}
-        ):
-            what = f"the client actors' GPUs differ ({', '.join(differing)})"
-            self.events.append(Event("run", f"{what}: the result depends on which of them trains whom"))
-        return {key: value for key, value in first.items() if key not in differing}
+        return self.retry_after_loss(lambda: self.ask(calls))
 
     def replace_lost(self, lost: HostLost) -> None:
         """`replace`, and remember that it was necessary."""

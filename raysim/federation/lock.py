@@ -13,7 +13,7 @@ from raysim.paths import command
 from raysim.store.atomic import open_to_append
 from raysim.store.documents import read_result
 from raysim.store.lock import take
-from raysim.store.manifest import manifest, read_manifest
+from raysim.store.manifest import read_manifest
 
 
 @contextmanager
@@ -36,14 +36,6 @@ def run_lock(folder: Path) -> Iterator[None]:
                 path.unlink()
                 with suppress(OSError):  # somebody else may have begun there just now
                     folder.rmdir()
-
-
-def machine_changes(folder: Path) -> list[str]:
-    """Sentences on how this machine differs from the one on which the run in `folder` began, where low bits depend on it."""
-    then, now = read_manifest(folder), manifest("", 0, {})
-    deciding = (("versions", "torch"), ("hardware", "cpu"), ("hardware", "cpu_capability"))
-    pairs = [(key, then.get(part, {}).get(key), now[part][key]) for part, key in deciding if then]
-    return [f"the run began with {key} {was}, and this is {is_}" for key, was, is_ in pairs if was != is_]
 
 
 def finished_result(config: Config, folder: Path) -> dict[str, Any] | None:

@@ -15,7 +15,8 @@ from raysim.data import Dataset, Partition
 from raysim.engine.base import ATTEMPTS, MachineFailure, StateLost
 from raysim.federation.builder import MakeEngine, build, checked_data, local_engine
 from raysim.federation.failures import RoundFailed
-from raysim.federation.resume import RunCheckpoints, check_device, check_init, check_samples, sha256
+from raysim.federation.machines import check_device, numerics, warn_of_changes
+from raysim.federation.resume import RunCheckpoints, check_init, check_samples, sha256
 from raysim.federation.round import PlayRound, Round, play_round
 from raysim.federation.scores import round_summary
 from raysim.federation.writer import Finished, Tracer, Writer, describe
@@ -62,16 +63,20 @@ class Federation:
             check_samples(self.folder, self.data, self.partition)
             check_init(self.folder, config)
         self.run = build(config, make_engine, self.data, self.partition, clock)
+        alike, differing = numerics(self.run.engine)
         if resume:
-            check_device(self.folder, self.run.engine)
+            check_device(self.folder, self.run.engine, alike)
+            warn_of_changes(self.folder, alike)
         self.spec, self.aggregator, self.cohort_size = self.run.spec, self.run.aggregator, self.run.cohort_size
         self.server, self.engine = self.run.server, self.run.engine
         self.tracer = Tracer(self.run, self.folder)
         self.saved = RunCheckpoints(self.run, self.folder)
         self.t, wall = self.saved.restore() if resume else (0, 0.0)  # the next round, and the seconds played before it
         if not resume or not (self.folder / "manifest.json").exists():  # stopped while it was being described
-            describe(self.run, self.folder)
+            describe(self.run, self.folder, alike)
         self.writer = Writer(self.run, self.folder, self.t)
+        if differing is not None:
+            self.writer.add_events(self.t, [Event("run", differing)])
         self.scoreboard = self.writer.scoreboard(self.t)
         self.engine.events += self.writer.missing_best(self.t, self.scoreboard)
         self._stopwatch = Stopwatch(wall, clock)

@@ -26,12 +26,32 @@ from raysim.store.segments import DIGEST, Kind, SavedStates, state_sha256
 def check_samples(folder: Path, data: Dataset, partition: Partition) -> None:
     """Raises `ConfigError` where the data are not those that the run in the folder began with."""
     manifest = read_manifest(folder)
-    for name, now in (("data", data.sha256()), ("partition", partition.sha256())):
-        was = manifest.get(f"{name}_sha256")
-        if was and was.startswith(OF_FILES) != now.startswith(OF_FILES):
-            continue  # samples were streamed before or are now, but not both: the hashes are of different things
-        if manifest and was != now:
+    if not manifest:
+        return
+    files = manifest.get("files_sha256")
+    untouched = data.files is not None and data.files.times_sha256 == files
+    for name, now in (("data", _comparable(data, manifest, untouched)), ("partition", partition.sha256())):
+        if manifest.get(f"{name}_sha256") != now:
             raise ConfigError(f"{name}: not what the run in {folder} began with. Put it back, or start another run.")
+    if manifest["data_sha256"].startswith(OF_FILES) and files is not None and not untouched:
+        raise ConfigError(
+            f"data: the files have the names and sizes that they had when the run in {folder} began, but other times, and a "
+            "run that streams its data does not hash what they hold. Copy them with their times (cp -p, rsync -t). If you "
+            f"know that nothing in them has changed, remove files_sha256 from {folder / 'manifest.json'}."
+        )
+
+
+def _comparable(data: Dataset, manifest: Mapping[str, Any], untouched: bool) -> str | None:
+    """What the manifest has as `data_sha256` if the run began with these data. Of a run that began with streamed data it is a
+    hash of files, else one of samples: samples that are streamed now are read for it, but not from files that are
+    `untouched` since then."""
+    was: str = manifest.get("data_sha256", "")
+    if was.startswith(OF_FILES):
+        return data.files.sha256 if data.files else None
+    now = data.sha256()
+    if now.startswith(OF_FILES):
+        return was if untouched else data.contents_sha256()
+    return now
 
 
 def check_init(folder: Path, config: Config) -> None:
@@ -42,19 +62,6 @@ def check_init(folder: Path, config: Config) -> None:
         raise ConfigError(
             f"model.init: {config.model.init} is not what the run in {folder} began with. Put it back, or start another run."
         )
-
-
-def check_device(folder: Path, engine: Engine) -> None:
-    """Raises `ConfigError`, and closes the engine, where the run in the folder began on another kind of device or GPU."""
-    manifest, now = read_manifest(folder), {"device": engine.device(), "gpu": engine.numerics().get("gpu")}
-    there = {"device": manifest.get("device"), "gpu": manifest.get("numerics", {}).get("gpu")}
-    for kind, began in there.items():
-        if began is not None and began != now[kind]:
-            engine.close()
-            raise ConfigError(
-                f"engine: the run in {folder} began on {began}, and this engine computes on {now[kind]}, which rounds "
-                "differently. Choose the device that it began on, or start another run."
-            )
 
 
 class StateUnreadable(OSError):

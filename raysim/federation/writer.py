@@ -35,21 +35,22 @@ Rows = dict[str, Any]  # columns of a table
 BEST = "best.safetensors"
 
 
-def describe(run: RunParts, folder: Path) -> None:
-    """Write what is known before the first round: configuration, partition, manifest."""
+def describe(run: RunParts, folder: Path, numerics: Mapping[str, Any]) -> None:
+    """Write what is known before the first round: configuration, partition, and the manifest with the hosts' `numerics`."""
     folder.mkdir(parents=True, exist_ok=True)
     with replacing(folder / "config.yaml") as path:
         path.write_text(to_yaml(run.config), encoding="utf-8")
     write_table(folder, "partition", run.partition.to_table(run.data))
     extra = {
         "data_sha256": run.data.sha256(),
+        "files_sha256": run.data.files and run.data.files.times_sha256,  # of names, sizes and times
         "partition_sha256": run.partition.sha256(),
         "init_sha256": init_sha256(run.config),
         "samples": len(run.data.y),
         "unused_samples": len(run.partition.unused(run.data)),  # by no client, and not by the server
         "parameters": run.server.layers.P,
         "device": run.engine.device(),
-        "numerics": run.engine.numerics(),
+        "numerics": dict(numerics),
         "loss_unit": run.spec.task.loss_unit,
         "inputs": asdict(run.spec.inputs),  # what the model is built for
         "settings": decisive(run.config),

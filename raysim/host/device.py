@@ -8,11 +8,16 @@ import sys
 from typing import Any
 
 from raysim.late import torch
+from raysim.store.manifest import kernels, switches
 
 NO_FP16 = (
     "local.precision: fp16 is for GPUs, and clients would train on a CPU, which is slower at it than at fp32. Leave it at "
     "fp32, or take bf16 where the CPU has it"
 )
+GPU_SWITCHES = (  # environment variables by which libraries of a GPU choose kernels
+    "NVIDIA_TF32_OVERRIDE", "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE", "TORCH_BLAS_PREFER_CUBLASLT", "TORCH_LINALG_PREFER_CUSOLVER",
+    "TORCH_CUDNN_V8_API_DISABLED", "TORCH_CUDNN_USE_HEURISTIC_MODE_B",
+)  # fmt: skip
 LARGE = 1 << 26  # bytes of a model, so that training it takes longer than to get memory for it
 
 
@@ -40,18 +45,25 @@ def repeat_bits() -> None:
 
 
 def numerics(device: torch.device) -> dict[str, Any]:
-    """What decides the bits of a GPU besides the code; nothing for a CPU, of which the manifest tells the rest."""
+    """What decides the bits of this process and its device besides the code."""
+    found = kernels() | switches()
     if device.type == "cpu":
-        return {}
+        return found
     cudnn = torch.backends.cudnn
-    return {
-        "gpu": torch.cuda.get_device_name(device),
-        "cuda": torch.version.cuda,
-        "cudnn": cudnn.version(),
-        "deterministic": torch.are_deterministic_algorithms_enabled() and cudnn.deterministic and not cudnn.benchmark,
-        "tf32": cudnn.allow_tf32 or torch.backends.cuda.matmul.allow_tf32,
-        "cublas_workspace": os.environ.get("CUBLAS_WORKSPACE_CONFIG"),
-    }
+    return (
+        found
+        | switches(GPU_SWITCHES)
+        | {
+            "gpu": torch.cuda.get_device_name(device),
+            "cuda": torch.version.cuda,
+            "cudnn": cudnn.version(),
+            "deterministic": torch.are_deterministic_algorithms_enabled()
+            and cudnn.deterministic
+            and not cudnn.benchmark,
+            "tf32": cudnn.allow_tf32 or torch.backends.cuda.matmul.allow_tf32,
+            "cublas_workspace": os.environ.get("CUBLAS_WORKSPACE_CONFIG"),
+        }
+    )
 
 
 def keep_freed_memory(model_bytes: int) -> None:

@@ -8,6 +8,8 @@ from contextlib import contextmanager
 
 import typer
 
+from raysim.printable import printable
+
 
 def faults_of(error: Exception) -> Sequence[str] | None:
     """An error of our own, or of files and networks, as sentences; None for any other, which is a bug."""
@@ -18,6 +20,11 @@ def faults_of(error: Exception) -> Sequence[str] | None:
     from raysim.config import ConfigError
 
     return error.faults if isinstance(error, ConfigError) else (f"raysim: {error}",)
+
+
+def shown(fault: str) -> str:
+    """A sentence for a terminal. A name in it cannot pass for another sentence: lines that follow the first are indented."""
+    return printable(fault, lines=True).replace("\n", "\n  ")
 
 
 def _torch_lacks_memory(error: Exception) -> bool:
@@ -40,5 +47,5 @@ def reported() -> Iterator[None]:
             raise
         from raysim.config import ConfigError
 
-        print("\n".join(faults), file=sys.stderr)
+        print("\n".join(map(shown, faults)), file=sys.stderr)
         raise typer.Exit(2 if isinstance(error, ConfigError) else 1) from None

@@ -8,6 +8,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from raysim.paths import command
+from raysim.printable import printable
 
 if TYPE_CHECKING:
     from raysim.config import Config
@@ -32,7 +33,7 @@ def header(config: Config, manifest: Mapping[str, Any] = MappingProxyType({})) -
         *([unused(nobodys, manifest["samples"])] if (nobodys := manifest.get("unused_samples")) else []),
         f"{name_in(ENGINES, config.engine)} engine",
     ]
-    return " | ".join(parts)
+    return printable(" | ".join(parts))
 
 
 def unused(count: int, samples: int) -> str:
@@ -98,6 +99,7 @@ def bytes_(count: float) -> str:
 
 
 def aligned(rows: Sequence[tuple[str, ...]], align: str = "<") -> list[str]:
-    """Rows as lines whose columns begin (`<`) or end (`>`) together."""
+    """Rows as lines whose columns begin (`<`) or end (`>`) together; their cells are made printable."""
+    rows = [tuple(map(printable, row)) for row in rows]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return ["  ".join(f"{c:{align}{w}}" for c, w in zip(row, widths, strict=True)).rstrip() for row in rows]

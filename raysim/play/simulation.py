@@ -13,7 +13,7 @@ from typing import Any, Self
 from raysim.config import Config, ConfigError, check_unchanged
 from raysim.engine.ray.placement import Resources
 from raysim.federation.extend import rewrite
-from raysim.federation.lock import finished_result, how_to_continue, machine_changes, run_lock, without_effect
+from raysim.federation.lock import finished_result, how_to_continue, run_lock, without_effect
 from raysim.late import nn
 from raysim.play.interrupts import Interrupts
 from raysim.play.launch import launcher
@@ -86,8 +86,6 @@ class Simulation(Iterator[PlayedRound]):
             self._open.enter_context(run_lock(folder))
             if resume:
                 check_unchanged(config, folder)
-                doubt = "; bits may differ from those of a run that was not stopped"
-                self.warnings += [change + doubt for change in machine_changes(folder)]
                 self.result = finished_result(config, folder)
                 if self.result is not None:
                     self.warnings += without_effect(config, folder)

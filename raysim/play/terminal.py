@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from raysim.play.errors import shown
 from raysim.play.interrupts import Interrupts
 from raysim.play.lines import ending, header
 from raysim.play.progress import progress
@@ -38,7 +39,7 @@ def play(
             ) as run,
         ):
             for warning in run.warnings:
-                print(f"raysim: {warning}", file=sys.stderr)
+                print(shown(f"raysim: {warning}"), file=sys.stderr)
             if run.result:
                 print(f"This run is complete.\n{ending(run.result)}", flush=True)
                 return 0
@@ -46,7 +47,7 @@ def play(
             print(header(config, read_manifest(folder)), flush=True)
             return _rounds(run, interrupts)
     except KeyboardInterrupt:
-        print(f"\nStopped at once. {how_to_continue(folder)}", file=sys.stderr)
+        print(f"\n{shown(f'Stopped at once. {how_to_continue(folder)}')}", file=sys.stderr)
         return interrupts.status
 
 
@@ -56,15 +57,15 @@ def _rounds(run: Simulation, interrupts: Interrupts) -> int:
 
     reported: set[str] = set()
     try:
-        with progress() as shown:
+        with progress() as rounds:
             for round in run:
-                shown.show(round)
+                rounds.show(round)
                 for message in round.messages:
                     if message not in reported:
                         reported.add(message)
-                        print(message, file=sys.stderr, flush=True)
+                        print(shown(message), file=sys.stderr, flush=True)
     except Stopped as stopped:
-        print(f"Stopped. {stopped}", file=sys.stderr)
+        print(shown(f"Stopped. {stopped}"), file=sys.stderr)
         return interrupts.status
     assert run.result is not None
     print(ending(run.result), flush=True)

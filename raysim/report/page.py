@@ -317,4 +317,6 @@ def _cell(value: Any) -> str:
         return "-"
     if isinstance(value, list):
         return ", ".join(map(str, value)) or "-"
+    if isinstance(value, dict):
+        return ", ".join(f"{name}={its}" for name, its in value.items() if its is not None) or "-"
     return value if isinstance(value, str) else json.dumps(value)

@@ -16,6 +16,7 @@ from pathlib import Path
 
 import numpy as np
 
+from raysim.printable import printable
 from raysim.report import ReportError
 from raysim.report.significance import LEVEL, differ
 from raysim.store.atomic import replacing
@@ -92,7 +93,8 @@ def chosen(sheet: Sheet, headings: Sequence[str]) -> Sheet:
 def render(sheets: Sequence[Sheet], kind: str) -> str:
     """The tables in a format of `ENDINGS`, with a comment that says how they were made."""
     writer = {"latex": _latex, "csv": _csv, "markdown": _markdown, "html": _html}[kind]
-    return writer([*made_by(), *LEGEND], sheets)
+    text = writer([*made_by(), *LEGEND], sheets)
+    return text if kind == "csv" else printable(text, lines=True)  # a program reads the former, to the letter
 
 
 def write_table(sheets: Sequence[Sheet], folder: Path, kind: str) -> Path:
@@ -157,7 +159,7 @@ def _latex(about: Sequence[str], sheets: Sequence[Sheet]) -> str:
         head, *rows = _cells(sheet, plain, r"\textbf{%s}", r"\underline{%s}", "$^{*}$")
         lines += [
             "",
-            *([f"% {sheet.title}"] if sheet.title else []),
+            *([f"% {' '.join(sheet.title.split())}"] if sheet.title else []),
             rf"\begin{{tabular}}{{l{'c' * len(sheet.columns)}}}",
         ]
         lines += [r"\toprule", " & ".join(head) + r" \\", r"\midrule"]

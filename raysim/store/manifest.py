@@ -7,7 +7,7 @@ import os
 import platform
 import shutil
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,13 @@ from typing_extensions import TypedDict
 from raysim.store.documents import OPEN_SHAPE, DamagedFile, read_json
 
 _PACKAGES = ("raysim", "torch", "torchvision", "ray", "numpy", "pyarrow", "safetensors")
+SWITCHES = (  # environment variables by which libraries choose kernels; raysim itself sets how many threads they have
+    "ONEDNN_MAX_CPU_ISA", "ONEDNN_CPU_ISA_HINTS", "ONEDNN_DEFAULT_FPMATH_MODE",
+    "DNNL_MAX_CPU_ISA", "DNNL_CPU_ISA_HINTS", "DNNL_DEFAULT_FPMATH_MODE",  # oneDNN's former name
+    "MKL_CBWR", "MKL_ENABLE_INSTRUCTIONS", "MKL_DEBUG_CPU_TYPE", "MKL_DISABLE_FAST_MM", "MKL_NUM_STRIPES",
+    "TORCH_MKLDNN_MATMUL_MIN_DIM", "TORCH_MKLDNN_MATMUL_MIN_SIZE", "TORCH_LINEAR_FLATTEN_3D",
+    "OPENBLAS_CORETYPE", "NPY_DISABLE_CPU_FEATURES", "NPY_ENABLE_CPU_FEATURES", "GLIBC_TUNABLES",
+)  # fmt: skip
 FAILED = "failed.txt"  # in the folder of a run that ended with an error: its message
 
 
@@ -31,6 +38,8 @@ class Manifest(TypedDict, total=False):
     seed: int
     versions: dict[str, str]
     hardware: dict[str, Any]
+    data_sha256: str
+    files_sha256: str | None
     partition_sha256: str
     samples: int
     unused_samples: int
@@ -67,14 +76,26 @@ def manifest(config_hash: str, seed: int, extra: Mapping[str, Any]) -> dict[str,
         "versions": versions,
         "hardware": {
             "os": platform.platform(),
-            "cpu": _cpu(),
-            "cpu_capability": torch.backends.cpu.get_cpu_capability(),  # kernels, and so low bits, depend on it
+            **kernels(),
+            "switches": switches(),
             "cores": os.cpu_count(),
             "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
             "gpus": _gpus(),
         },
         **extra,
     }
+
+
+def kernels() -> dict[str, Any]:
+    """The CPU by which kernels are chosen here, and so low bits."""
+    import torch
+
+    return {"cpu": _cpu(), "cpu_capability": torch.backends.cpu.get_cpu_capability()}
+
+
+def switches(names: Sequence[str] = SWITCHES) -> dict[str, str | None]:
+    """What the environment of this process has under these names; None where that is nothing."""
+    return {name: os.environ.get(name) for name in names}
 
 
 def _cpu() -> str:

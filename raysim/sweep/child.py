@@ -11,7 +11,7 @@ from pathlib import Path
 
 from raysim.config import from_dict
 from raysim.engine.ray.placement import Node, Resources
-from raysim.play.errors import faults_of
+from raysim.play.errors import faults_of, shown
 from raysim.play.terminal import play
 
 
@@ -26,7 +26,7 @@ def main() -> int:
         config, folder = from_dict(task["config"]), Path(task["folder"])
         return play(config, folder, task["address"], resume=task["resume"], resources=resources)
     except Exception as error:
-        print("\n".join(faults_of(error) or [traceback.format_exc()]), file=sys.stderr)
+        print("\n".join(map(shown, faults_of(error) or ())) or traceback.format_exc(), file=sys.stderr)
         return 1
 
 

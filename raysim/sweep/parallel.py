@@ -19,6 +19,7 @@ from raysim import machine
 from raysim.config import Config, LocalEngineConfig, RayEngineConfig, to_dict
 from raysim.engine.ray.placement import HOST_BYTES, Node, Resources
 from raysim.play.lines import fallbacks, scored
+from raysim.printable import printable
 from raysim.store.atomic import open_to_append
 from raysim.store.documents import read_result
 from raysim.sweep.grid import Point
@@ -56,7 +57,7 @@ def play_parallel(points: Sequence[Point], at_once: int, address: str | None) ->
                 done += 1
                 failed += [point.name] * bool(process.returncode)
                 said = f"{point.name}   {_outcome(point, process.returncode)}   {time.monotonic() - began:.1f} s"
-                print(f"{done:>{width}} of {len(points)}   {said}", flush=True)
+                print(f"{done:>{width}} of {len(points)}   {printable(said)}", flush=True)
     return failed, 128 + received[-1] if received else 0
 
 

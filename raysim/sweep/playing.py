@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 
 from raysim.config import RayEngineConfig
-from raysim.play.errors import faults_of
+from raysim.play.errors import faults_of, shown
 from raysim.play.launch import check_address, check_joined
 from raysim.play.terminal import play
 from raysim.sweep.grid import Point
@@ -48,7 +48,10 @@ def play_all(points: Sequence[Point], address: str | None = None, at_once: int |
         print("The same command continues the sweep.", file=sys.stderr)
         return stopped
     if failed:
-        print(f"{len(failed)} runs failed: {', '.join(failed)}. The same command tries them again.", file=sys.stderr)
+        print(
+            shown(f"{len(failed)} runs failed: {', '.join(failed)}. The same command tries them again."),
+            file=sys.stderr,
+        )
     return int(bool(failed))
 
 
@@ -61,7 +64,7 @@ def _in_turn(points: Sequence[Point], address: str | None) -> tuple[list[str], i
             joins = isinstance(point.config.engine, RayEngineConfig)
             stopped = play(point.config, point.folder, address if joins else None, resume=point.saved)
         except Exception as error:
-            print(f"{point.name}: {error}" if faults_of(error) else traceback.format_exc(), file=sys.stderr)
+            print(shown(f"{point.name}: {error}") if faults_of(error) else traceback.format_exc(), file=sys.stderr)
             failed.append(point.name)
             continue
         if stopped:

@@ -23,6 +23,7 @@ import raysim
 from raysim.config import from_dict
 from raysim.data import DataError, Dataset, load, make_partition
 from raysim.data.cache import Mapped
+from raysim.data.encoded import Encoded
 from raysim.data.partition import Natural
 from raysim.data.sources import Images, Parquet
 from raysim.data.sources.tables import ParquetReader
@@ -106,7 +107,7 @@ def test_a_cache_is_read_until_files_or_settings_change(folder, tmp_path, monkey
     assert np.array_equal(second.x[:], plain.x)
     assert second.x.dtype == plain.x.dtype
     assert first.sha256() == second.sha256() == plain.sha256()
-    same = [*Dataset.__dataclass_fields__.keys() - {"x", "y", "client", "digest"}]
+    same = [*Dataset.__dataclass_fields__.keys() - {"x", "y", "client", "digest", "files"}]
     assert [getattr(second, name) for name in same] == [getattr(plain, name) for name in same]
     assert np.array_equal(second.y, plain.y)
     assert np.array_equal(second.client, plain.client)
@@ -343,3 +344,109 @@ def test_images_of_unequal_size_need_a_size(tmp_path, kind):
     data = source(str(tmp_path), resize=(6, 5)).load(None)
     expected = Image.fromarray(images[1]).resize((5, 6), Image.Resampling.BILINEAR)
     assert np.array_equal(data.x[1], np.asarray(expected).transpose(2, 0, 1))
+
+
+def images_of(side: int, seed: int) -> np.ndarray:
+    return np.random.default_rng(seed).integers(0, 256, (12, side, side, 3), np.uint8)
+
+
+def write_images(folder: Path, seed: int) -> None:
+    """Bitmaps of two classes: whatever they show, all have the same size."""
+    for i, image in enumerate(images_of(8, seed)):
+        for split in ("train", "test"):
+            (folder / split / "ab"[i % 2]).mkdir(parents=True, exist_ok=True)
+            Image.fromarray(image).save(folder / split / "ab"[i % 2] / f"{i}.bmp")
+
+
+def write_tables(folder: Path, seed: int) -> None:
+    """Tables of uncompressed images, which have the same size whatever they show."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for split in ("train", "test"):
+        encoded = []
+        for image in images_of(8, seed):
+            stream = io.BytesIO()
+            Image.fromarray(image).save(stream, "BMP")
+            encoded.append({"bytes": stream.getvalue(), "path": None})
+        rows = pa.table({"image": pa.array(encoded, IMAGE), "label": [0, 1] * 6})
+        pq.write_table(
+            rows, folder / f"{split}.parquet", compression="none", use_dictionary=False, write_statistics=False
+        )
+
+
+def write_arrow(folder: Path, seed: int) -> None:
+    """As the Hugging Face library saves them."""
+    write_tables(folder, seed)
+    for split in ("train", "test"):
+        rows = pq.read_table(folder / f"{split}.parquet")
+        (folder / f"{split}.parquet").unlink()
+        (folder / split).mkdir(exist_ok=True)
+        with pa.OSFile(str(folder / split / "data-0.arrow"), "wb") as file, pa.ipc.new_stream(file, rows.schema) as out:
+            out.write_table(rows)
+
+
+@pytest.mark.parametrize(
+    ("source", "write"), [("images", write_images), ("parquet", write_tables), ("huggingface", write_arrow)]
+)
+def test_a_run_that_streams_goes_on_with_the_files_that_it_began_with(source, write, tmp_path, monkeypatch):
+    """Other files of the same names and sizes are refused, however the run began and goes on; a copy is accepted in another
+    folder and, where it can be compared, with other times."""
+    write(tmp_path / "data" / "set", 0)
+    few = {"partition": {"iid_equal": {"clients": 3}}}
+    base = configuration(tmp_path, tmp_path / "runs") | {
+        "data": {"name": {source: "set"}, "root": str(tmp_path / "data"), **few}
+    }
+    began = {way: raysim.run(base, name=way, data__storage=way).folder for way in ("memory", "stream")}
+    expected = raysim.run(base, name="long", rounds__total=7).result["sha256"]
+    parts = []
+    monkeypatch.setattr(Encoded, "parts", lambda self, real=Encoded.parts: parts.append(1) or real(self))
+
+    def resumed(start: str, way: str, total: int, root: str = "data") -> str:
+        settings = {"data__storage": way, "data__root": str(tmp_path / root), "rounds__total": total}
+        return raysim.resume(began[start], **settings).result["sha256"]
+
+    shutil.copytree(tmp_path / "data", tmp_path / "moved", copy_function=shutil.copy2)  # with the times
+    resumed("memory", "stream", 4, "moved")
+    resumed("stream", "stream", 4, "moved")
+    assert not parts  # nothing was read to find that out
+    resumed("stream", "memory", 5, "moved")
+
+    shutil.copytree(tmp_path / "data", tmp_path / "copied", copy_function=shutil.copyfile)  # without
+    for file in (tmp_path / "copied").rglob("*.*"):
+        os.utime(file, ns=(1, 1))
+    parts.clear()
+    resumed("memory", "stream", 5, "copied")
+    assert parts  # the samples were hashed in memory mode, and are again
+    parts.clear()
+    for way in ("stream", "memory"):
+        with pytest.raises(raysim.ConfigError, match=r"^data: .* but other times.*cp -p.*remove files_sha256 from"):
+            resumed("stream", way, 6, "copied")
+    about = json.loads((began["stream"] / "manifest.json").read_text())
+    (began["stream"] / "manifest.json").write_text(json.dumps(about | {"files_sha256": None}))
+    resumed("stream", "stream", 6, "copied")
+    (began["stream"] / "manifest.json").write_text(json.dumps(about))
+    about = json.loads((began["memory"] / "manifest.json").read_text())
+    del about["files_sha256"]  # an older raysim wrote none
+    (began["memory"] / "manifest.json").write_text(json.dumps(about))
+    parts.clear()
+    resumed("memory", "stream", 6)
+    assert parts
+
+    sizes = [file.stat().st_size for file in sorted((tmp_path / "data").rglob("*.*"))]
+    write(tmp_path / "data" / "set", 1)
+    assert sizes == [file.stat().st_size for file in sorted((tmp_path / "data").rglob("*.*"))]
+    for start, way in (("memory", "memory"), ("memory", "stream"), ("stream", "memory"), ("stream", "stream")):
+        with pytest.raises(raysim.ConfigError, match=r"^data: (not what the run|the files have .* but other times)"):
+            resumed(start, way, 7)
+    assert resumed("memory", "stream", 7, "moved") == resumed("stream", "stream", 7, "moved") == expected
+
+
+def test_a_run_that_streams_refuses_files_that_came_or_went(tmp_path):
+    write_images(tmp_path / "set", 0)
+    base = configuration(tmp_path, tmp_path / "runs") | {
+        "data": {"name": {"images": "set"}, "root": str(tmp_path), "partition": {"iid_equal": {"clients": 3}}}
+    }
+    began = raysim.run(base, data__storage="stream").folder
+    (tmp_path / "set/test/a/0.bmp").rename(tmp_path / "set/test/a/1.bmp")
+    for way in ("memory", "stream"):
+        with pytest.raises(raysim.ConfigError, match=r"^data: not what the run"):
+            raysim.resume(began, data__storage=way, rounds__total=4)

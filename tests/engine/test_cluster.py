@@ -35,6 +35,7 @@ from raysim.federation import Federation, MakeEngine
 from raysim.federation.resume import RunCheckpoints
 from raysim.methods import CLIENTS
 from raysim.store import tables
+from raysim.store.manifest import read_manifest
 
 SETTING = {
     # Clients' states, and models, of more than 100 kB: Ray would keep smaller ones in the driver's memory.
@@ -109,6 +110,23 @@ def test_mixed_cluster(tmp_path, cluster, warm_ray):
             federation.close()
             assert found[1] == ("auto" if share else "cpu")
             assert not share or found[0] == {node.node_id}
+    finally:
+        cluster.remove_node(node)
+
+
+def test_nodes_whose_environments_differ_are_named_at_the_start(tmp_path, cluster):
+    """The environment of a node's processes counts, and not that of the command line."""
+    node = cluster.add_node(num_cpus=1, env_vars={"ONEDNN_MAX_CPU_ISA": "AVX2"})
+    try:
+        here = ray.get_runtime_context().get_node_id()
+        two = Resources((Node(here, 1.0), Node(node.node_id, 1.0)))
+        config = tiny(engine={"ray": {"clients_per_actor": 2}}, rounds={"total": 1})
+        with pytest.warns(UserWarning, match=r"compute with \(ONEDNN_MAX_CPU_ISA: (AVX2, not set|not set, AVX2)\)"):
+            federation = Federation(config, tmp_path, make_engine=partial(ray_engine, resources=two))
+        federation.close()
+        known = read_manifest(tmp_path)
+        assert "ONEDNN_MAX_CPU_ISA" not in known["numerics"] and known["numerics"]["MKL_CBWR"] is None
+        assert known["hardware"]["switches"]["ONEDNN_MAX_CPU_ISA"] is None
     finally:
         cluster.remove_node(node)
 
