@@ -7,6 +7,7 @@ which can name it as an entry point instead (see `raysim.registry`). It travels 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import Any, Literal, TypeVar
 
@@ -53,16 +54,20 @@ def partition(name: str | None = None) -> Callable[[T], T]:
     return _registered("partition", name, scheme_of)
 
 
-def metric(name: str | None = None, higher_is_better: bool = True) -> Callable[[T], T]:
+def metric(
+    name: str | None = None, higher_is_better: bool = True, value: Callable[[Any], Any] | None = None
+) -> Callable[[T], T]:  # fmt: skip
     """Decorate a function of outputs [n, ...] and labels [n, ...] that returns a score [n] of every sample; the metric is
-    their mean. `evaluate.metrics` of a configuration names it."""
+    their mean. With `value` the function returns sums of the batch instead, numbers or tensors of a fixed shape, and `value`
+    makes the score of those of all batches: see `raysim.Metric`. `evaluate.metrics` of a configuration names it."""
 
     from raysim.core.score import Metric
 
     def register(function: T) -> T:
         word = name or function.__name__  # type: ignore[attr-defined]
-        metric = Metric.mean(word, function, higher_is_better)  # type: ignore[arg-type]
-        REGISTRY.register("metric", word, metric, origin_of(function))
+        of: Any = function
+        made = Metric(word, of, value, higher_is_better) if value else Metric.mean(word, of, higher_is_better)
+        REGISTRY.register("metric", word, made, origin_of(function))
         return function
 
     return register
@@ -84,25 +89,46 @@ def instrument(name: str | None = None) -> Callable[[T], T]:
     return REGISTRY.add("instrument", name)
 
 
-def registered(kind: str, entry: Any) -> str:
-    """The name of a model, a metric or a class of methods that was given as an object; its own one, where it has none."""
+def registered(kind: str, entry: Any, name: str | None = None) -> str:
+    """The name of a model, a metric or a class of methods that was given as an object; its own one, where it has none.
+    Raises `HookError` where an object is no metric."""
     from raysim.core.score import Metric
     from raysim.models.own import builder_of
 
     table: Table[Any] = REGISTRY.table(kind)
-    for name, known in table.items():
-        if known is entry:
-            return name
-    word = entry.name if isinstance(entry, Metric) else getattr(entry, "__name__", kind).lower()
-    word = word if word.isidentifier() else kind  # of a lambda
+    for word, known in table.items():
+        if name in (None, word) and (known is entry or (isinstance(known, Metric) and known.function is entry)):
+            return word
+    word = name or (
+        entry.name if isinstance(entry, Metric) else getattr(entry, "__name__", type(entry).__name__).lower()
+    )
+    word = word if name or word.isidentifier() else kind  # of a lambda
     if word in table and word not in table.own:
         word = f"own_{word}"
     if kind == "model":
         entry = builder_of(entry)
-    elif kind == "metric" and not isinstance(entry, Metric):
-        entry = Metric.mean(word, entry)
+    elif kind == "metric":
+        entry = _metric_of(entry, word)
     table[word] = entry  # in the place of what a cell of a notebook has given before
     return word
+
+
+def _metric_of(entry: Any, name: str) -> Any:
+    """A function, a `Metric` or an object of torchmetrics as the `Metric` of a name."""
+    from raysim.core.hooks import HookError
+    from raysim.core.score import Metric
+    from raysim.core.torch_metrics import is_torchmetrics, of_torchmetrics
+
+    if isinstance(entry, Metric):
+        return replace(entry, name=name)
+    if is_torchmetrics(entry):
+        return of_torchmetrics(entry, name)
+    if callable(entry) and not isinstance(entry, type):
+        return Metric.mean(name, entry)
+    what = f"the class {entry.__name__}" if isinstance(entry, type) else repr(entry)
+    raise HookError(
+        f"{what} is no metric. Give a function of outputs and labels, a raysim.Metric or an object of torchmetrics."
+    )
 
 
 def _registered(kind: str, name: str | None, adapt: Callable[[Any], Any]) -> Callable[[T], T]:

@@ -172,6 +172,7 @@ def played(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 def having_the_data(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     for source in SOURCES.values():
         monkeypatch.setattr(source, "check", lambda self, root: None)
+        monkeypatch.setattr(source, "files", lambda self, root: ())
         monkeypatch.setattr(source, "load", lambda self, root: handful(named(self)))
     for name in ("resnet20_cifar10.safetensors", "resnet20_cifar100.safetensors"):
         save_file({}, tmp_path / name)

@@ -87,7 +87,12 @@ def _check_task(config: Config) -> Found:
     tasks, metrics = REGISTRY.table("task"), REGISTRY.table("metric")
     if config.data.task is not None and config.data.task not in tasks:
         yield "data.task", f"there is no task {config.data.task!r}.{nearest(config.data.task, tasks)}"
-    for name in config.evaluate.metrics:
+    for i, name in enumerate(config.evaluate.metrics):
+        if name in config.evaluate.metrics[:i]:
+            yield (
+                "evaluate.metrics",
+                f'{name!r} is listed twice. Name objects, as in metrics={{"one": ..., "other": ...}}.',
+            )
         if name not in metrics:
             known = nearest(name, metrics) if metrics else " None is registered; `raysim.metric` does it."
             yield "evaluate.metrics", f"there is no metric {name!r}.{known}"

@@ -216,6 +216,12 @@ class LocalConfig:
     """Averaging factors of gradient and squared gradient in adam and adamw."""
     grad_clip: Positive | None = None
     """Greatest L2 norm of a step's gradient; null: no limit."""
+    class_weights: Literal["balanced"] | tuple[Positive, ...] = ()
+    """Weight of each class in the training loss, as `weight` of PyTorch's cross-entropy; `balanced`: n / (C nᶜ), where nᶜ of
+    all n training samples are of the class; empty: 1. Tests have the plain loss."""
+    label_smoothing: Fraction = 0.0
+    """Share of a label that is spread evenly over all classes in the training loss, as in PyTorch's cross-entropy. Tests
+    have the plain loss."""
     precision: Literal["fp32", "bf16", "fp16"] = "fp32"
     """In what numbers a training step computes. `bf16`: convolutions and linear maps, forward and backward, in bfloat16, on
     CPUs and GPUs that have it; parameters, gradients, losses, updates and all that methods measure or learn stay fp32. `fp16`:

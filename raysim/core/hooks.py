@@ -10,6 +10,7 @@ from collections.abc import Callable
 from numbers import Real
 from typing import Any
 
+from raysim.core.outputs import each
 from raysim.errors import Explained
 from raysim.late import Tensor, torch
 
@@ -105,10 +106,12 @@ def check_samples(made: Any, n: int, by: str) -> Tensor:
     return numbers
 
 
-def check_numbers(made: Any, by: str) -> tuple[Any, ...]:
-    """The sums of a metric, named `by`: numbers, or tensors []."""
-    numbers = tuple(made) if isinstance(made, tuple | list) else (made,)
-    for number in numbers:
-        if not (not number.dim() if isinstance(number, torch.Tensor) else isinstance(number, Real)):
-            raise HookError(f"{by} made {form(number)} as one of its sums. Return numbers, or tensors [], that add up.")
-    return numbers
+def check_sums(made: Any, by: str) -> Any:
+    """The sums of a metric, named `by`: a number or a tensor, or a tuple, list or mapping of them."""
+
+    def check(part: Any) -> None:
+        if not isinstance(part, torch.Tensor | Real):
+            raise HookError(f"{by} made {form(part)} as one of its sums. Return numbers or tensors that add up.")
+
+    each(check, made)
+    return made

@@ -32,6 +32,8 @@ class LocalSettings:
     local_buffers: bool = False  # bn_stats: local
     precision: str = "fp32"  # in what numbers training steps compute: fp32 | bf16 | fp16
     pass_size: int | None = None  # most samples of one pass through the model; None: as many as a step has
+    class_weights: tuple[float, ...] = ()  # of the training loss; none: all classes weigh the same
+    label_smoothing: float = 0.0
 
     @property
     def low(self) -> torch.dtype | None:
@@ -245,19 +247,19 @@ class LocalRun:
         Not `corrected`, it is the gradient of that loss alone: no penalties, corrections, clipping or statistics.
         Stages before `stage` (default: those that are not trained) run without a graph and get no gradient. Who names it
         learns something else than the model, in fp32 whatever the precision of training. A batch of several passes
-        (`local.accumulate`) has the mean of their gradients, weighted by samples.
+        (`local.accumulate`) has the mean of their gradients, weighted by samples and, where they have some, by classes.
         """
         n = len(y)
         passes = batch_slices(n, self.settings.pass_size or max(n, 1), drop_last=False)
         if len(passes) < 2:
             loss, z = self._pass(x, y, corrected, stage)
         else:
-            total, found = torch.zeros_like(self.grad), []
-            for part in passes:
+            total, found, shares = torch.zeros_like(self.grad), [], [self.task.share(y[part], y) for part in passes]
+            for part, share in zip(passes, shares, strict=True):
                 found.append(self._pass(x[part], y[part], corrected, stage))
-                total.add_(self.grad, alpha=len(y[part]) / n)
+                total.add_(self.grad, alpha=share)
             self.grad.copy_(total)
-            loss = torch.stack([loss * (len(y[part]) / n) for part, (loss, _) in zip(passes, found, strict=True)]).sum()
+            loss = torch.stack([loss * share for share, (loss, _) in zip(shares, found, strict=True)]).sum()
             z = None if found[0][1] is None else torch.cat([latents for _, latents in found])
         if not corrected:
             return loss

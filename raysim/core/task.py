@@ -9,12 +9,13 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import ClassVar, Self
 
 import numpy as np
 
 from raysim.core import score
-from raysim.core.hooks import check_numbers, check_samples
+from raysim.core.hooks import check_samples, check_sums
 from raysim.core.score import Metric, Score, Tally, scores_of
 from raysim.late import F, Tensor, torch
 from raysim.registry import REGISTRY, Table
@@ -56,6 +57,20 @@ class Task:
         """The mean loss (0-d) of a batch: what training minimises."""
         return self.losses(outputs, y).mean()
 
+    @property
+    def takes_weights(self) -> bool:
+        """Whether classes can be weighed and labels be smoothed in its training loss."""
+        return False
+
+    def trained_with(self, class_weights: tuple[float, ...], label_smoothing: float) -> Task:
+        """The task with another training loss; itself where neither of them is given. Losses of samples and scores stay."""
+        assert not (class_weights or label_smoothing), f"{self.name} has no classes to weigh"
+        return self
+
+    def share(self, part: Tensor, y: Tensor) -> float:
+        """How much the mean loss of the labels `part` counts in that of all labels `y`, of which they are some."""
+        return len(part) / len(y)
+
     def losses_of_batches(self, outputs: Tensor, y: Tensor) -> Tensor:
         """The mean loss [n] of each of n batches of one size: outputs [n, B, ...], y [n, B, ...]."""
         if type(self).loss not in (Task.loss, Classification.loss):
@@ -69,10 +84,16 @@ class Task:
         """The summed loss (0-d) of a batch. Raises `HookError` where `losses` are not [B]."""
         return check_samples(self.losses(outputs, y), len(y), f"{type(self).__name__}.losses").sum()
 
+    def probabilities(self, outputs: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        """What metrics of other libraries take: where there are classes or labels, their probabilities [n, C] and integers
+        [n] or [n, C]; else outputs and `y` themselves."""
+        return outputs, y
+
     def tally(self, outputs: Tensor, y: Tensor) -> Tally:
         """What makes the score of a batch."""
-        made = {metric.name: metric.sums(outputs, y) for metric in self.metrics}
-        sums = {name: check_numbers(numbers, f"metric {name}") for name, numbers in made.items()}
+        likely = self.probabilities(outputs, y) if any(metric.probabilities for metric in self.metrics) else None
+        made = {m.name: m.sums(*(likely if likely and m.probabilities else (outputs, y))) for m in self.metrics}
+        sums = {name: check_sums(its, f"metric {name}") for name, its in made.items()}
         return Tally(len(y), self.total_loss(outputs, y), sums)
 
     def score(self, outputs: Tensor, y: Tensor) -> Score:
@@ -86,7 +107,7 @@ class Task:
 
     def values(self, score: Score) -> dict[str, float]:
         """The value of every metric by its name; none without samples."""
-        return {metric.name: metric.value(score.sums[metric.name]) for metric in self.metrics if score.samples}
+        return {metric.name: metric.of(score.sums[metric.name]) for metric in self.metrics if score.samples}
 
 
 @dataclass(frozen=True)
@@ -114,8 +135,45 @@ class Classification(Task):
         own = type(self).losses is not Classification.losses
         return super().total_loss(outputs, y) if own else F.cross_entropy(outputs, y, reduction="sum")
 
+    @property
+    def takes_weights(self) -> bool:
+        return type(self).losses is Classification.losses and type(self).loss is Classification.loss
+
+    def trained_with(self, class_weights: tuple[float, ...], label_smoothing: float) -> Task:
+        if not self.takes_weights or not (class_weights or label_smoothing):
+            return super().trained_with(class_weights, label_smoothing)
+        return WeightedClassification(self.metrics, class_weights, label_smoothing)
+
+    def probabilities(self, outputs: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        return outputs.softmax(1), y
+
     def auc(self, outputs: Tensor, y: Tensor) -> float:
         return score.micro_auc(outputs.softmax(1), F.one_hot(y, outputs.shape[1]).bool())
+
+
+@dataclass(frozen=True)
+class WeightedClassification(Classification):
+    """One class a sample, as clients train it with `local.class_weights` and `local.label_smoothing`: PyTorch's
+    cross-entropy, of which a batch has the mean that its weights make."""
+
+    class_weights: tuple[float, ...] = ()
+    label_smoothing: float = 0.0
+
+    def loss(self, outputs: Tensor, y: Tensor) -> Tensor:
+        weights = _on(outputs.device, self.class_weights) if self.class_weights else None
+        return F.cross_entropy(outputs, y, weights, label_smoothing=self.label_smoothing)
+
+    def share(self, part: Tensor, y: Tensor) -> float:
+        if not self.class_weights:
+            return super().share(part, y)
+        weights = _on(y.device, self.class_weights)
+        return float(weights[part].sum() / weights[y].sum())
+
+
+@cache
+def _on(device: torch.device, weights: tuple[float, ...]) -> Tensor:
+    """Weights [C], taken to a device once and not in every step."""
+    return torch.tensor(weights, device=device)
 
 
 @dataclass(frozen=True)
@@ -133,6 +191,9 @@ class MultiLabel(Task):
 
     def losses(self, outputs: Tensor, y: Tensor) -> Tensor:
         return F.binary_cross_entropy_with_logits(outputs, y, reduction="none").mean(1)
+
+    def probabilities(self, outputs: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        return outputs.sigmoid(), y.long()
 
     def auc(self, outputs: Tensor, y: Tensor) -> float:
         return score.micro_auc(outputs, y > 0)
@@ -174,6 +235,9 @@ class NextToken(Task):
 
     def losses(self, outputs: Tensor, y: Tensor) -> Tensor:
         return F.cross_entropy(outputs.mT, y, reduction="none").mean(1)
+
+    def probabilities(self, outputs: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        return outputs.flatten(0, -2).softmax(1), y.flatten()
 
 
 TASKS: Table[Task] = REGISTRY.table("task").fill(

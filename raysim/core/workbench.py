@@ -87,7 +87,7 @@ class Workbench:
         score, metric = self.task.score(self.logits(rows), self.samples(rows).y), self.task.headline
         if metric is None:
             return -score.loss
-        value = metric.value(score.sums[metric.name])
+        value = metric.of(score.sums[metric.name])
         return value if metric.higher_is_better else -value
 
     @no_grad

@@ -21,17 +21,16 @@ from raysim.core.local_run import LocalSettings
 from raysim.core.optim import OptimizerSpec
 from raysim.core.rng import SERVER, preserved, seeded_for, stream_seed
 from raysim.core.server import DownlinkRule, Population, ProxyData, Server, held_out
-from raysim.core.task import Task, task_of
 from raysim.data import Dataset, Partition, make_partition
 from raysim.data.encoded import Encoded
 from raysim.engine.base import Engine
 from raysim.engine.local import LocalEngine
-from raysim.federation.trial import tried
+from raysim.federation.learned import class_weights, misfits, task
+from raysim.federation.trial import tried, unscored
 from raysim.host.device import NO_FP16
 from raysim.host.messages import HostSpec
 from raysim.late import Tensor, nn, torch
 from raysim.models import Inputs, builder
-from raysim.registry import REGISTRY
 from raysim.store.documents import DamagedFile, read_tensors
 
 SCATTERED = 8  # times a client's samples, that are read for it
@@ -129,11 +128,7 @@ def checked_data(config: Config) -> tuple[Dataset, Partition]:
             faults.append(f"{untested}, and do without rounds.until and record.keep_best")
         else:
             warnings.warn(untested, stacklevel=2)
-    learned = task(config, data)
-    if config.rounds.until.accuracy is not None and (not learned.headline or learned.headline.name != "accuracy"):
-        faults.append(
-            f"rounds.until.accuracy: {learned.name} is not judged by it; rounds.until.loss goes with any task"
-        )
+    faults += misfits(config, data)
     if config.local.precision == "bf16" and not (torch.cuda.is_available() or machine.computes_bf16()):
         faults.append("local.precision: this CPU only emulates bf16, which is slower than fp32; leave it at fp32")
     if config.local.precision == "fp16" and _trains_on_cpus(config):
@@ -204,7 +199,7 @@ def check_network(config: Config, data: Dataset, partition: Partition) -> tuple[
             f"data.augment: changes images [C, H, W], but samples of {data.name} are {list(data.sample_shape)}."
         )
     if not faults:
-        faults += tried(spec, model, learned, data)
+        faults += tried(spec, model, learned, data) or unscored(spec, learned, config.evaluate.metrics, data)
     if not faults:
         faults += _single_samples(config, model, tensor_of(spec.samples[:1]), partition)
     if faults:
@@ -306,7 +301,7 @@ def host_spec(config: Config, data: Dataset) -> HostSpec:
     settings = LocalSettings(
         local.epochs, local.batch_size * local.accumulate, local.drop_last, optimizer, local.grad_clip,
         local.state == "persist", config.model.bn_stats in ("local", "proxy"), local.precision,
-        local.batch_size if local.accumulate > 1 else None,
+        local.batch_size if local.accumulate > 1 else None, class_weights(config, data), local.label_smoothing,
     )  # fmt: skip
     # On CPUs channels-last convolutions are a third faster. Models are stored, and noise for them is drawn, in this
     # layout: it follows from the configuration and the data alone, not from where a run is played or goes on.
@@ -322,12 +317,6 @@ def host_spec(config: Config, data: Dataset) -> HostSpec:
         tuple(dict.fromkeys(probes)), config.evaluate.batch_size, config.engine.threads,
         batch_clients=config.engine.batch_clients, augment=config.data.augment, seed=config.seed,
     )  # fmt: skip
-
-
-def task(config: Config, data: Dataset) -> Task:
-    """What is learned: the task of the data set or of the configuration, with the metrics that the latter adds."""
-    metrics = [REGISTRY.table("metric")[name] for name in config.evaluate.metrics]
-    return task_of(config.data.task or data.task).with_metrics(metrics)
 
 
 def aggregator(config: Config, spec: HostSpec) -> Aggregator:

@@ -164,7 +164,7 @@ class SavedRun:
             self.load(value)
             parts = [self.task.score(self.flat.model(x[i : i + size]), y[i : i + size]) for i in range(0, len(x), size)]
             whole, metric = TaskScore.total(parts), self.task.headline
-            return whole.loss / len(x), metric.value(whole.sums[metric.name]) if metric else math.nan
+            return whole.loss / len(x), metric.of(whole.sums[metric.name]) if metric else math.nan
 
         return score
 

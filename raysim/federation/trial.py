@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import warnings
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from raysim.core.arrays import tensor_of
@@ -63,17 +64,40 @@ def _misfit(outputs: Outputs, y: Tensor, task: Task, classes: int) -> str | None
 
 
 def _misused(task: Task, outputs: Outputs, y: Tensor) -> str | None:
-    """What is wrong with the form of what the loss and metrics return; the numbers of two samples may make no sense."""
-    tried = {"data.task": replace(task, metrics=()), "evaluate.metrics": task}
+    """What is wrong with the form of what the loss returns; the numbers of two samples may make no sense."""
     with preserved():
-        for key, of in tried.items():
-            try:
-                of.tally(outputs, y)
-            except HookError as error:
-                return f"{key}: {error}"
-            except Exception:
-                return None
+        try:
+            task.total_loss(outputs, y)
+        except HookError as error:
+            return f"data.task: {error}"
+        except Exception:
+            return None
     return None
+
+
+def unscored(spec: HostSpec, task: Task, names: Sequence[str], data: Dataset) -> list[str]:
+    """What is wrong with the metrics of these names, which are the last of the task, on two training samples."""
+    if not names:
+        return []
+    x, y = torch.from_numpy(spec.samples), torch.from_numpy(data.y[: len(spec.samples)])
+    outputs, faults = _evaluated(spec.network()[0], x), []
+    for name, metric in zip(names, task.metrics[-len(names) :], strict=True):
+        try:
+            with warnings.catch_warnings(action="ignore"):  # two samples have not all classes
+                score = replace(task, metrics=(metric,)).score(outputs, y)
+        except Exception as error:
+            faults.append(
+                f"evaluate.metrics: {name} cannot score two training samples ({type(error).__name__}: {error})"
+            )
+            continue
+        try:
+            with warnings.catch_warnings(action="ignore"):
+                metric.of(score.sums[metric.name])
+        except HookError as error:
+            faults.append(f"evaluate.metrics: {error}")
+        except ArithmeticError:
+            pass  # of more samples there may be a score
+    return faults
 
 
 def _differs(model: nn.Module, twin: nn.Module) -> str | None:

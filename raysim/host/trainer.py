@@ -33,6 +33,7 @@ class Trainer:
         self.spec, self.flat, self.samples, self.evaluator = spec, flat, samples, evaluator
         self.device = flat.value.device
         self._stack = spec.stack
+        self._task = spec.task.trained_with(spec.settings.class_weights, spec.settings.label_smoothing)
         self._states = StateFormat(spec, flat.layers, self.device)
         self.before_client: Callable[[int], None] = lambda client: None  # called as soon as work on a client begins
         counters = [tensor.start for tensor in flat.layers.tensors if tensor.kind == "counter"]
@@ -111,7 +112,7 @@ class Trainer:
         if self._stack.peer_models and client in download.request.model_index:
             state.previous = peers.model(client)
         run = LocalRun(
-            client, round_info, self.flat, self.spec.task, self.spec.settings, self._stack, self.samples.client(client),
+            client, round_info, self.flat, self._task, self.spec.settings, self._stack, self.samples.client(client),
             received, download.shared, peers, state,
         )  # fmt: skip
         run.orders = [] if download.request.trace else None

@@ -10,6 +10,7 @@ from typing import Any
 from raysim.config import STACKS, Config, ConfigError, from_dict, load, to_dict
 from raysim.config.schema import DataConfig
 from raysim.config.shipped import find
+from raysim.core.hooks import HookError
 from raysim.data.given import as_dataset
 from raysim.data.sources import Given
 from raysim.data.sources import Source as DataSource
@@ -29,7 +30,8 @@ def read_config(config: Source, **settings: Any) -> Config:
 
     `settings` change it: `rounds__total=20` is `--set rounds.total=20`. Objects may stand where names do: `data` is then what
     `as_dataset` takes, `model` a class or a function of `Inputs`, `client`, `weighting` and `server` hold methods, and
-    `metrics` functions or `Metric`s. Raises `ConfigError` with every fault, and `DataError`.
+    `metrics` functions, `Metric`s or objects of torchmetrics, in a list or by their names in a mapping. Raises `ConfigError`
+    with every fault, and `DataError`.
     """
     changes = [_named(name.replace("__", "."), value) for name, value in settings.items()]
     if isinstance(config, str | Path):
@@ -47,7 +49,13 @@ def _named(path: str, value: Any) -> tuple[str, Any]:
     elif path == "model" and isinstance(value, Mapping) and callable(value.get("name")):
         return path, {**value, "name": registered("model", value["name"])}
     elif path in ("metrics", "evaluate.metrics"):
-        return "evaluate.metrics", [one if isinstance(one, str) else registered("metric", one) for one in value]
+        given = value.items() if isinstance(value, Mapping) else [(None, one) for one in value]
+        try:
+            return "evaluate.metrics", [
+                one if name is None and isinstance(one, str) else registered("metric", one, name) for name, one in given
+            ]
+        except HookError as error:
+            raise ConfigError(f"evaluate.metrics: {error}") from None
     elif path in STACKS:
         for method in value if isinstance(value, list | tuple) else [value]:
             if not isinstance(method, str | Mapping):

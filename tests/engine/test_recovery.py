@@ -288,7 +288,7 @@ def test_command_line_shows_the_clients_traceback_and_no_other(tmp_path):
     shown = CliRunner().invoke(app, ["run", str(tmp_path / "run.yaml"), "--out", str(tmp_path / "run")])
     assert shown.exit_code == 1
     first = "raysim: an error in a client's code ends the run.\n"
-    assert shown.stderr.startswith(f"{first}client {cohort()[0]}, round 1, node local: Traceback")
+    assert shown.stderr.startswith(f"{first}  client {cohort()[0]}, round 1, node local: Traceback")
     assert shown.stderr.count("Traceback") == 1
     assert "cannot count" in shown.stderr
 

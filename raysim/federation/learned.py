@@ -1,0 +1,49 @@
+"""What is learned: the task, how it is scored, and the loss that clients train on."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from raysim.config import Config
+from raysim.core.task import Task, task_of
+from raysim.data import Dataset
+from raysim.registry import REGISTRY
+
+
+def task(config: Config, data: Dataset) -> Task:
+    """The task of the data set or of the configuration, with the metrics that the latter adds."""
+    metrics = [REGISTRY.table("metric")[name] for name in config.evaluate.metrics]
+    return task_of(config.data.task or data.task).with_metrics(metrics)
+
+
+def class_weights(config: Config, data: Dataset) -> tuple[float, ...]:
+    """A weight for each of C classes, or none. Balanced ones are those of scikit-learn: n / (C nᶜ) for nᶜ of n training
+    samples, where C counts the classes that occur; 0 for the others, which no client can train on."""
+    weights = config.local.class_weights
+    if weights != "balanced":
+        return weights
+    counts = np.bincount(data.y[: data.train_rows], minlength=data.outputs)
+    return tuple((counts.sum() / (np.count_nonzero(counts) * np.maximum(counts, 1)) * (counts > 0)).tolist())
+
+
+def misfits(config: Config, data: Dataset) -> Iterator[str]:
+    """What is wrong with the settings of the task, as far as the data tell."""
+    learned, local = task(config, data), config.local
+    if config.rounds.until.accuracy is not None and (not learned.headline or learned.headline.name != "accuracy"):
+        yield f"rounds.until.accuracy: {learned.name} is not judged by it; rounds.until.loss goes with any task"
+    names = [metric.name for metric in learned.metrics]
+    for name in sorted({name for name in names if names.count(name) > 1}):
+        yield (
+            f"evaluate.metrics: there are two scores {name!r}, of {learned.name} or your own. Give yours another name, as in "
+            f'metrics={{"my_{name}": ...}}'
+        )
+    given = [key for key in ("class_weights", "label_smoothing") if getattr(local, key)]
+    if given and not learned.takes_weights:
+        yield (
+            f"local.{given[0]}: goes with the cross-entropy of one class a sample, but the task is {learned.name}. Leave it "
+            "out, or write it into a task of your own: @raysim.task()"
+        )
+    elif local.class_weights not in ((), "balanced") and len(local.class_weights) != data.outputs:
+        yield f"local.class_weights: has {len(local.class_weights)} weights, but {data.name} has {data.outputs} classes"
