@@ -21,10 +21,11 @@ from importlib.metadata import EntryPoint, entry_points
 from types import ModuleType
 from typing import Any, Generic, TypeVar
 
+from raysim.definition import Definition, definition_of, read_now
 from raysim.errors import Explained
 
 T = TypeVar("T")
-OwnEntry = tuple[str, str, Any]  # kind, name and entry
+OwnEntry = tuple[str, str, Any, Definition | None]  # kind, name, entry and its definition
 
 
 @dataclass(frozen=True)
@@ -66,6 +67,8 @@ class Table(MutableMapping[str, T], Generic[T]):
         self._entries: dict[str, T] = {}
         self._origins: dict[str, str] = {}
         self.own: set[str] = set()  # names that this process's scripts and notebooks have given
+        self.given: set[str] = set()  # those of them that stand for objects, which no import of a file brings
+        self._definitions: dict[str, Definition | None] = {}  # of entries that another process has defined
 
     def register(self, name: str, entry: T, origin: str | None = None) -> T:
         """Give `entry` a name and return it. Raises `NameTaken`, unless the same class has been defined once more, as
@@ -81,6 +84,17 @@ class Table(MutableMapping[str, T], Generic[T]):
         for name, entry in entries.items():
             self.register(name, entry)
         return self
+
+    def adopt(self, name: str, entry: T, definition: Definition | None) -> None:
+        """Take over an entry that another process has defined."""
+        self[name] = entry
+        self._definitions[name] = definition
+
+    def definition(self, name: str) -> Definition | None:
+        """What defines an entry; None for raysim's own, and for a name that is not in the table."""
+        if name in self._definitions:
+            return self._definitions[name]
+        return definition_of(self[name], name in self.given) if name in self else None
 
     # A mapping: whoever reads sees all entries; an item that is set replaces what was there.
 
@@ -99,11 +113,16 @@ class Table(MutableMapping[str, T], Generic[T]):
 
     def __setitem__(self, name: str, entry: T) -> None:
         self._entries[name], self._origins[name] = entry, origin_of(entry)
+        self._definitions.pop(name, None)
         self.own.add(name)
+        self.given.add(name)
+        read_now(entry)
 
     def __delitem__(self, name: str) -> None:
         del self._entries[name], self._origins[name]
+        self._definitions.pop(name, None)
         self.own.discard(name)
+        self.given.discard(name)
 
     def __repr__(self) -> str:
         return f"<the registry's {self.kind} table>"
@@ -133,6 +152,8 @@ class Registry:
         self._load_home(kind)  # raysim's own names are taken first
         self._tables[kind].register(name, entry, origin)
         self._tables[kind].own.add(name)
+        self._tables[kind].given.discard(name)
+        read_now(entry)
         return entry
 
     def add(self, kind: str, name: str | None = None) -> Callable[[T], T]:
@@ -142,14 +163,18 @@ class Registry:
     def own(self) -> list[OwnEntry]:
         """What scripts and notebooks have added, to be pickled: neither raysim's own nor what installed packages name."""
         _pickle_torchs_modules()
-        return [(kind, name, table[name]) for kind, table in self._tables.items() for name in sorted(table.own)]
+        return [
+            (kind, name, table[name], table.definition(name))
+            for kind, table in self._tables.items()
+            for name in sorted(table.own)
+        ]
 
     def adopt(self, entries: Iterable[OwnEntry]) -> None:
         """Take over the `own` entries of another process."""
         _pickle_torchs_modules()
-        for kind, name, entry in entries:
+        for kind, name, entry, definition in entries:
             self._load_home(kind)
-            self._tables[kind][name] = entry
+            self._tables[kind].adopt(name, entry, definition)
 
     def complete(self, kind: str) -> None:
         """Bring in all entries of a kind: raysim's own, then those of installed packages."""

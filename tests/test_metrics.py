@@ -71,9 +71,9 @@ class WorstRecall(MulticlassConfusionMatrix):
 
 @pytest.fixture(autouse=True)
 def _as_before() -> Iterator[None]:
-    before = [(kind, name) for kind, name, _ in REGISTRY.own()]
+    before = [(kind, name) for kind, name, *_ in REGISTRY.own()]
     yield
-    for kind, name, _ in REGISTRY.own():
+    for kind, name, *_ in REGISTRY.own():
         if (kind, name) not in before:
             del REGISTRY.table(kind)[name]
 

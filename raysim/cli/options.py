@@ -44,6 +44,13 @@ Target = Annotated[
         min=0, max=1, help="Accuracy to reach, a fraction; default: a whole percentage that every run reached."
     ),
 ]
+AcceptChangedCode = Annotated[
+    bool,
+    typer.Option(
+        "--accept-changed-code",
+        help="Go on although a model, method, data set or metric of an installed package is not what it was.",
+    ),
+]
 Seeds = Annotated[str, typer.Option(metavar="SEED,SEED,...", help="Run everything with each of these seeds.")]
 Parallel = Annotated[
     str,

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from raysim.cli import complete
-from raysim.cli.options import Address, Changes, ConfigName, Overrides
+from raysim.cli.options import AcceptChangedCode, Address, Changes, ConfigName, Overrides
 from raysim.play.errors import reported
 from raysim.play.terminal import play
 from raysim.printable import printable
@@ -56,18 +56,16 @@ def resume(
             autocompletion=complete.settings,
         ),
     ] = None,
+    accept_changed_code: AcceptChangedCode = False,
     address: Address = None,
 ) -> None:
     """Continue a run from its last checkpoint, to the same bits as if it had not stopped.
 
     With --set it goes on for more rounds, or with other settings on which no bit depends, such as those of evaluate and record.
     """
-    from raysim.config import ConfigError, load
+    from raysim.federation.code import saved_config
 
     with reported():
-        if not (folder / "config.yaml").is_file():
-            raise ConfigError(f"{folder}: holds no config.yaml, so it is not the folder of a run.")
-        status = play(
-            load(folder / "config.yaml", [*(overrides or ()), *(changes or ())]), folder, address, resume=True
-        )
+        config = saved_config(folder, [*(overrides or ()), *(changes or ())])
+        status = play(config, folder, address, resume=True, accept_changed_code=accept_changed_code)
     raise typer.Exit(status)

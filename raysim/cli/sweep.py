@@ -11,6 +11,7 @@ import typer
 
 from raysim.cli import complete
 from raysim.cli.options import (
+    AcceptChangedCode,
     Address,
     ConfigName,
     Overrides,
@@ -44,6 +45,7 @@ def sweep(
     seeds: Seeds = "",
     target: Target = None,
     parallel: Parallel = "1",
+    accept_changed_code: AcceptChangedCode = False,
     address: Address = None,
     format: TableFormat = None,
 ) -> None:
@@ -55,7 +57,7 @@ def sweep(
 
     with reported():
         points = grid(find(config), [*(overrides or ()), *(changes or ())], seed_numbers(seeds), out)
-        status = play_all(points, address, runs_at_once(parallel))
+        status = play_all(points, address, runs_at_once(parallel), accept_changed_code)
         if status < 128:  # after Ctrl-C nobody wants to wait for a report
             compare(points, out, target, format)
     raise typer.Exit(status)
@@ -86,6 +88,7 @@ def reproduce(
         Path | None, typer.Option(metavar="DIR", help="Folder of the runs; default: runs/reproduce/ITEM-SCALE.")
     ] = None,
     parallel: Parallel = "1",
+    accept_changed_code: AcceptChangedCode = False,
     address: Address = None,
     format: TableFormat = None,
 ) -> None:
@@ -107,7 +110,7 @@ def reproduce(
         changes = [*root, *(overrides or ())]
         folder = out or Path("runs", "reproduce", f"{item.replace('/', '_')}-{scale}")
         points = chosen.runs(scale, seed_numbers(seeds), changes, folder, only or ())
-        status = play_all(list(points.values()), address, runs_at_once(parallel))
+        status = play_all(list(points.values()), address, runs_at_once(parallel), accept_changed_code)
         if any(point.finished for point in points.values()):
             print(printable(f"\n{table_text(chosen, points, scale, overrides or ())}", lines=True))
             if format:

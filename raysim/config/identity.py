@@ -16,7 +16,7 @@ from raysim.config.build import plain
 from raysim.config.fields import STACKS, catalogue_of, fields_of, is_section, stack_of
 from raysim.config.messages import ConfigError
 from raysim.config.schema import Config
-from raysim.registry import name_in
+from raysim.registry import Table, name_in
 from raysim.store.manifest import DamagedManifest, read_manifest
 
 _Dumper = getattr(yaml, "CSafeDumper", yaml.SafeDumper)  # of compiled code where PyYAML has it: a fifth of the time
@@ -76,6 +76,26 @@ def _usual(field: Field[Any], owner: Any, cls: type) -> Any:
     if isinstance(owner, cls):
         return getattr(owner, field.name)
     return field.default if field.default_factory is MISSING else field.default_factory()
+
+
+def entries_of(config: Config) -> list[tuple[str, str]]:
+    """Kinds and names of all that the configuration takes from the registry."""
+    named = [("model", config.model.name), *(("metric", name) for name in config.evaluate.metrics)]
+    named += [("task", config.data.task)] if config.data.task else []
+    return [*_entries(Config, config), *named]
+
+
+def _entries(annotation: Any, value: Any) -> Iterator[tuple[str, str]]:
+    if catalogue := catalogue_of(annotation):
+        if isinstance(catalogue.entries, Table):
+            yield catalogue.entries.kind, name_in(catalogue.entries, value)
+        annotation = type(value)
+    if entry := stack_of(annotation):
+        for one in value:
+            yield from _entries(entry, one)
+    elif is_section(annotation):
+        for field, hint in fields_of(annotation).values():
+            yield from _entries(hint, getattr(value, field.name))
 
 
 def fingerprint(config: Config) -> str:

@@ -45,7 +45,7 @@ class Metric:
     @property
     def function(self) -> Callable[..., Any]:
         """The function of a sample or of sums that it was made of."""
-        return self.sums.args[0] if isinstance(self.sums, partial) and self.sums.func is _sum_and_count else self.sums
+        return self.sums.args[-1] if isinstance(self.sums, partial) and self.sums.func is _sum_and_count else self.sums
 
     def of(self, sums: Sums) -> float:
         """The score that `value` makes of added `sums`. Raises `HookError` where it is not one number."""

@@ -66,7 +66,8 @@ def _with_settings(
         if name not in skipped
     ]
     fields.sort(key=lambda one: one[2].default is not MISSING)  # those without a default come first
-    namespace = methods | {"__module__": function.__module__, "__doc__": inspect.getdoc(function)}
+    place = {"__module__": function.__module__, "__qualname__": function.__qualname__}  # where its source is
+    namespace = methods | place | {"__doc__": inspect.getdoc(function)}
     return make_dataclass(function.__name__, [*fields, *more], bases=(base,), frozen=True, namespace=namespace)
 
 

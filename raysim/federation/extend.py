@@ -6,14 +6,21 @@ import os
 from pathlib import Path
 
 from raysim.config import Config, fingerprint, to_yaml
+from raysim.federation.code import definitions_in
 from raysim.store.atomic import replacing, write_json
+from raysim.store.code import record
 from raysim.store.documents import read_result
 from raysim.store.manifest import read_manifest
 
 
 def rewrite(config: Config, folder: Path) -> None:
-    """Let the folder of a run that goes on tell of `config`, and no more of an end that is not one any longer."""
+    """Let the folder of a run that goes on tell of `config` and of the user's code as it is now, and no more of an end that is
+    not one any longer."""
     described = read_manifest(folder)
+    code = record(folder, definitions_in(config, folder), described.get("code", ()))
+    if code != described.get("code"):
+        described["code"] = code
+        write_json(folder / "manifest.json", described)
     if described.get("config_hash") != fingerprint(config):
         before = (folder / "config.yaml").stat()
         with replacing(folder / "config.yaml") as path:

@@ -10,12 +10,12 @@ import numpy as np
 
 from raysim.analysis.measure import MeasureError
 from raysim.analysis.run_view import Part, Score
-from raysim.config import load
 from raysim.core.rng import SERVER, generator
 from raysim.core.samples import Samples
 from raysim.core.score import Score as TaskScore
 from raysim.core.task import Task
 from raysim.federation import host_spec, partitioned
+from raysim.federation.code import saved_config
 from raysim.host.host import ClientHost
 from raysim.late import Tensor, nn, torch
 from raysim.paths import command
@@ -31,7 +31,7 @@ class SavedRun:
         """Partition the data again as the run did. Raises `ConfigError` and `DataError`, and `MeasureError` where the
         data have changed since."""
         self.folder = Path(folder)
-        self.config = load(self.folder / "config.yaml")
+        self.config = saved_config(self.folder)
         self.data, self.partition = partitioned(self.config)
         if read_manifest(self.folder).get("partition_sha256") not in (None, self.partition.sha256()):
             raise MeasureError(f"{self.folder}: today its data are partitioned differently; is data.root what it was?")

@@ -11,6 +11,7 @@ from raysim.core.flat import FlatModel, stages_in
 from raysim.core.hooks import HookError
 from raysim.core.outputs import Outputs, leaves
 from raysim.core.rng import preserved, seed_globals
+from raysim.core.score import Metric
 from raysim.core.task import Task
 from raysim.data import Dataset
 from raysim.host.messages import HostSpec
@@ -79,25 +80,28 @@ def unscored(spec: HostSpec, task: Task, names: Sequence[str], data: Dataset) ->
     """What is wrong with the metrics of these names, which are the last of the task, on two training samples."""
     if not names:
         return []
-    x, y = torch.from_numpy(spec.samples), torch.from_numpy(data.y[: len(spec.samples)])
-    outputs, faults = _evaluated(spec.network()[0], x), []
-    for name, metric in zip(names, task.metrics[-len(names) :], strict=True):
-        try:
-            with warnings.catch_warnings(action="ignore"):  # two samples have not all classes
-                score = replace(task, metrics=(metric,)).score(outputs, y)
-        except Exception as error:
-            faults.append(
-                f"evaluate.metrics: {name} cannot score two training samples ({type(error).__name__}: {error})"
-            )
-            continue
-        try:
-            with warnings.catch_warnings(action="ignore"):
-                metric.of(score.sums[metric.name])
-        except HookError as error:
-            faults.append(f"evaluate.metrics: {error}")
-        except ArithmeticError:
-            pass  # of more samples there may be a score
-    return faults
+    x, y = tensor_of(spec.samples), tensor_of(data.y[: len(spec.samples)])
+    with preserved(), warnings.catch_warnings(action="ignore"):  # two samples have not all classes
+        outputs = _evaluated(spec.network()[0], x)
+        metrics = zip(names, task.metrics[-len(names) :], strict=True)
+        faults = [_unscored(name, metric, task, outputs, y) for name, metric in metrics]
+    return [f"evaluate.metrics: {fault}" for fault in faults if fault]
+
+
+def _unscored(name: str, metric: Metric, task: Task, outputs: Outputs, y: Tensor) -> str | None:
+    try:
+        score = replace(task, metrics=(metric,)).score(outputs, y)
+    except HookError as error:
+        return str(error)
+    except Exception as error:
+        return f"{name} cannot score two training samples ({type(error).__name__}: {error})"
+    try:
+        metric.of(score.sums[metric.name])
+    except HookError as error:
+        return str(error)
+    except ArithmeticError:
+        pass  # of more samples there may be a score
+    return None
 
 
 def _differs(model: nn.Module, twin: nn.Module) -> str | None:

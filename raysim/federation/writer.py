@@ -19,12 +19,14 @@ from raysim.core.state import pack
 from raysim.engine.base import Span
 from raysim.engine.traffic import ledger
 from raysim.federation.builder import RunParts, init_sha256
+from raysim.federation.code import definitions_of
 from raysim.federation.round import Round
 from raysim.federation.scoreboard import Scoreboard
 from raysim.federation.scores import fallen_back, personal_summary, run_summary
 from raysim.host.messages import ClientResult
 from raysim.late import Tensor, torch
 from raysim.store.atomic import replacing, write_json, write_tensors
+from raysim.store.code import record
 from raysim.store.documents import about_tensors
 from raysim.store.manifest import manifest
 from raysim.store.sinks import Sinks
@@ -36,7 +38,8 @@ BEST = "best.safetensors"
 
 
 def describe(run: RunParts, folder: Path, numerics: Mapping[str, Any]) -> None:
-    """Write what is known before the first round: configuration, partition, and the manifest with the hosts' `numerics`."""
+    """Write what is known before the first round: configuration, partition, the user's code, and the manifest with
+    the hosts' `numerics`."""
     folder.mkdir(parents=True, exist_ok=True)
     with replacing(folder / "config.yaml") as path:
         path.write_text(to_yaml(run.config), encoding="utf-8")
@@ -54,6 +57,7 @@ def describe(run: RunParts, folder: Path, numerics: Mapping[str, Any]) -> None:
         "loss_unit": run.spec.task.loss_unit,
         "inputs": asdict(run.spec.inputs),  # what the model is built for
         "settings": decisive(run.config),
+        "code": record(folder, definitions_of(run.config, run.data.task)),
     }
     write_json(folder / "manifest.json", manifest(fingerprint(run.config), run.config.seed, extra))
 

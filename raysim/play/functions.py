@@ -14,6 +14,7 @@ from raysim.core.hooks import HookError
 from raysim.data.given import as_dataset
 from raysim.data.sources import Given
 from raysim.data.sources import Source as DataSource
+from raysim.federation.code import saved_config
 from raysim.play.folder import new_folder
 from raysim.play.progress import progress_of_script
 from raysim.play.simulation import PlayedRound, Simulation
@@ -33,10 +34,14 @@ def read_config(config: Source, **settings: Any) -> Config:
     `metrics` functions, `Metric`s or objects of torchmetrics, in a list or by their names in a mapping. Raises `ConfigError`
     with every fault, and `DataError`.
     """
-    changes = [_named(name.replace("__", "."), value) for name, value in settings.items()]
+    changes = _changes(settings)
     if isinstance(config, str | Path):
         return load(find(config), changes)
     return from_dict(to_dict(config) if isinstance(config, Config) else config, overrides=changes)
+
+
+def _changes(settings: Mapping[str, Any]) -> list[tuple[str, Any]]:
+    return [_named(name.replace("__", "."), value) for name, value in settings.items()]
 
 
 def _named(path: str, value: Any) -> tuple[str, Any]:
@@ -90,12 +95,13 @@ def run(
     return _played(stream(config, out=out, address=address, **settings), progress, on_round)
 
 
-def continued(run: str | Path | Run, *, address: str | None = None, **settings: Any) -> Simulation:
+def continued(
+    run: str | Path | Run, *, address: str | None = None, accept_changed_code: bool = False, **settings: Any
+) -> Simulation:
     """A saved run to be played on, round by round. See `resume`."""
     folder = run.folder if isinstance(run, Run) else Path(run)
-    if not (folder / "config.yaml").is_file():
-        raise ConfigError(f"{folder}: holds no config.yaml, so it is not the folder of a run.")
-    simulation = Simulation(read_config(folder / "config.yaml", **settings), folder, resume=True, address=address)
+    config = saved_config(folder, _changes(settings))
+    simulation = Simulation(config, folder, resume=True, address=address, accept_changed_code=accept_changed_code)
     for warning in simulation.warnings:
         warnings.warn(warning, stacklevel=2)
     return simulation
@@ -103,11 +109,14 @@ def continued(run: str | Path | Run, *, address: str | None = None, **settings: 
 
 def resume(
     run: str | Path | Run, *, address: str | None = None, progress: bool | None = None,
-    on_round: OnRound | None = None, **settings: Any,
+    on_round: OnRound | None = None, accept_changed_code: bool = False, **settings: Any,
 ) -> Run:  # fmt: skip
     """Continue a saved run to its end, to the same bits as if it had not stopped; with `rounds__total` raised, a
-    finished one too. Raises `ConfigError` where `settings` would make other bits. `progress` and `on_round` as in `run`."""
-    return _played(continued(run, address=address, **settings), progress, on_round)
+    finished one too. Raises `ConfigError` where `settings` would make other bits, and where a model, method, data set or
+    metric of yours is not what the run began with: `accept_changed_code` goes on with it as it is now. `progress` and
+    `on_round` as in `run`."""
+    simulation = continued(run, address=address, accept_changed_code=accept_changed_code, **settings)
+    return _played(simulation, progress, on_round)
 
 
 def _played(simulation: Simulation, progress: bool | None, on_round: OnRound | None) -> Run:

@@ -11,7 +11,9 @@ from pathlib import Path
 from typing import Any, Self
 
 from raysim.config import Config, ConfigError, check_unchanged
+from raysim.core.event import Event
 from raysim.engine.ray.placement import Resources
+from raysim.federation.code import check_code
 from raysim.federation.extend import rewrite
 from raysim.federation.lock import finished_result, how_to_continue, run_lock, without_effect
 from raysim.late import nn
@@ -69,16 +71,18 @@ class Simulation(Iterator[PlayedRound]):
 
     def __init__(
         self, config: Config, folder: Path, *, resume: bool = False, address: str | None = None,
-        resources: Resources | None = None, interrupts: Interrupts | None = None,
+        resources: Resources | None = None, interrupts: Interrupts | None = None, accept_changed_code: bool = False,
     ):  # fmt: skip
         """`resources` are the run's part of a cluster that it shares (default: what is free); `interrupts` those of a
         caller who handles signals itself. Raises `ConfigError` where another process plays the run in `folder`, or,
-        with `resume`, where it began with settings that make other bits."""
+        with `resume`, where it began with settings that make other bits or, unless that is accepted, with other code of
+        the user's."""
         self.config, self.folder = config, folder
         self.result: Mapping[str, Any] | None = None  # scores, bytes and hash, once the run is finished
         self.warnings: list[str] = []
         self._resume, self._address, self._resources, self._interrupts = resume, address, resources, interrupts
         self._federation: Any = None
+        self._accepted: list[str] = []  # changes of the user's code
         self._asked_to_stop = False  # in the round that was returned last
         self._open = ExitStack()  # the lock, the cluster, the federation
         self._finalizer = weakref.finalize(self, self._open.close)
@@ -89,6 +93,9 @@ class Simulation(Iterator[PlayedRound]):
                 self.result = finished_result(config, folder)
                 if self.result is not None:
                     self.warnings += without_effect(config, folder)
+                else:
+                    self._accepted, unknown = check_code(config, folder, accept_changed_code)
+                    self.warnings += unknown
 
     def __enter__(self) -> Self:
         return self
@@ -131,6 +138,8 @@ class Simulation(Iterator[PlayedRound]):
             self._open.callback(self._federation.close)
             if self._resume:
                 rewrite(self.config, self.folder)
+            while self._accepted:
+                self._federation.tell(Event("run", f"accepted: {self._accepted.pop(0).partition(chr(10))[0]}"))
             if self._interrupts is not None:
                 self._interrupts.patient = True  # before the terminal says that rounds begin
 

@@ -19,8 +19,9 @@ if TYPE_CHECKING:
 
 
 def play(
-    config: Config, folder: Path, address: str | None = None, *, resume: bool, resources: Resources | None = None
-) -> int:
+    config: Config, folder: Path, address: str | None = None, *, resume: bool, resources: Resources | None = None,
+    accept_changed_code: bool = False,
+) -> int:  # fmt: skip
     """Run to the end, or to Ctrl-C or SIGTERM; returns the exit code. What was started is stopped, however it ends.
 
     `resources` are the run's part of a cluster that it shares; without, it takes what is free. With `resume`, `config`
@@ -35,7 +36,13 @@ def play(
         with (
             interrupts,
             Simulation(
-                config, folder, address=address, resume=resume, resources=resources, interrupts=interrupts
+                config,
+                folder,
+                address=address,
+                resume=resume,
+                resources=resources,
+                interrupts=interrupts,
+                accept_changed_code=accept_changed_code,
             ) as run,
         ):
             for warning in run.warnings:

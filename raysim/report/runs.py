@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Literal
 from raysim.paths import command, natural, slug
 from raysim.report import ReportError, need
 from raysim.report.folder import RunFolder
+from raysim.store.code import unregistered
 from raysim.store.documents import about_tensors, read_tensors
 
 if TYPE_CHECKING:
@@ -59,7 +60,7 @@ class Run(RunFolder):
         the best evaluation: of a run that has not ended, the best that was kept. Raises `ReportError` where the run has
         none, and `ModelError` where its model is not registered here."""
         from raysim.core.rng import initial
-        from raysim.models import Inputs, build
+        from raysim.models import Inputs, ModelError, build
 
         path = self.folder / ("best.safetensors" if which == "best" else "model.safetensors")
         inputs = self.manifest.get("inputs")
@@ -70,6 +71,8 @@ class Run(RunFolder):
                 f"{self.folder}: holds no final model; {command('resume', self.folder)} plays it to its end."
             )
         name, options = self.config["model"]["name"], self.config["model"]["options"]
+        if missing := unregistered(self.folder).get(("model", name)):
+            raise ModelError(missing)
         with initial(self.config["seed"]):  # of which a model may keep what its state_dict does not have
             model = build(name, Inputs(**inputs | {"shape": tuple(inputs["shape"])}), **options)
         model.load_state_dict(read_tensors(path))

@@ -30,6 +30,18 @@ class DamagedManifest(DamagedFile):
     """A run's manifest cannot be read."""
 
 
+class Recorded(TypedDict):
+    """What a manifest says of a model, method, data set and so on that is not raysim's own. See `raysim.store.code`."""
+
+    __pydantic_config__ = OPEN_SHAPE  # type: ignore[misc]
+    kind: str
+    name: str
+    file: str | None  # in which it was defined, as an import finds it
+    sha256: str | None  # of the text; None where the source could not be had
+    text: str | None  # the file in the run's folder that has it
+    given: bool  # whether as an object
+
+
 class Manifest(TypedDict, total=False):
     """What others read of `manifest.json`; it may be absent in a run of an older raysim."""
 
@@ -48,6 +60,7 @@ class Manifest(TypedDict, total=False):
     numerics: dict[str, Any]
     loss_unit: str
     settings: dict[str, Any]
+    code: list[Recorded]
 
 
 def read_manifest(folder: Path) -> dict[str, Any]:

@@ -24,7 +24,10 @@ def main() -> int:
         resources = Resources(tuple(Node(**node) for node in task["resources"]["nodes"]))
     try:
         config, folder = from_dict(task["config"]), Path(task["folder"])
-        return play(config, folder, task["address"], resume=task["resume"], resources=resources)
+        return play(
+            config, folder, task["address"], resume=task["resume"], resources=resources,
+            accept_changed_code=task["accept_changed_code"],
+        )  # fmt: skip
     except Exception as error:
         print("\n".join(map(shown, faults_of(error) or ())) or traceback.format_exc(), file=sys.stderr)
         return 1

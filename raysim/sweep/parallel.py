@@ -28,7 +28,9 @@ LOG = "log.txt"
 POLL = 0.1  # seconds between looks at whether a run has ended
 
 
-def play_parallel(points: Sequence[Point], at_once: int, address: str | None) -> tuple[list[str], int]:
+def play_parallel(
+    points: Sequence[Point], at_once: int, address: str | None, accept_changed_code: bool = False
+) -> tuple[list[str], int]:
     """Play these runs, `at_once` at a time, those on Ray on equal parts of the cluster at `address`.
 
     Returns the names of those that failed, and the exit code where Ctrl-C or SIGTERM stopped all of them after their
@@ -42,7 +44,7 @@ def play_parallel(points: Sequence[Point], at_once: int, address: str | None) ->
         while playing or (waiting and not received):
             while waiting and len(playing) < at_once and not received:
                 point = waiting.pop(0)
-                process, log = start(point, address, share)
+                process, log = start(point, address, share, accept_changed_code)
                 playing[process] = (point, log, time.monotonic())
                 if received:  # while it was being started
                     process.send_signal(received[-1])
@@ -133,12 +135,15 @@ def _forwarded(playing: dict[subprocess.Popen[str], Any]) -> Iterator[list[int]]
 # -------------------------------------------------------------------------------------------------------- one process
 
 
-def start(point: Point, address: str | None, share: Resources | None) -> tuple[subprocess.Popen[str], IO[str]]:
+def start(
+    point: Point, address: str | None, share: Resources | None, accept_changed_code: bool = False
+) -> tuple[subprocess.Popen[str], IO[str]]:
     """The run's process, which ends when its standard input is closed, and its log."""
     on_ray = isinstance(point.config.engine, RayEngineConfig)
     task = {
         "config": to_dict(point.config), "folder": str(point.folder), "resume": point.saved,
         "address": address if on_ray else None, "resources": asdict(share) if share and on_ray else None,
+        "accept_changed_code": accept_changed_code,
     }  # fmt: skip
     point.folder.mkdir(parents=True, exist_ok=True)
     log = os.fdopen(open_to_append(point.folder / LOG), "a", encoding="utf-8")

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 
 from raysim.config import RayEngineConfig
+from raysim.federation.code import check_code
 from raysim.play.errors import faults_of, shown
 from raysim.play.launch import check_address, check_joined
 from raysim.play.terminal import play
@@ -15,15 +16,21 @@ from raysim.sweep.grid import Point
 from raysim.sweep.parallel import carried, play_parallel
 
 
-def play_all(points: Sequence[Point], address: str | None = None, at_once: int | None = 1) -> int:
+def play_all(
+    points: Sequence[Point], address: str | None = None, at_once: int | None = 1, accept_changed_code: bool = False
+) -> int:
     """Play what is not finished; returns the exit code. A run that fails does not keep the others from being played.
 
     `at_once` runs at a time, None: as many as the machine carries. One at a time they are played in this process, with
     one cluster for all; several each in a process of its own. Raises `ConfigError` where no run joins
-    the cluster at `address`, and `DataError` where data cannot be downloaded.
+    the cluster at `address`, or where code of the user's has changed since a run began, unless that is accepted: the
+    others would not be comparable. Raises `DataError` where data cannot be downloaded.
     """
     check_joined([point.config for point in points], address)
     left = [point for point in points if not point.finished]
+    for point in points if left else ():
+        if point.finished or point.saved:
+            check_code(point.config, point.folder, accept_changed_code)
     for data in {
         repr((point.config.data.name, point.config.data.folder)): point.config.data for point in left
     }.values():
@@ -41,9 +48,9 @@ def play_all(points: Sequence[Point], address: str | None = None, at_once: int |
         most = min(len(left), at_once or carried([point.config for point in left])) if left else 0
         if most > 1:
             print(f"{most} at a time\n", flush=True)
-            failed, stopped = play_parallel(left, most, joined)
+            failed, stopped = play_parallel(left, most, joined, accept_changed_code)
         else:
-            failed, stopped = _in_turn(left, address)
+            failed, stopped = _in_turn(left, address, accept_changed_code)
     if stopped:
         print("The same command continues the sweep.", file=sys.stderr)
         return stopped
@@ -55,14 +62,17 @@ def play_all(points: Sequence[Point], address: str | None = None, at_once: int |
     return int(bool(failed))
 
 
-def _in_turn(points: Sequence[Point], address: str | None) -> tuple[list[str], int]:
+def _in_turn(points: Sequence[Point], address: str | None, accept_changed_code: bool) -> tuple[list[str], int]:
     """Names of the runs that failed, and the exit code where Ctrl-C stopped them, else 0."""
     failed: list[str] = []
     for number, point in enumerate(points, 1):
         print(f"\nrun {number} of {len(points)}", flush=True)
         try:
             joins = isinstance(point.config.engine, RayEngineConfig)
-            stopped = play(point.config, point.folder, address if joins else None, resume=point.saved)
+            stopped = play(
+                point.config, point.folder, address if joins else None, resume=point.saved,
+                accept_changed_code=accept_changed_code,
+            )  # fmt: skip
         except Exception as error:
             print(shown(f"{point.name}: {error}") if faults_of(error) else traceback.format_exc(), file=sys.stderr)
             failed.append(point.name)

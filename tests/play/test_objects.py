@@ -85,9 +85,9 @@ def test_objects_on_both_engines(tmp_path: Path, cluster: Any) -> None:
 def _as_before() -> Iterator[None]:
     before = REGISTRY.own()
     yield
-    for kind, name, entry in REGISTRY.own():
-        if (kind, name, entry) not in before:
-            del REGISTRY.table(kind)[name]
+    for one in REGISTRY.own():
+        if one not in before:
+            del REGISTRY.table(one[0])[one[1]]
 
 
 def linear(inputs: raysim.Inputs) -> nn.Module:

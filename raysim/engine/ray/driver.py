@@ -174,6 +174,9 @@ class RemoteFederation:
             self._deaths, self._furthest = 0, answer["round"]
         return answer
 
+    def tell(self, event: Event) -> None:
+        self._with_driver(lambda: self._get(self._driver.call.remote("tell", event)))
+
     def checkpoint(self) -> int:
         answer: int = self._call("checkpoint")
         return answer
