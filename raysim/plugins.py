@@ -108,7 +108,8 @@ def registered(kind: str, entry: Any, name: str | None = None) -> str:
     if kind == "model":
         entry = builder_of(entry)
     elif kind == "metric":
-        entry = _metric_of(entry, word)
+        decorated = (known for known in table.values() if isinstance(known, Metric) and known.function is entry)
+        entry = _metric_of(next(decorated, entry), word)
     table[word] = entry  # in the place of what a cell of a notebook has given before
     return word
 
