@@ -347,9 +347,9 @@ def test_what_is_said_of_settings_seeds_and_fallbacks(item: Item, monkeypatch: p
     asked for, and played in turn: to start a process takes longer than a run."""
     asked: list[int] = []
 
-    def in_turn(points: Sequence[Point], at_once: int, address: str | None) -> tuple[list[str], int]:
+    def in_turn(points: Sequence[Point], at_once: int, *rest: Any) -> tuple[list[str], int]:
         asked.append(at_once)
-        return playing._in_turn(points, address)
+        return playing._in_turn(points, *rest)
 
     monkeypatch.setattr(playing, "play_parallel", in_turn)
     changes = ["rounds.total=1", "server=[]", "weighting=[{feddisco: {a: 1.0e+6, b: 0.0, normalize_kl: false}}]"]
