@@ -20,6 +20,7 @@ from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from raysim.config.fields import STACKS, Catalogue, catalogue_of, fields_of, is_section, stack_of
 from raysim.config.messages import Faults, as_json, describe, match, nearest, show, words_of
+from raysim.core.bounds import GREATEST_FLOAT, GREATEST_INT
 from raysim.registry import name_in
 
 
@@ -89,9 +90,10 @@ def build(annotation: Any, raw: Any, path: str, faults: Faults) -> Any:
         return _build_section(annotation, raw, path, faults)
     try:
         return _read_value(annotation, raw)
-    except ValidationError:
+    except ValueError as error:
         near = nearest(raw, words_of(annotation), listed=False)
-        faults.add(path, f"must be {describe(annotation)}, but is {show(raw)}.{near}")
+        limit = "" if isinstance(error, ValidationError) else f" {error}"
+        faults.add(path, f"must be {describe(annotation)}{limit}, but is {show(raw)}.{near}")
         return Unreadable()
 
 
@@ -217,9 +219,24 @@ def _read_value(annotation: Any, raw: Any) -> Any:
     if Any in get_args(annotation):  # which takes text as well
         raw = _exponents(raw)
     try:
-        return adapter.validate_json(as_json(raw))
+        value = adapter.validate_json(as_json(raw))
     except ValidationError:
-        return adapter.validate_json(as_json(_exponents(raw)))  # only where text did not do
+        value = adapter.validate_json(as_json(_exponents(raw)))  # only where text did not do
+    for number in _numbers(value):
+        if isinstance(number, int) and abs(number) > GREATEST_INT:
+            raise ValueError("(whole numbers lie within ±2^63)")
+        if not abs(number) <= GREATEST_FLOAT:  # also what is no number
+            raise ValueError("(numbers lie within ±1e+18)")
+    return value
+
+
+def _numbers(value: Any) -> Iterator[int | float]:
+    """The numbers in a value of lists and mappings."""
+    if isinstance(value, int | float):
+        yield value
+    elif isinstance(value, list | tuple | dict):
+        for one in value.values() if isinstance(value, dict) else value:
+            yield from _numbers(one)
 
 
 @functools.cache

@@ -6,10 +6,13 @@ import inspect
 import os
 import re
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from raysim.config.build import Unreadable
+from pydantic.errors import PydanticUserError
+
+from raysim.config.build import Unreadable, build
 from raysim.config.fields import STACKS
 from raysim.config.messages import Faults, nearest
 from raysim.config.presets import PRESETS
@@ -19,7 +22,7 @@ from raysim.core.facts import RunFacts
 from raysim.core.optim import OptimizerSpec
 from raysim.data.partition import Natural
 from raysim.data.sources import Torchvision
-from raysim.models import torchvision
+from raysim.models import option_types, torchvision
 from raysim.registry import REGISTRY, name_in
 from raysim.store.documents import TORCH_SUFFIXES
 
@@ -110,6 +113,12 @@ def _check_model(config: Config) -> Found:
         for option in model.options:
             if option not in known:
                 yield f"model.options.{option}", f"unknown option.{nearest(option, known, listed=False)} {takes}"
+    for option, hint in (option_types(builder) if builder else {}).items():
+        if option in model.options:
+            faults = Faults("")
+            with suppress(PydanticUserError):  # an annotation that no value of a file has
+                build(hint, model.options[option], "", faults)
+            yield from ((f"model.options.{option}", message) for message in faults.lines)
 
 
 def _check_model_settings(config: Config) -> Found:

@@ -12,7 +12,7 @@ from pydantic import Field
 from raysim.config.build import canonical, read_fields
 from raysim.config.fields import STACKS, Catalogue
 from raysim.config.messages import Faults
-from raysim.core.bounds import Fraction, NonNegative, NonNegativeInt, Positive, PositiveInt
+from raysim.core.bounds import Fraction, NonNegative, NonNegativeInt, Positive, PositiveInt, Seed
 from raysim.core.facts import cohort_size
 from raysim.data import Dataset, Proxy, Storage, load
 from raysim.data.augment import AUGMENTATIONS
@@ -23,7 +23,7 @@ from raysim.registry import REGISTRY, Table
 class EngineConfig:
     """The settings of an engine. An engine from outside raysim is a subclass with `make`, registered as an `engine`."""
 
-    threads: PositiveInt = 1
+    threads: Annotated[int, Field(gt=0, le=1024)] = 1
     """Threads of one PyTorch operation. Part of the result's bits, so never measured, always set."""
     gather_bytes: NonNegativeInt = 2 << 30
     """Bytes of client models that one process may hold at once. Where they are more, FedLAW learns its weights with the
@@ -59,7 +59,7 @@ class RayEngineConfig(EngineConfig):
     """Clients of a round that share an actor. 1: each has its own; `auto`: as many as the cluster carries."""
     gpu_per_client: Literal["auto"] | NonNegative = "auto"
     """Fraction of one GPU that an actor reserves for a client; 0 trains on CPUs."""
-    client_timeout: Literal["auto"] | Positive = "auto"
+    client_timeout: Literal["auto"] | Annotated[float, Field(gt=0, le=1e9)] = "auto"
     """Seconds for a client's training, or for a batch of other work, after which an actor is taken to hang and is replaced;
     `auto`: 20 times the median client, at least 300."""
     elastic: bool = False
@@ -280,7 +280,7 @@ class Config:
     (official_000), FedALA (official_001) or FedLAW (official_003)."""
     name: Annotated[str, Field(pattern=r"^[\w.+=-]+$")] = "run"
     """Names the run and its folder."""
-    seed: Annotated[int, Field(ge=0, lt=2**32)] = 0
+    seed: Seed = 0
     """All randomness follows from it."""
     data: DataConfig
     model: ModelConfig

@@ -8,9 +8,10 @@ from dataclasses import dataclass
 from io import BytesIO
 from itertools import repeat
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 import numpy as np
+from annotated_types import Gt, Le
 
 from raysim.data.errors import DataError
 
@@ -18,7 +19,8 @@ if TYPE_CHECKING:
     import PIL.Image
 
 Mode = Literal["L", "RGB"]  # Pillow's names: grey, colour
-Size = tuple[int, int]  # height, width
+Side = Annotated[int, Gt(0), Le(4096)]  # pixels
+Size = tuple[Side, Side]  # height, width
 Source = bytes | Path | Callable[[], "PIL.Image.Image"]  # an encoded image, its file, or what reads it
 MOST_PIXELS = 1 << 24  # of one image, 4096×4096
 FORMATS = ("PNG", "JPEG", "BMP", "PPM", "WEBP", "GIF", "TIFF")  # Pillow runs another program for some of the others

@@ -34,7 +34,7 @@ class pFedMe(ClientMethod):
 
     eta: NonNegative = 0.01
     """Step size of the personal model θ."""
-    lam: float = 15.0
+    lam: NonNegative = 15.0
     """Strength of the spring between θ and w (λ)."""
     inner_steps: int = 5
     """Steps of θ on each batch (K)."""

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from difflib import get_close_matches
 from functools import partial
-from inspect import signature
-from typing import TYPE_CHECKING
+from inspect import Parameter, signature
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, get_type_hints
 
 from raysim.models import torchvision
 from raysim.models.cnn import alexnet, amazon_mlp, bn_cnn, fedavg_cnn, lenet, mlp, simple_cnn, small_cnn, tiny_bn_cnn
@@ -22,7 +24,7 @@ from raysim.registry import REGISTRY, Table
 if TYPE_CHECKING:
     from torch import nn
 
-__all__ = ["MODELS", "Inputs", "ModelError", "assemble", "build", "builder"]
+__all__ = ["MODELS", "Inputs", "ModelError", "assemble", "build", "builder", "option_types"]
 
 MODELS: Table[Callable[..., nn.Module]] = REGISTRY.table("model").fill(
     {
@@ -55,6 +57,17 @@ def builder(name: str) -> Callable[..., nn.Module]:
     raise ModelError(f"unknown model '{name}'.{_nearest(name, [*MODELS, *architectures])}")
 
 
+def option_types(builder: Callable[..., nn.Module]) -> dict[str, Any]:
+    """What a builder's annotations say that its options may be, of those that say it in names that can be looked up."""
+    found: dict[str, Any] = {}
+    names = getattr(builder, "__globals__", {})
+    for name, parameter in list(signature(builder).parameters.items())[1:]:
+        with suppress(NameError, AttributeError, TypeError):
+            shim = SimpleNamespace(__annotations__={name: parameter.annotation}, __globals__=names)
+            found |= get_type_hints(shim, include_extras=True)
+    return {name: hint for name, hint in found.items() if hint is not Parameter.empty}
+
+
 def assemble(
     name: str, builder: Callable[..., nn.Module], inputs: Inputs, options: Mapping[str, object]
 ) -> nn.Module:  # fmt: skip
@@ -68,7 +81,7 @@ def assemble(
         return _untied(builder(inputs, **options))
     except ModelError as error:
         raise ModelError(f"{name}: {error}") from error
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, RuntimeError, MemoryError) as error:  # the latter two of a size that no machine has
         if not options:
             raise
         raise ModelError(f"{name}: cannot be made with model.options {dict(options)}: {error}") from error

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from itertools import pairwise
 from math import prod
 from typing import TYPE_CHECKING
 
+from raysim.core.bounds import Count
 from raysim.late import nn
 from raysim.models.staged import Inputs, ModelError, classifier, stage, width
 
@@ -106,7 +106,7 @@ def tiny_bn_cnn(inputs: Inputs, bias: bool = True) -> Model:
     return classifier(inputs, stages)
 
 
-def mlp(inputs: Inputs, hidden: Sequence[int] = (200, 200)) -> Model:
+def mlp(inputs: Inputs, hidden: tuple[Count, ...] = (200, 200)) -> Model:
     """FedLAW's perceptron, ReLU after each hidden layer; 199 210 parameters on 1x28x28, FedLWS: 656 810 on CIFAR-10."""
     if inputs.vocab is not None:
         raise ModelError(f"needs images or features, not {inputs}")

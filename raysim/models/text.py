@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from raysim.core.bounds import Count, Probability
 from raysim.late import nn
 from raysim.models.staged import Inputs, classifier, stage
 
@@ -23,7 +24,7 @@ def fasttext(inputs: Inputs) -> Model:
     return classifier(inputs, {"embedding": embedding, "hidden": nn.Linear(32, 32)})
 
 
-def text_cnn(inputs: Inputs, embedding: int = 32, dropout: float = 0.8) -> Model:
+def text_cnn(inputs: Inputs, embedding: Count = 32, dropout: Probability = 0.8) -> Model:
     """FedLWS's TextCNN (Kim 2014), 100 filters of 3, 4 and 5 tokens; 1 063 904 parameters at 32 000 tokens, C = 4."""
     from raysim.models.modules import NGramConvs
 
@@ -34,7 +35,7 @@ def text_cnn(inputs: Inputs, embedding: int = 32, dropout: float = 0.8) -> Model
     return classifier(inputs, stages)
 
 
-def char_gru(inputs: Inputs, embedding: int = 32, hidden: int = 128) -> Model:
+def char_gru(inputs: Inputs, embedding: Count = 32, hidden: Count = 128) -> Model:
     """Ours, for next-token prediction: a GRU with an output at each position; 71 385 parameters at 57 characters."""
     from raysim.models.modules import Recurrent
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from raysim.core.bounds import Probability
 from raysim.late import nn
 from raysim.models.staged import Inputs, ModelError, classifier, stage
 
@@ -11,7 +12,7 @@ if TYPE_CHECKING:
     from raysim.models.model import Model
 
 
-def vit(inputs: Inputs, dropout: float = 0.1) -> Model:
+def vit(inputs: Inputs, dropout: Probability = 0.1) -> Model:
     """FedLWS's ViT: patch 4, width 512, depth 6, 8 heads, pre-norm; 9 523 722 parameters on CIFAR-10."""
     from raysim.models.transformer import DEPTH, MLP, PATCH, WIDTH, Attention, ClassToken, Embed
 

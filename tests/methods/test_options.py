@@ -1,10 +1,18 @@
 """Options that no method can use are refused: by the configuration, or before a client trains where the network tells."""
 
+import math
+from dataclasses import dataclass
+from typing import ClassVar
+
 import pytest
+import torch
 from conftest import play, tiny
 
 from raysim.config import ConfigError
+from raysim.core.client import ClientMethod
+from raysim.core.server import ServerStep, Weighting
 from raysim.federation import RoundFailed, prepare
+from raysim.registry import REGISTRY
 
 PROXY = {"data": {"proxy": {"samples": 8}}}
 FRACTION, POSITIVE, NOT_NEGATIVE = "a number >= 0 and < 1", "a number > 0", "a number >= 0"
@@ -80,15 +88,32 @@ def test_what_only_network_or_data_tell(changes, fault):
         prepare(tiny(**changes))
 
 
-@pytest.mark.parametrize(
-    ("changes", "by"),
-    [
-        ({"server": [{"server_ft": {"lr": 1e30}}]}, "server: server_ft"),
-        ({"weighting": [{"adaptive_gws": {"eta": 1e39, "epochs": 0}}]}, "weighting: adaptive_gws"),
-        ({"client": [{"pfedme": {"beta": 1e39}}], "server": ["fedlws"]}, "client: pfedme"),
-    ],
-    ids=str,
-)
-def test_a_model_of_the_servers_that_is_not_finite_ends_the_run(changes, by, tmp_path):
+@dataclass(frozen=True)
+class Blast(ServerStep):
+    def apply(self, target, mixture, cohort, server):
+        return target * math.inf
+
+
+@dataclass(frozen=True)
+class Blaster(ClientMethod):
+    def server_steps(self):
+        return (Blast(),)
+
+
+@dataclass(frozen=True)
+class Vast(Weighting):
+    """Finite factors of a model that is not."""
+
+    stage: ClassVar[str] = "rescale"
+
+    def plan(self, cohort, server, prior):
+        return prior.scaled(torch.tensor(1e60, dtype=torch.float64))
+
+
+@pytest.mark.parametrize("by", ["server: blast", "client: blaster", "weighting: vast"])
+def test_a_model_of_the_servers_that_is_not_finite_ends_the_run(by, tmp_path, monkeypatch):
+    for cls in (Blast, Blaster, Vast):
+        monkeypatch.setitem(REGISTRY.table(cls.role), cls.__name__.lower(), cls)
+    stack, name = by.split(": ")
     with pytest.raises(RoundFailed, match=rf"round 1: {by} made a model that is not finite \(NaN or Inf\)"):
-        play(tiny(**changes, **PROXY), tmp_path)
+        play(tiny(**{stack: [name]}), tmp_path)

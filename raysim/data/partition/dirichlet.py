@@ -6,6 +6,7 @@ from typing import ClassVar
 
 import numpy as np
 
+from raysim.core.bounds import Count, NonNegativeInt, Seed
 from raysim.data.dataset import Dataset
 from raysim.data.partition.base import (
     Draw,
@@ -31,11 +32,11 @@ class DirichletCounts(Scheme):
 
     alpha: float
     """Concentration of the Dirichlet draws; a smaller one gives more skew."""
-    clients: int = 20
+    clients: Count = 20
     """Number of clients."""
-    min_size: int = 0
+    min_size: NonNegativeInt = 0
     """Training rows that every client must get; 0, as in the codes, lets a client get nothing."""
-    seed: int | None = None
+    seed: Seed | None = None
     """Seed of the draws; null takes the seed of the run."""
 
     needs_classes: ClassVar[bool] = True
@@ -71,12 +72,12 @@ class DirichletHybrid(Scheme):
     """Concentration for the balanced half of the clients."""
     alpha2: float = 0.1
     """Concentration for the other clients."""
-    clients: int = 20
+    clients: Count = 20
     """Number of clients; the first half, rounded down, are the balanced ones."""
     equal_sizes: bool = False
     """Whether only the class mixes are drawn and all clients get equally many rows, as in FedLAW's figure 12 (3
     clients); how rows are filled in is ours."""
-    seed: int | None = None
+    seed: Seed | None = None
     """Seed of the draws; null takes the seed of the run."""
 
     needs_classes: ClassVar[bool] = True
@@ -128,9 +129,9 @@ class DirichletLongtail(Scheme):
     """Concentration of the Dirichlet draws; a smaller one gives more skew."""
     rho: float = 5.0
     """Ratio of the long tail: the first class keeps all its rows, the last one in rho."""
-    clients: int = 20
+    clients: Count = 20
     """Number of clients."""
-    seed: int | None = None
+    seed: Seed | None = None
     """Seed of the draws; null takes the seed of the run."""
 
     needs_classes: ClassVar[bool] = True
@@ -175,16 +176,16 @@ class DirichletCapped(MergingScheme):
 
     alpha: float = 0.1
     """Concentration of the Dirichlet draws; a smaller one gives more skew."""
-    clients: int = 20
+    clients: Count = 20
     """Number of clients."""
-    least: int | None = 40
+    least: NonNegativeInt | None = 40
     """Rows that every client must have; draws are repeated until it holds. Null is min(40, n / 2N), as the library
     does now."""
     merge: bool = True
     """Whether the test split is partitioned too; false for Tiny-ImageNet."""
     test_frac: float = 0.25
     """Share of each client's rows that is held out for its test."""
-    seed: int | None = None
+    seed: Seed | None = None
     """Seed of the draws; null takes the seed of the run."""
 
     needs_classes: ClassVar[bool] = True
@@ -219,15 +220,15 @@ class ExtendedDirichlet(MergingScheme):
     """Classes that a client holds."""
     alpha: float = 0.1
     """Concentration of the Dirichlet draws; a smaller one gives more skew."""
-    clients: int = 20
+    clients: Count = 20
     """Number of clients."""
-    least: int = 10
+    least: NonNegativeInt = 10
     """Rows that every client must have; draws are repeated until it holds."""
     merge: bool = True
     """Whether the test split is partitioned too; false for Tiny-ImageNet."""
     test_frac: float = 0.25
     """Share of each client's rows that is held out for its test."""
-    seed: int | None = None
+    seed: Seed | None = None
     """Seed of the draws; null takes the seed of the run."""
 
     needs_classes: ClassVar[bool] = True

@@ -5,6 +5,7 @@ from typing import ClassVar
 
 import numpy as np
 
+from raysim.core.bounds import Count, NonNegativeInt, Seed
 from raysim.data.dataset import Dataset
 from raysim.data.partition.base import Scheme, check_least, equal_shards, redraw, require, rounded_draw, share_out
 from raysim.data.partition.shards import Shards
@@ -14,9 +15,9 @@ from raysim.data.partition.shards import Shards
 class IIDEqual(Scheme):
     """floor(n / N) random samples each (FedLAW's and FedLWS's iid flag; FedLDF: 50 × 1000)."""
 
-    clients: int = 20
+    clients: Count = 20
     """Number of clients."""
-    seed: int | None = None
+    seed: Seed | None = None
     """Seed of the draws; null takes the seed of the run."""
 
     def __post_init__(self) -> None:
@@ -35,9 +36,9 @@ class LabelSwap(Scheme):
 
     fraction: float
     """Share of the clients that are corrupted, rounded to whole clients; 0.25, 0.5 or 0.75 in the paper."""
-    clients: int = 20
+    clients: Count = 20
     """Number of clients."""
-    seed: int | None = None
+    seed: Seed | None = None
     """Seed of the draws; null takes the seed of the run."""
 
     needs_classes: ClassVar[bool] = True
@@ -64,11 +65,11 @@ class QuantitySkew(Scheme):
 
     alpha: float = 0.5
     """Concentration of the Dirichlet draw of the sizes; a smaller one gives more skew."""
-    clients: int = 20
+    clients: Count = 20
     """Number of clients."""
-    min_size: int = 10
+    min_size: NonNegativeInt = 10
     """Training rows that every client must get."""
-    seed: int | None = None
+    seed: Seed | None = None
     """Seed of the draws; null takes the seed of the run."""
 
     def __post_init__(self) -> None:

@@ -5,6 +5,7 @@ from typing import Literal
 
 import numpy as np
 
+from raysim.core.bounds import Count, Seed
 from raysim.data.dataset import Dataset
 from raysim.data.errors import DataError
 from raysim.data.partition.base import Scheme, require
@@ -18,12 +19,12 @@ class Natural(Scheme):
     Where test rows have clients too, they are those clients' test sets.
     """
 
-    clients: int | None = None
+    clients: Count | None = None
     """Number of clients, at most as many as the data have, as FEMNIST's 10 or 20 in CCN; null is all of them."""
     pick: Literal["groups", "largest"] = "groups"
     """How fewer clients are made: groups joins the data's clients at random, largest keeps those with most training
     rows."""
-    seed: int | None = None
+    seed: Seed | None = None
     """Seed of the draws; null takes the seed of the run."""
 
     def rows(self, data: Dataset) -> np.ndarray:

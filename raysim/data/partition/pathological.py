@@ -6,6 +6,7 @@ from typing import ClassVar, Literal
 
 import numpy as np
 
+from raysim.core.bounds import Count, NonNegativeInt, Seed
 from raysim.data.dataset import Dataset
 from raysim.data.partition.base import (
     NOTHING,
@@ -30,11 +31,11 @@ class Pathological(MergingScheme):
 
     classes_per_client: int = 2
     """Classes that a client holds."""
-    clients: int = 20
+    clients: Count = 20
     """Number of clients."""
     balanced: bool = False
     """Whether the blocks of a class have equal sizes instead of random ones."""
-    least: int | None = 40
+    least: NonNegativeInt | None = 40
     """Random block sizes are at least least / C rows; null is min(40, n / 2N), as the library does now."""
     sharing: Literal["ceil", "floor"] = "ceil"
     """How N / C · classes_per_client, the number of clients that share a class, is rounded; floor is the code of
@@ -43,7 +44,7 @@ class Pathological(MergingScheme):
     """Whether the test split is partitioned too; false for Tiny-ImageNet."""
     test_frac: float = 0.25
     """Share of each client's rows that is held out for its test."""
-    seed: int | None = None
+    seed: Seed | None = None
     """Seed of the draws; null takes the seed of the run."""
 
     needs_classes: ClassVar[bool] = True
@@ -96,11 +97,11 @@ class ClassGroups(Scheme):
     """Equal clients: a third has the lower half of the classes, a third the upper, a third all (FedLWS). Or clients
     that have the classes named for them (CCN, 2024, figure 1)."""
 
-    clients: int = 12
+    clients: Count = 12
     """Number of clients; a multiple of 3, or one for each of `groups`."""
     groups: tuple[tuple[int, ...], ...] | None = None
     """The classes of each client, by number; those that share a class have equal parts of it. Null: the thirds."""
-    seed: int | None = None
+    seed: Seed | None = None
     """Seed of the draws; null takes the seed of the run."""
 
     needs_classes: ClassVar[bool] = True

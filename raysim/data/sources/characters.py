@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
+from raysim.core.bounds import Count
 from raysim.data.dataset import Dataset
 from raysim.data.errors import DataError
 from raysim.data.sources.base import Source, located
@@ -17,7 +18,7 @@ class Characters(Source):
 
     path: str | None = None
     """A text file in UTF-8, in which blank lines separate the natural clients; null is the sonnets."""
-    length: int = 40
+    length: Count = 40
     """Characters of a sample. Samples do not overlap; a client's rest that fills none is left out."""
     test_every: int = 5
     """Every so many samples of a client, one is for the test."""

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
+from raysim.core.bounds import Count
 from raysim.data.arrays import Reading, assemble
 from raysim.data.dataset import Dataset
 from raysim.data.errors import DataError
@@ -35,13 +36,13 @@ class Csv(Source):
     """Column of the natural clients, numbers or words; null: `client`, where there is one."""
     task: Literal["classification", "multilabel", "regression"] | None = None
     """What is learned; null: classification where labels are whole numbers or words, regression where they are others."""
-    classes: int | None = None
+    classes: Count | None = None
     """Number of classes; needed where a class has no training row."""
     delimiter: str = ","
     """What stands between two values."""
-    length: int = 200
+    length: Count = 200
     """Tokens of a text; longer texts are cut, shorter ones padded."""
-    max_vocab: int | None = 32_000
+    max_vocab: Count | None = 32_000
     """Largest number of tokens, with the 3 special ones; null keeps every word."""
 
     def __post_init__(self) -> None:

@@ -9,6 +9,7 @@ from typing import Literal
 
 import numpy as np
 
+from raysim.core.bounds import Count
 from raysim.data.arrays import Reading, Split, assemble
 from raysim.data.dataset import Dataset
 from raysim.data.errors import DataError
@@ -24,7 +25,7 @@ class Npz(Source):
     task: Literal["classification", "multilabel", "regression"] = "classification"
     """What y holds: integers [n], the classes; 0 and 1 [n, L], which of L labels a sample has; numbers [n] or [n, F],
     targets."""
-    classes: int | None = None
+    classes: Count | None = None
     """Number of classes; needed where a class has no training row."""
     normalise: Normalise = "half"
     """Range of the pixels as the model sees them: half is [-1, 1], unit is [0, 1]; floating-point features are

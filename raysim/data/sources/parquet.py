@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
+from raysim.core.bounds import Count
 from raysim.data.dataset import Dataset
 from raysim.data.decode import ImageDecoder, Mode, Size
 from raysim.data.encoded import Encoded
@@ -38,7 +39,7 @@ class Tables(EncodedSource):
     """Column of the class numbers."""
     client: str = "client"
     """Column of the natural clients, numbers or words; ignored where the training files lack it."""
-    classes: int | None = None
+    classes: Count | None = None
     """Number of classes; needed where the files name no classes and a class has no training row."""
     normalise: Normalise = "half"
     """Range of the pixels as the model sees them: half is [-1, 1], unit is [0, 1]."""
@@ -47,9 +48,9 @@ class Tables(EncodedSource):
     resize: Size | None = None
     """Height and width in pixels that every image is scaled to, bilinearly and whatever its proportions; null refuses
     unequal sizes."""
-    length: int = 200
+    length: Count = 200
     """Tokens of a text; longer texts are cut, shorter ones padded."""
-    max_vocab: int | None = 32_000
+    max_vocab: Count | None = 32_000
     """Largest number of tokens, with the 3 special ones; null keeps every word, as FedALA's 98,635 for AG News."""
 
     def __post_init__(self) -> None:

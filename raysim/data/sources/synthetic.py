@@ -5,6 +5,7 @@ from pathlib import Path
 
 import numpy as np
 
+from raysim.core.bounds import Count, CountOrZero, NonNegative, NonNegativeInt
 from raysim.data.dataset import Dataset
 from raysim.data.errors import DataError
 from raysim.data.sources.base import PREPROCESSING, Source
@@ -14,17 +15,17 @@ from raysim.data.sources.base import PREPROCESSING, Source
 class Synthetic(Source):
     """Gaussian clouds around one random prototype a class; images for a shape of three numbers, else features."""
 
-    samples: int = 2000
+    samples: Count = 2000
     """Training rows."""
-    test_samples: int = 500
+    test_samples: CountOrZero = 500
     """Test rows."""
-    shape: tuple[int, ...] = (1, 8, 8)
+    shape: tuple[Count, ...] = (1, 8, 8)
     """Shape of a sample: (C, H, W) for images, (F,) for features."""
-    classes: int = 10
+    classes: Count = 10
     """Number of classes."""
-    noise: float = 1.0
+    noise: NonNegative = 1.0
     """Standard deviation around prototypes, whose entries have standard deviation 1."""
-    seed: int = 0
+    seed: NonNegativeInt = 0
     """Seed of all samples."""
 
     def load(self, root: Path | None) -> Dataset:
@@ -49,19 +50,19 @@ class Synthetic(Source):
 class Multilabel(Source):
     """Sums of random prototypes, one of each label that a sample has, with Gaussian noise; labels come independently."""
 
-    samples: int = 2000
+    samples: Count = 2000
     """Training rows."""
-    test_samples: int = 500
+    test_samples: CountOrZero = 500
     """Test rows."""
-    features: int = 32
+    features: Count = 32
     """Numbers of a sample."""
-    labels: int = 8
+    labels: Count = 8
     """Number of labels."""
     share: float = 0.3
     """Probability that a sample has a label."""
-    noise: float = 1.0
+    noise: NonNegative = 1.0
     """Standard deviation around sums of prototypes, whose entries have standard deviation 1."""
-    seed: int = 0
+    seed: NonNegativeInt = 0
     """Seed of all samples."""
 
     def load(self, root: Path | None) -> Dataset:
