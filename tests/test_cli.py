@@ -127,7 +127,7 @@ def test_settings_may_stand_without_set(tiny: Path) -> None:
     assert ran.output.startswith("tiny | fedavg + fedavgm |")
     assert load("run/config.yaml").local.lr == 0.2
     assert "round 2/2" in raysim("resume", "run", "rounds.total=2").output
-    assert raysim("run", tiny, "rounds").stderr.startswith("--set rounds: write it as path=value")
+    assert raysim("run", tiny, "rounds").stderr.startswith("rounds: write it as path=value")
     assert raysim("sweep", tiny, "rounds.total=1", "local.lr=0.1,0.2", "--out", "sweep").exit_code == 0
     assert {path.name for path in Path("sweep").iterdir()} == {"lr0.1", "lr0.2", "report.html"}
 
@@ -167,8 +167,8 @@ def test_a_dry_run_marks_what_is_not_the_default(tiny: Path) -> None:
 
 def test_a_model_refuses_options_that_it_cannot_be_made_with(tiny: Path) -> None:
     refused = raysim("run", tiny, "--dry-run", "model.options.hidden=[abc]")
-    assert refused.exit_code == 1
-    assert "mlp: cannot be made with model.options {'hidden': ['abc']}: " in refused.stderr
+    assert refused.exit_code == 2
+    assert refused.stderr.startswith("model.options.hidden=[abc]: must be a list, each a whole number > 0")
     assert raysim("run", tiny, "--dry-run", "model={name: vit, options: {dropout: 1e-1}}").exit_code == 0
 
 
@@ -226,8 +226,8 @@ def test_configuration_faults_exit_with_2_and_leave_nothing(tiny: Path) -> None:
     assert result.exit_code == 2
     assert result.stdout == ""
     total, lrr = result.stderr.splitlines()  # in the order of the sections
-    assert total == f"{tiny}: rounds.total: must be a whole number > 0, but is 'x'."
-    assert lrr.startswith(f"{tiny}: local.lrr: unknown field (set to 1). Did you mean 'lr'?")
+    assert total == "rounds.total=x: must be a whole number > 0, but is 'x'."
+    assert lrr.startswith("local.lrr=1: unknown field (set to 1). Did you mean 'lr'?")
     assert {p.name for p in Path().iterdir()} == {"tiny.yaml"}
 
 
@@ -389,7 +389,7 @@ def test_personal_scores_stand_beside_the_global_ones(tiny: Path) -> None:
 
 
 def test_a_run_of_which_no_client_comes_back_ends_in_a_sentence(tiny: Path) -> None:
-    ran = raysim("run", tiny, "--set", "local.lr=1e30", "--set", "server=[]")
+    ran = raysim("run", tiny, "--set", "local.lr=1e18", "--set", "server=[]")
     assert "not finite (NaN or Inf): refused. A lower local.lr" in ran.stderr
     assert ran.stderr.startswith("raysim: 0 of the 2 clients of round 1 came back, and rounds.min_clients is 1.")
     assert ran.exit_code == 1
@@ -598,7 +598,7 @@ def test_an_extension_that_is_stopped_leaves_no_old_end(tiny: Path, gate: Path) 
     [
         ("local.lr=0.3", "run/config.yaml: local.lr was 0.1 when the run began. Put it back, or start another run.\n"),
         ("rounds.total=2", "run/config.yaml: rounds.total is 2, but 3 rounds have been played. "),
-        ("rounds.totl=9", "run/config.yaml: rounds.totl: unknown field (set to 9). Did you mean 'total'?"),
+        ("rounds.totl=9", "rounds.totl=9: unknown field (set to 9). Did you mean 'total'?"),
     ],
 )
 def test_a_run_does_not_go_on_with_settings_that_change_its_bits(tiny: Path, change: str, message: str) -> None:

@@ -170,7 +170,7 @@ def test_a_report_and_a_stream_of_a_regression(tmp_path):
     run = raysim.load(tmp_path / "run")
     own = [round.metrics["personal_rmse"] for round in rounds]
     assert run.result["personal"] | {"auc": None} == {
-        "final": own[-1], "best": min(own), "last10": pytest.approx(sum(own) / 2),
+        "final": own[-1], "best": min(own), "last10": pytest.approx(sum(own) / 2), "evaluations": 2,
         "macro": None, "std": None, "worst10": None, "auc": None,
     }  # fmt: skip
     assert f"personal  final {own[-1]:.4f}" in ending(run.result | {"folder": "run"})

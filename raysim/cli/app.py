@@ -12,6 +12,7 @@ from raysim.cli import catalogue, cluster, doctor, export, look, new, run, runs,
 from raysim.play.errors import shown as sentence
 
 HELP = {"help_option_names": ["-h", "--help"]}
+SETTINGS = {"ignore_unknown_options": True}  # `--seed 3` reaches the reader of settings, which says how to write it
 
 app = typer.Typer(
     help="Federated learning simulated with Ray actors and PyTorch.",
@@ -22,9 +23,9 @@ app = typer.Typer(
 data = typer.Typer(help="Look at data before training on it.", no_args_is_help=True)
 new_ = typer.Typer(help="Write the first lines of something of your own.", no_args_is_help=True)
 
-app.command()(run.run)
-app.command()(run.resume)
-app.command()(sweep.sweep)
+app.command(context_settings=SETTINGS)(run.run)
+app.command(context_settings=SETTINGS)(run.resume)
+app.command(context_settings=SETTINGS)(sweep.sweep)
 app.command()(sweep.reproduce)
 app.command()(runs.runs)
 app.command()(runs.compare)

@@ -53,8 +53,10 @@ def canonical(annotation: Any, raw: Any) -> Any:
     if is_section(annotation):
         if isinstance(raw, annotation):
             raw = {key: getattr(raw, f.name) for key, (f, _) in fields_of(annotation).items()}
+        fields = fields_of(annotation)
+        if isinstance(raw, str) and "name" in fields:
+            raw = {"name": raw}
         if isinstance(raw, dict):
-            fields = fields_of(annotation)
             return {key: canonical(fields[key][1], value) if key in fields else value for key, value in raw.items()}
     return raw
 
@@ -93,6 +95,9 @@ def build(annotation: Any, raw: Any, path: str, faults: Faults) -> Any:
     except ValueError as error:
         near = nearest(raw, words_of(annotation), listed=False)
         limit = "" if isinstance(error, ValidationError) else f" {error}"
+        percent = isinstance(raw, int | float) and 1 < raw <= 100 and "< " in describe(annotation)
+        if percent and _reads(annotation, raw / 100):
+            near = f" It is a fraction: {raw / 100:g}."
         faults.add(path, f"must be {describe(annotation)}{limit}, but is {show(raw)}.{near}")
         return Unreadable()
 
@@ -105,14 +110,16 @@ def _build_entry(catalogue: Catalogue, raw: Any, path: str, faults: Faults) -> A
         message = f"must be the name of {catalogue}, or {{name: {{field: value}}}}, but is {show(raw)}."
         if isinstance(raw, dict) and len(raw) > 1:
             several = all(isinstance(values, dict) for values in raw.values())
-            message += f" --set {path}=NAME replaces it." if several else " Fields go one level deeper than the name."
+            name = next((name for name in raw if name in catalogue.entries), "NAME")
+            deeper = [f"{path}.{name}.{key}={show(value)}" for key, value in raw.items() if key != name]
+            message += f" {path}=NAME replaces it." if several else f" Fields go one level deeper: {', '.join(deeper)}."
         faults.add(path, message)
         return Unreadable()
     ((name, values),) = raw.items()
     if name in catalogue.entries:
         return build(catalogue.entries[name], values, f"{path}.{name}", faults)
     home = next((stack for stack in STACKS if name in STACKS[stack].entries), None)
-    hint = f" It belongs under '{home}'." if home else nearest(name, catalogue.entries)
+    hint = f" It belongs under '{home}'." if home else f"{nearest(name, catalogue.entries)}{catalogue.hint}"
     faults.add(path, f"there is no {catalogue.role} {show(name)}.{hint}")
     return Unreadable()
 
@@ -144,10 +151,11 @@ def read_fields(cls: type, raw: Any, path: str, faults: Faults) -> dict[str, Any
     takes = f"It takes {', '.join(fields)}." if fields else "It takes no fields."
     inside = f"{path}." if path else ""
     if not isinstance(raw, dict):
-        named = isinstance(raw, str) and "name" in fields
-        way = f"Did you mean {inside}name={raw[:60]}?" if named else takes
+        first = next(iter(fields), None)
+        meant = first is not None and not is_section(fields[first][1]) and _reads(fields[first][1], raw)
+        way = f"Did you mean {inside}{first}={show(raw)}?" if meant else takes
         faults.add(path, f"must be a mapping of fields, but is {show(raw)}. {way}")
-        return _only_name(fields, raw, inside, faults) if named else None
+        return None
     for key in raw:
         if key not in fields:
             near = _elsewhere(cls, raw, key) or nearest(key, fields, listed=False)
@@ -171,17 +179,18 @@ def read_fields(cls: type, raw: Any, path: str, faults: Faults) -> dict[str, Any
     return values
 
 
-def _only_name(fields: Mapping[str, Any], name: str, inside: str, faults: Faults) -> dict[str, Any]:
-    """The values of a section of which its name alone was given, so that a misspelt one is told as well."""
-    values: dict[str, Any] = {f.name: Unreadable() for f, _ in fields.values()}
-    hint = fields["name"][1]
-    return values | {"name": build(hint, canonical(hint, name), f"{inside}name", faults)}
-
-
 def _elsewhere(cls: type, raw: dict[str, Any], key: str) -> str:
     """A question for the deeper settings of that very name, such as `local.lr` for `lr`; empty where there is none."""
-    found = [repr(path) for path in _places(cls, raw, key) if path != key]
+    found = [repr(path) for path in _places(cls, raw, key) if path != key] or [
+        repr(f"engine.{name}.{key}") for name, engine in _engines(cls).items() if key in fields_of(engine)
+    ]
     return f" Did you mean {' or '.join(found)}?" if found else ""
+
+
+def _engines(cls: type) -> Mapping[str, type]:
+    """The engines of a configuration: what a run does not use of them is looked for as well."""
+    catalogue = catalogue_of(fields_of(cls)["engine"][1]) if "engine" in fields_of(cls) else None
+    return catalogue.entries if catalogue else {}
 
 
 def _places(annotation: Any, raw: Any, key: str) -> Iterator[str]:
@@ -237,6 +246,17 @@ def _numbers(value: Any) -> Iterator[int | float]:
     elif isinstance(value, list | tuple | dict):
         for one in value.values() if isinstance(value, dict) else value:
             yield from _numbers(one)
+
+
+def _reads(annotation: Any, raw: Any) -> bool:
+    """Whether `raw` is a value, or names an entry, of this annotation."""
+    if catalogue := catalogue_of(annotation):
+        return isinstance(raw, str) and raw in catalogue.entries
+    try:
+        _read_value(annotation, raw)
+    except ValueError:
+        return False
+    return True
 
 
 @functools.cache

@@ -24,6 +24,8 @@ class Catalogue:
     """What an entry is called in a message: "client method"."""
     entries: Mapping[str, type]
     """Its names and classes, a table of the registry."""
+    hint: str = ""
+    """Ends the message on an unknown name."""
 
     def __str__(self) -> str:
         return f"{'an' if self.role[0] in 'aeiou' else 'a'} {self.role}"

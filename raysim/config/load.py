@@ -58,14 +58,18 @@ def read_entry(catalogue: Catalogue, name: str, overrides: Sequence[str] = ()) -
 def from_dict(raw: Mapping[str, Any], source: str = "configuration", overrides: Sequence[Override] = ()) -> Config:
     """Build and check a configuration from nested mappings over its preset, changed by `overrides`; `source` names it in
     the faults."""
-    wrong, raw = [], canonical(Config, dict(raw))
+    wrong, changed, raw = [], {}, canonical(Config, dict(raw))
     for change in overrides:
+        written = change[:200] if isinstance(change, str) else change[0]
         try:
-            raw = _override(canonical(Config, raw), *(_parsed(change) if isinstance(change, str) else change))
+            path, value = _parsed(change) if isinstance(change, str) else change
+            if path in ("data", "model") and isinstance(value, str):
+                path += ".name"  # the section's other settings stay
+            raw = _override(canonical(Config, raw), path, value)
+            changed[path] = written
         except _OverrideFault as fault:
-            said = f"--set {change[:200]}" if isinstance(change, str) else change[0]
-            wrong.append(f"{said}: {fault}")
-    faults = Faults(source)
+            wrong.append(f"{written}: {fault}")
+    faults = Faults(source, changed)
     faults.lines += wrong
     preset = raw.get("preset", "raysim")
     known = PRESETS.get(preset, {}) if isinstance(preset, str) else {}
@@ -99,6 +103,8 @@ class _OverrideFault(Exception):
 def _parsed(text: str) -> tuple[str, Any]:
     """The path and the value of `path=value`."""
     path, equals, value = text.partition("=")
+    if text.startswith("-"):
+        raise _OverrideFault(f"there is no such option; a setting is written {path.lstrip('-')}={value or 'VALUE'}.")
     if not equals or not path:
         raise _OverrideFault("write it as path=value, for instance rounds.total=5.")
     try:
@@ -117,7 +123,7 @@ def _override(raw: dict[str, Any], path: str, value: Any) -> dict[str, Any]:
         here, last = ".".join(keys[:depth]), depth == len(keys) - 1
         if isinstance(node, list):
             if not key.isdecimal() or int(key) > len(node):
-                raise _OverrideFault(f"{here} is a list of {len(node)}; {key!r} is not a place in it.")
+                raise _OverrideFault(_place_in(here, node, keys[depth:], value))
             if int(key) == len(node):
                 node.append(None)
             key = int(key)
@@ -131,6 +137,27 @@ def _override(raw: dict[str, Any], path: str, value: Any) -> dict[str, Any]:
             node[key] = [] if keys[depth + 1] == "0" else {}
         node = node[key]
     return raw
+
+
+def _place_in(stack: str, entries: Sequence[Any], keys: Sequence[str], value: Any) -> str:
+    """What to write where `keys` do not begin with a place in the list `stack`: a method's name, or one of its fields."""
+    fault = f"{stack} is a list of {len(entries)}; {keys[0]!r} is not a place in it."
+    known = STACKS[stack].entries if stack in STACKS else {}
+    named = [next(iter(entry)) for entry in entries if isinstance(entry, dict)]
+    if keys[0] in known:
+        inner = ".".join(keys)
+        wanted = {keys[0]: dict([(keys[1], value)] if len(keys) == 2 else [])}
+        ways = [f"{stack}.{i}.{inner}={show(value)}" for i, name in enumerate(named) if name == keys[0]]
+    else:
+        having = [name for name in known if keys[0] in fields_of(known[name])]
+        ways = [f"{stack}.{i}.{name}.{keys[0]}={show(value)}" for i, name in enumerate(named) if name in having]
+        wanted = {having[0]: {keys[0]: value}} if len(having) == 1 else {}
+        if having and not ways and not wanted:
+            fault += f" {', '.join(having)} have it."
+            wanted = {"NAME": {keys[0]: value}}
+    if not ways and wanted:
+        ways = [f"{stack}='[{show(wanted)}]'"]
+    return f"{fault} Write {' or '.join(ways)}." if ways else fault
 
 
 def _kept(before: Any, name: Any) -> Any:

@@ -6,7 +6,7 @@ import difflib
 import json
 import re
 import typing
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal
@@ -34,15 +34,28 @@ class Faults:
 
     source: str
     """Named at the beginning of every line, such as the file; may be empty."""
+    changes: Mapping[str, str] = field(default_factory=dict)
+    """Paths that were changed after the source was read, and how the change was written: named in place of the source."""
     lines: list[str] = field(default_factory=list)
 
     def add(self, path: str, message: str) -> None:
-        self.lines.append(": ".join(part for part in (self.source, path, message) if part))
+        changed = max((one for one in self.changes if _overlap(one, path)), key=len, default=None)
+        written = None if changed is None else self.changes[changed]
+        where = (
+            (self.source, path) if written is None else (written, "" if f"{written}=".startswith(f"{path}=") else path)
+        )
+        self.lines.append(": ".join(part for part in (*where, message) if part))
 
     def report(self) -> None:
         """Raise `ConfigError` where anything has been found."""
         if self.lines:
             raise ConfigError(self.lines)
+
+
+def _overlap(one: str, other: str) -> bool:
+    """Whether one of two paths leads to the other."""
+    shorter, longer = sorted((one, other), key=len)
+    return f"{longer}.".startswith(f"{shorter}.")
 
 
 _BOUNDS = (("gt", ">"), ("ge", ">="), ("lt", "<"), ("le", "<="))
@@ -95,10 +108,11 @@ def _options(annotation: Any) -> list[str]:
 
 
 def match(word: object, words: Iterable[str]) -> str | None:
-    """The most similar of `words`, if one is similar at all; one that begins with `word` comes first."""
+    """The most similar of `words`, if one is similar at all; the shortest that begins with `word` comes first."""
     by_lower, begun = {w.lower(): w for w in words}, str(word)[:60].lower()
     near = difflib.get_close_matches(begun, by_lower, n=len(by_lower) + 1)
-    best = next((w for w in near if w.startswith(begun)), near[0] if near else None)
+    longer = [w for w in by_lower if w in near and w.startswith(begun)]
+    best = min(longer, key=len) if longer else near[0] if near else None
     return by_lower[best] if best else None
 
 

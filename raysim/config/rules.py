@@ -97,7 +97,11 @@ def _check_task(config: Config) -> Found:
                 f'{name!r} is listed twice. Name objects, as in metrics={{"one": ..., "other": ...}}.',
             )
         if name not in metrics:
-            known = nearest(name, metrics) if metrics else " None is registered; `raysim.metric` does it."
+            known = (
+                nearest(name, metrics)
+                if metrics
+                else " None is registered: decorate a function with @raysim.metric() (docs/howto/model.md)."
+            )
             yield "evaluate.metrics", f"there is no metric {name!r}.{known}"
 
 

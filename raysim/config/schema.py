@@ -73,6 +73,7 @@ class RayEngineConfig(EngineConfig):
     30 % of the machine's. A cluster that raysim joins has its own."""
 
 
+DEVICES = " The device is engine.local.device, or engine.ray.gpu_per_client."
 ENGINES: Table[type[EngineConfig]] = REGISTRY.table("engine").fill({"local": LocalEngineConfig, "ray": RayEngineConfig})
 
 
@@ -293,7 +294,7 @@ class Config:
     server: tuple[Annotated[Any, STACKS["server"]], ...] = ()
     """What the server does with the weighted mean, in order; empty: nothing."""
     evaluate: EvaluateConfig = EvaluateConfig()
-    engine: Annotated[EngineConfig, Catalogue("engine", ENGINES)] = RayEngineConfig()
+    engine: Annotated[EngineConfig, Catalogue("engine", ENGINES, DEVICES)] = RayEngineConfig()
     record: RecordConfig = RecordConfig()
 
     def __post_init__(self) -> None:

@@ -20,9 +20,15 @@ def find(name: str | Path) -> Path:
     """The configuration `name`: a file of that path or, where there is none, one that comes with raysim, such as
     `quickstart` or `fedlws/table1`. Raises `ConfigError` where there is neither."""
     path = Path(name)
-    if path.suffix in (".yaml", ".yml") or path.is_file():
-        return path  # whoever reads it says what is wrong with it
+    if path.is_file():
+        return path
     shipped = folder()
+    if path.suffix in (".yaml", ".yml"):
+        inner = Path(*path.parts[1:]) if path.parts[0] == "configs" else path
+        if not path.exists() and (shipped / inner).is_file():
+            known = inner.with_suffix("").as_posix()
+            raise ConfigError(f"{name}: no such file. raysim brings it along under the name {known}.")
+        return path  # its reader says what is wrong with it
     if (found := shipped / f"{name}.yaml").is_file():
         return found
     names = [one.relative_to(shipped).with_suffix("").as_posix() for one in shipped.rglob("*.yaml")]

@@ -113,13 +113,16 @@ def _summed_up(rounds: pa.Table, task: Task, personal: bool, planned: Planned) -
         pairs = zip(rounds["round"].to_pylist(), rounds[column].to_pylist(), strict=True)
         known = [(t, value) for t, value in pairs if value is not None]
     if not metric or not known:
-        return {"final": None, "best": None, "last10": None}
+        return {"final": None, "best": None, "last10": None, "evaluations": 0}
+    of_plan = [value for t, value in known if planned(t)]
     final, last10 = math.nan, list[float]()
     if known[-1][0] == rounds["round"][-1].as_py():
-        final, last10 = known[-1][1], [value for t, value in known if planned(t)][-10:]
+        final, last10 = known[-1][1], of_plan[-10:]
     mean = sum(last10) / len(last10) if last10 else math.nan
     found = {"final": final, "best": metric.best([value for _, value in known]), "last10": mean}
-    return {name: value if math.isfinite(value) else None for name, value in found.items()}
+    return {name: value if math.isfinite(value) else None for name, value in found.items()} | {
+        "evaluations": len(of_plan)
+    }
 
 
 def fallen_back(notes: pa.Table) -> dict[str, dict[str, int]]:

@@ -66,8 +66,9 @@ def fallbacks(counted: Mapping[str, Mapping[str, int]]) -> str:
 
 
 def summed_up(metric: str, scores: Mapping[str, Any]) -> str:
-    """The last, the best, and the mean of the last ten scores."""
-    return "   ".join(f"{words} {scored(metric, scores[key])}" for words, key in SCORES)
+    """The last, the best, and the mean of the last ten scores, where there are ten."""
+    shown = SCORES if scores.get("evaluations", 10) >= 10 else SCORES[:-1]
+    return "   ".join(f"{words} {scored(metric, scores[key])}" for words, key in shown)
 
 
 def scored(metric: str, value: float | None) -> str:

@@ -71,7 +71,8 @@ def ratios(groups: Sequence[Group], variant: str) -> Canvas:
 def tau_r(groups: Sequence[Group]) -> Canvas:
     """Disagreement τ of the clients and FedLWS's ratio r in every round, and Pearson's correlation of the two.
 
-    The ratio is what shrinking took from the model over what the clients gave it; in FedLWS it is β τ."""
+    The ratio is what shrinking took from the model over what the clients gave it. In FedLWS without bounds r = β τ by
+    definition, so a correlation of 1 is no finding."""
     missing = "No run has recorded τ and r, with FedLWS or the instrument balance."
     figure, axes, clouds, dots = scatter_groups(groups, _tau_and_ratio, missing)
     axes.set(xlabel=BALANCES["tau"], ylabel=BALANCES["fedlws_ratio"])

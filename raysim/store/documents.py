@@ -87,6 +87,7 @@ class Personal(TypedDict):
     final: float | None
     best: float | None
     last10: float | None
+    evaluations: NotRequired[int]  # that `last10` is the mean of, if they are fewer than ten
     macro: float | None
     std: float | None
     worst10: float | None
@@ -101,6 +102,7 @@ class Result(TypedDict):
     final: float | None
     best: float | None
     last10: float | None
+    evaluations: NotRequired[int]
     personal: Personal | None
     bytes_up: int
     bytes_down: int

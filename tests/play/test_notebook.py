@@ -43,7 +43,7 @@ def test_a_notebook(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert '<progress value="3" max="3">' in live.data["text/html"]
     [error] = typo
     assert error.traceback == [
-        "ConfigError: configuration: rounds.totl: unknown field (set to 3). Did you mean 'total'? "
+        "ConfigError: rounds.totl: unknown field (set to 3). Did you mean 'total'? "
         "It takes total, until, participation, evaluate_every, checkpoint_every, min_clients, on_client_failure."
     ]
     [error] = no_table
