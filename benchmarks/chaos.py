@@ -91,7 +91,7 @@ class Command:
     server = multiprocessing.get_context("forkserver")
 
     def __init__(self, *arguments: str | Path, log: Path, setup: Callable[[], None] | None = None):
-        self.server.set_forkserver_preload(["torch", "raysim.cli.app", "raysim.federation", "raysim.play.terminal"])
+        self.server.set_forkserver_preload(["torch", "raysim.cli.app", "raysim.federation", "raysim.api.terminal"])
         self.mark, self.log = uuid4().hex, log
         called = [*map(str, arguments)]
         self.process = self.server.Process(target=_command, args=(called, str(log), self.mark, setup))
@@ -443,7 +443,7 @@ class Trial:
             self.problems.append(f"ended with {ended.code}:\n{ended.output[-2000:]}")
 
     def complete(self, reference: Path) -> None:
-        """Play what is left, undisturbed; compare hash and tables with the `reference`, and look for what was left behind."""
+        """Run what is left, undisturbed; compare hash and tables with the `reference`, and look for what was left behind."""
         if not (self.run / "result.json").exists():
             last = self.start()
             ended = last.end()
@@ -778,7 +778,7 @@ FAULTS = {
 }  # fmt: skip
 
 
-def play(fault: str, case: str, seed: int, folder: Path) -> Trial:
+def simulate(fault: str, case: str, seed: int, folder: Path) -> Trial:
     """One trial. `folder` is for all trials: the undisturbed runs are kept there."""
     of = FAULTS[fault]
     reference = folder / f"undisturbed-{case}{f'-{fault}' if of.changes else ''}"
@@ -815,7 +815,7 @@ def main() -> None:
             counts[fault], said[fault] = Counter(), Counter()
             for i in range(args.trials):
                 case = list(CASES)[i % len(CASES)]
-                trial = play(fault, case, args.seed + i, Path(folder))
+                trial = simulate(fault, case, args.seed + i, Path(folder))
                 end = "problem" if trial.problems else "sentence, then the same bits" if trial.said else "same bits"
                 counts[fault][end] += 1
                 said[fault].update(trial.said)

@@ -90,7 +90,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True, help="where the runs are")
     parser.add_argument("--scale", default="medium")
     parser.add_argument("--pair", nargs=2, action="append", default=[], metavar=("ROW", "AGAINST"))
-    parser.add_argument("--set", action="append", default=[], help="with which the runs were played")
+    parser.add_argument("--set", action="append", default=[], help="with which the runs were run")
     parser.add_argument("--seeds", type=int, nargs="*", default=[])
     args = parser.parse_args()
     if args.item:
@@ -116,7 +116,7 @@ def main() -> None:
     for heading, by_row in scores.items():
         first = next(row for row in by_row if row not in against)
         for row, other in [(row, other) for row in by_row for other in against.get(row, [first]) if row != other]:
-            if not by_row[row].keys() & by_row[other].keys():  # not played yet, or a method without this score
+            if not by_row[row].keys() & by_row[other].keys():  # not ran yet, or a method without this score
                 continue
             of = difference(by_row[row], by_row[other])
             found.append({"row": row, "against": other, "score": heading, **of})

@@ -2,7 +2,7 @@
 
     python benchmarks/clients.py [--clients 1000 10000 100000 1000000] [--rounds 20]
 
-Each size is played in a process of its own. Writes seconds and memory to benchmarks/results/.
+Each size is run in a process of its own. Writes seconds and memory to benchmarks/results/.
 """
 
 from __future__ import annotations

@@ -50,14 +50,14 @@ def configuration(case: dict[str, Any], rounds: int) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def play(case: dict[str, Any], rounds: int) -> dict[str, float]:
+def simulate(case: dict[str, Any], rounds: int) -> dict[str, float]:
     with tempfile.TemporaryDirectory() as folder:
         file, run = Path(folder, "run.yaml"), Path(folder, "run")
         file.write_text(yaml.safe_dump(configuration(case, rounds)))
         rows = watched([sys.executable, "-m", "raysim", "run", str(file), "--out", str(run)])
-        played = tables.read(run, "rounds").to_pydict()
+        ran = tables.read(run, "rounds").to_pydict()
     return {
-        "seconds": statistics.median(played["seconds"]), "seconds_plan": statistics.median(played["seconds_plan"]),
+        "seconds": statistics.median(ran["seconds"]), "seconds_plan": statistics.median(ran["seconds_plan"]),
         "most_mebibytes": max(row["memory"] for row in rows),
     }  # fmt: skip
 
@@ -69,7 +69,7 @@ def main() -> None:
     args = parser.parse_args()
     results = {}
     for name in args.cases:
-        results[name] = play(CASES[name], args.rounds)
+        results[name] = simulate(CASES[name], args.rounds)
         print(name, {key: round(value, 2) for key, value in results[name].items()}, flush=True)
     path = Path(__file__).parent / "results" / f"cohorts-{time.strftime('%Y-%m-%dT%H%M')}.json"
     told = {"command": " ".join(sys.argv), "results": results, "machine": manifest("", 0, {})}

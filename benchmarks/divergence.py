@@ -84,7 +84,7 @@ def main() -> None:
     parser.add_argument("item")
     parser.add_argument("--out", type=Path, required=True, help="where the runs are")
     parser.add_argument("--scale", default="medium")
-    parser.add_argument("--set", action="append", default=[], help="with which the runs were played")
+    parser.add_argument("--set", action="append", default=[], help="with which the runs were run")
     args = parser.parse_args()
     went, chose = defaultdict[str, list[dict[str, float]]](list), list[dict[str, dict[str, float]]]()
     try:

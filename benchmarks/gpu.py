@@ -2,7 +2,7 @@
 
     python benchmarks/gpu.py [--workloads W1 W2 W3 R20 R18] [--together 1 8 64] [--actors 1 2 4 8] [--rounds 5]
 
-First every method of the catalogue plays two rounds on the CPU, and twice on the GPU: the bits must be the same twice. Then
+First every method of the catalogue runs two rounds on the CPU, and twice on the GPU: the bits must be the same twice. Then
 each workload is timed; one by one (`together 1`), raysim's bits must be the same with any number of actors:
     plain      load_state_dict, torch.optim.SGD, a state_dict summed client by client; data and model on the GPU
     together   raysim in one process, with so many clients that take each step together (`engine.batch_clients`)
@@ -113,7 +113,7 @@ def plain(work: Workload, rounds: int) -> dict[str, Any]:
     return timed(step, rounds)
 
 
-def played(
+def ran(
     work: Workload, rounds: int, engine: dict[str, Any], precision: str = "fp32", **make_engine: MakeEngine
 ) -> dict[str, Any]:
     messages: list[str] = []
@@ -131,8 +131,8 @@ def played(
 def measurements(work: Workload, rounds: int, together: list[int], actors: list[int]) -> Iterator[dict[str, Any]]:
     yield {"what": "plain", **plain(work, rounds)}
     for k in sorted({min(k, work.cohort) for k in together}):
-        yield {"what": f"together {k}", **played(work, rounds, {"local": {"device": "cuda", "batch_clients": k}})}
-    yield {"what": "bf16", **played(work, rounds, {"local": {"device": "cuda"}}, "bf16")}
+        yield {"what": f"together {k}", **ran(work, rounds, {"local": {"device": "cuda", "batch_clients": k}})}
+    yield {"what": "bf16", **ran(work, rounds, {"local": {"device": "cuda"}}, "bf16")}
     if find_spec("ray") is None:
         return
     import ray
@@ -144,7 +144,7 @@ def measurements(work: Workload, rounds: int, together: list[int], actors: list[
     )
     for n in actors:
         share = {"clients_per_actor": -(-work.cohort // n), "gpu_per_client": 1 / n}
-        yield {"what": f"actors {n}", **played(work, rounds, {"ray": share}, make_engine=ray_engine)}
+        yield {"what": f"actors {n}", **ran(work, rounds, {"ray": share}, make_engine=ray_engine)}
     ray.shutdown()
 
 

@@ -56,7 +56,7 @@ def sections(setting: Setting, name: str | None, rounds: int, seed: int) -> dict
 
 
 def score(raw: dict[str, Any], folder: Path) -> dict[str, Any]:
-    """Play the run; its scores and how long it took."""
+    """Run it; its scores and how long it took."""
     config = from_dict(raw)
     federation, begun = Federation(config, folder), time.perf_counter()
     try:

@@ -2,7 +2,7 @@
 
     python benchmarks/methods.py [--methods fedala ditto] [--rounds 7] [--clients 8] [--samples 100] [--model fedavg_cnn]
 
-All federations hold the same samples and play one round each in turn, in this process on one thread, so that what
+All federations hold the same samples and run one round each in turn, in this process on one thread, so that what
 disturbs one disturbs all. The first rounds, in which buffers grow and FedALA's weights settle, are not counted. `work` is
 the ratio of floating-point operations (matrix products and convolutions, forward and backward) in one further round.
 A result is written to benchmarks/results/.

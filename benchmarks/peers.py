@@ -138,7 +138,7 @@ class Given:
 
 @dataclass
 class Simulator:
-    """A simulator's script at work: it waits for its turns, and plays a round in each."""
+    """A simulator's script at work: it waits for its turns, and runs a round in each."""
 
     name: str
     python: str
@@ -153,16 +153,16 @@ class Simulator:
     _lines: list[Connection] = field(default_factory=list)
 
     def start(self, rounds: int, processes: int) -> None:
-        """Give the command, and play the first round."""
+        """Give the command, and run the first round."""
         begun = time.perf_counter()
         self._launch(rounds, processes)
         self._hear()
         self.start_seconds = time.perf_counter() - begun
-        self.play()
+        self.simulate()
         self.first_round_ends = time.perf_counter() - begun
 
-    def play(self) -> None:
-        """Play a round, while the others wait."""
+    def simulate(self) -> None:
+        """Run a round, while the others wait."""
         begun = time.perf_counter()
         for line in self._lines:
             line.send(None)
@@ -244,7 +244,7 @@ def check(before: float, after: Mapping[str, float]) -> None:
 
 
 def contest(given: Given, pythons: Mapping[str, str], rounds: int, processes: int) -> dict[str, dict[str, Any]]:
-    """Play the rounds in turns: what disturbs one disturbs all."""
+    """Run the rounds in turns: what disturbs one disturbs all."""
     with tempfile.TemporaryDirectory() as folder:
         simulators = [Simulator(name, python, Path(folder) / name) for name, python in pythons.items()]
         try:
@@ -257,7 +257,7 @@ def contest(given: Given, pythons: Mapping[str, str], rounds: int, processes: in
                     for one in simulators:
                         one.measure()
                 for one in simulators:
-                    one.play()
+                    one.simulate()
         finally:
             for one in simulators:
                 one.close()

@@ -45,7 +45,7 @@ HAS_BF16 = machine.computes_bf16()
 Run = tuple[str, int, str]  # data, seed and precision
 
 
-def played(run: Run) -> list[float]:
+def ran(run: Run) -> list[float]:
     """The run's evaluations: accuracies in %."""
     name, seed, precision = run
     torch.set_num_threads(1)
@@ -76,7 +76,7 @@ def main() -> None:
     args = parser.parse_args()
     runs: list[Run] = [(name, s, p) for p in ("bf16", "fp32") for name in reversed(args.data) for s in args.seeds]
     with mp.get_context("spawn").Pool(args.parallel) as pool:
-        curves = dict(zip(runs, pool.map(played, runs, chunksize=1), strict=True))
+        curves = dict(zip(runs, pool.map(ran, runs, chunksize=1), strict=True))
     told: dict[str, Any] = {"command": " ".join(sys.argv), "cpu_has_bf16": HAS_BF16, "machine": manifest("", 0, {})}
     for name in args.data:
         by_precision = {

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import psutil
 
 QUIET = 0.02  # of the cores' time may be stolen in a round
-MOST = 4  # times as many rounds as wanted are played
+MOST = 4  # times as many rounds as wanted are run
 
 
 @dataclass(frozen=True)
@@ -21,7 +21,7 @@ class Turns:
 
     def recorded(self) -> dict[str, float]:
         kept = statistics.mean(self.stolen[turn] for turn in self.kept)
-        return {"played": len(self.stolen), "stolen": statistics.mean(self.stolen), "stolen_in_those_kept": kept}
+        return {"rounds": len(self.stolen), "stolen": statistics.mean(self.stolen), "stolen_in_those_kept": kept}
 
 
 def undisturbed(turn: Callable[[], object], wanted: int) -> Turns:

@@ -138,7 +138,7 @@ SPREAD = [  # over machines
 ]
 
 
-def play(points: Sequence[Point], rounds: int) -> list[dict[str, Any]]:
+def simulate(points: Sequence[Point], rounds: int) -> list[dict[str, Any]]:
     """Measure points on the cluster that this process is connected to."""
     import ray
 
@@ -218,7 +218,7 @@ def on_this_machine(rounds: int) -> list[dict[str, Any]]:
         address="local", num_cpus=SLOTS, include_dashboard=False, log_to_driver=False, logging_level="ERROR",
         object_store_memory=2 << 30,
     )  # fmt: skip
-    results = play(POINTS, rounds)
+    results = simulate(POINTS, rounds)
     ray.shutdown()
     return results
 
@@ -227,17 +227,17 @@ def play_at(address: str, rounds: int, out: Path) -> None:
     import ray
 
     ray.init(address=address, log_to_driver=False, logging_level="ERROR")
-    out.write_text(json.dumps(play(SPREAD, rounds)))
+    out.write_text(json.dumps(simulate(SPREAD, rounds)))
     ray.shutdown()
 
 
 def on_machines(rounds: int) -> list[dict[str, Any]]:
-    """The points over machines, played on the first one."""
+    """The points over machines, ran on the first one."""
     rates = dict.fromkeys(range(MACHINES), f"{8 * LINK:.0f}bit")
     with Machines(MACHINES, cpus=2, rates=rates) as machines, tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "results.json"
-        played = ["--address", machines.address, "--rounds", str(rounds), "--out", str(out)]
-        machines.run(0, "python", __file__, *played)
+        ran = ["--address", machines.address, "--rounds", str(rounds), "--out", str(out)]
+        machines.run(0, "python", __file__, *ran)
         return json.loads(out.read_text())
 
 
@@ -336,7 +336,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--without-machines", action="store_true")
     parser.add_argument("--from", dest="earlier", type=Path, help="a result to fit and draw again")
-    parser.add_argument("--address", help=argparse.SUPPRESS)  # play the points over machines of this cluster
+    parser.add_argument("--address", help=argparse.SUPPRESS)  # run the points over machines of this cluster
     parser.add_argument("--out", type=Path, help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.address:

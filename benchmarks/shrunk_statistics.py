@@ -37,7 +37,7 @@ from raysim.store.manifest import manifest
 from raysim.store.tables import read
 
 
-def played(beta: float, rounds: int, seed: int, folder: Path) -> None:
+def ran(beta: float, rounds: int, seed: int, folder: Path) -> None:
     """FedLWS's table 1, scaled down."""
     changes = {
         "data.name": "{parquet: cifar10_subset}", "data.client_val_frac": 0.75, "model.name": "resnet8",
@@ -116,7 +116,7 @@ def main() -> None:
     told: dict[str, Any] = {"command": shlex.join(sys.argv), "machine": manifest("", 0, {}), "accuracy": {}}
     for beta in args.betas:
         with tempfile.TemporaryDirectory() as folder:
-            played(beta, args.rounds, args.seed, Path(folder))
+            ran(beta, args.rounds, args.seed, Path(folder))
             told["accuracy"][f"beta {beta:g}"] = accuracies(Path(folder))
     name = f"shrunk_statistics-{time.strftime('%Y-%m-%dT%H%M')}.json"
     path = Path(__file__).parent / "results" / name

@@ -63,7 +63,7 @@ def write(folder: Path, clients: int, distinct: int) -> None:
         pq.write_table(pa.table({"image": pa.array(images, kind), "label": y}), path)
 
 
-def play(folder: str, clients: int, cohort: int, settings: dict[str, Any], limit: int | None) -> None:
+def simulate(folder: str, clients: int, cohort: int, settings: dict[str, Any], limit: int | None) -> None:
     """A round for each line that comes in; a line of JSON goes out for it."""
     if limit:
         resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
@@ -109,7 +109,7 @@ class Player:
             "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MALLOC_ARENA_MAX": "2",
             "ARROW_DEFAULT_MEMORY_POOL": "system",
         }  # fmt: skip
-        command = [sys.executable, __file__, "--play", json.dumps(arguments)]
+        command = [sys.executable, __file__, "--run", json.dumps(arguments)]
         self.process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=stderr, text=True, env=os.environ | settings
         )
@@ -193,10 +193,10 @@ def main() -> None:
     parser.add_argument("--cohort", type=int, default=20, help="clients of a round")
     parser.add_argument("--fitting", type=int, default=200, help="clients whose data fit")
     parser.add_argument("--ways", nargs="+", choices=("stream", "cache"), default=("stream", "cache"))
-    parser.add_argument("--play", type=json.loads, help=argparse.SUPPRESS)
+    parser.add_argument("--run", type=json.loads, help=argparse.SUPPRESS)
     args = parser.parse_args()
-    if args.play:
-        play(*args.play)
+    if args.run:
+        simulate(*args.run)
         return
     result = measure(int(args.limit * 2**30), args.rounds, args.cohort, args.fitting, args.ways)
     print(f"{result['clients']} clients, {result['decoded_bytes'] / 2**30:.2f} GiB decoded, limit {args.limit:g} GiB; "

@@ -2,7 +2,7 @@
 
     python benchmarks/tuning.py fedlws/table1 --rates 0.01 0.02 0.04 0.08 --out runs/tuning
 
-The table's first row plays 40 rounds of its medium scale with each rate, in every column; what counts is the mean of the last
+The table's first row runs 40 rounds of its medium scale with each rate, in every column; what counts is the mean of the last
 ten evaluations, and its mean over the columns (docs/papers/protocol.md). A rate is out with which a run fails, as where a
 client's model is not finite. Writes to benchmarks/results/.
 """
@@ -20,7 +20,7 @@ from raysim.config import ConfigError
 from raysim.report.runs import Run
 from raysim.store.manifest import manifest
 from raysim.sweep.items import find
-from raysim.sweep.playing import play_all
+from raysim.sweep.running import run_all
 from raysim.sweep.scores import SCORES
 
 
@@ -34,7 +34,7 @@ def main() -> None:
     parser.add_argument("--parallel", type=int, default=2)
     parser.add_argument("--set", action="append", default=[], help="what the comparison sets as well")
     args = parser.parse_args()
-    played = {}
+    ran = {}
     for rate in args.rates:
         changes = [*args.set, f"rounds.total={args.rounds}", f"local.lr={rate}"]
         try:
@@ -42,14 +42,14 @@ def main() -> None:
         except ConfigError as error:
             parser.error(str(error))
         baseline = next(iter(cells)).row
-        played[rate] = {" ".join(cell.column): point for cell, point in cells.items() if cell.row == baseline}
-    status = play_all([point for points in played.values() for point in points.values()], at_once=args.parallel)
+        ran[rate] = {" ".join(cell.column): point for cell, point in cells.items() if cell.row == baseline}
+    status = run_all([point for points in ran.values() for point in points.values()], at_once=args.parallel)
     if status > 1:  # stopped
         sys.exit(status)
     last10, _ = SCORES["last10"]
     scores = {
         rate: {column: last10(Run(point.folder)) if point.finished else None for column, point in points.items()}
-        for rate, points in played.items()
+        for rate, points in ran.items()
     }
     means = {}
     for rate, by_column in scores.items():

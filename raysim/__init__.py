@@ -6,6 +6,7 @@ used, because PyTorch takes seconds.
 
 from __future__ import annotations
 
+import warnings
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +14,13 @@ from raysim.version import __version__ as __version__
 
 if TYPE_CHECKING:
     from raysim.analysis.instrument import Instrument as Instrument
+    from raysim.api.functions import continued as continued
+    from raysim.api.functions import read_config as read_config
+    from raysim.api.functions import resume as resume
+    from raysim.api.functions import run as run
+    from raysim.api.functions import stream as stream
+    from raysim.api.simulation import RoundResult as RoundResult
+    from raysim.api.simulation import Simulation as Simulation
     from raysim.config import Config as Config
     from raysim.config import ConfigError as ConfigError
     from raysim.core.client import ClientMethod as ClientMethod
@@ -35,13 +43,6 @@ if TYPE_CHECKING:
     from raysim.data.given import as_dataset as as_dataset
     from raysim.engine.ray.cluster import cluster as cluster
     from raysim.models import Inputs as Inputs
-    from raysim.play.functions import continued as continued
-    from raysim.play.functions import read_config as read_config
-    from raysim.play.functions import resume as resume
-    from raysim.play.functions import run as run
-    from raysim.play.functions import stream as stream
-    from raysim.play.simulation import PlayedRound as PlayedRound
-    from raysim.play.simulation import Simulation as Simulation
     from raysim.plugins import dataset as dataset
     from raysim.plugins import instrument as instrument
     from raysim.plugins import method as method
@@ -53,8 +54,8 @@ if TYPE_CHECKING:
     from raysim.report.runs import load as load
 
 _HOMES = {
-    "raysim.play.functions": ("continued", "read_config", "resume", "run", "stream"),
-    "raysim.play.simulation": ("PlayedRound", "Simulation"),
+    "raysim.api.functions": ("continued", "read_config", "resume", "run", "stream"),
+    "raysim.api.simulation": ("RoundResult", "Simulation"),
     "raysim.report.runs": ("Run", "load"),
     "raysim.plugins": ("dataset", "instrument", "method", "metric", "model", "partition", "task"),
     "raysim.config": ("Config", "ConfigError"),
@@ -77,7 +78,13 @@ _HOME = {name: home for home, names in _HOMES.items() for name in names}
 __all__ = [*sorted(_HOME), "__version__"]
 
 
+_RENAMED = {"PlayedRound": "RoundResult"}  # names of the last release, until the next one
+
+
 def __getattr__(name: str) -> Any:
+    if name in _RENAMED:
+        warnings.warn(f"raysim.{name} is now raysim.{_RENAMED[name]}", DeprecationWarning, stacklevel=2)
+        return __getattr__(_RENAMED[name])
     if name not in _HOME:
         raise AttributeError(f"module 'raysim' has no attribute {name!r}")
     value = globals()[name] = getattr(import_module(_HOME[name]), name)

@@ -19,7 +19,7 @@ TESTS = Path(__file__).parent
 PYTHONPATH = os.pathsep.join(map(str, (TESTS.parent, TESTS, TESTS / "installed")))
 """What commands import raysim and `sabotage` from, and find its `Waits` installed."""
 SERVER = multiprocessing.get_context("forkserver")
-SERVER.set_forkserver_preload(["torch", "pandas", "raysim.federation.remote", "raysim.play.terminal", "raysim.cli.app"])
+SERVER.set_forkserver_preload(["torch", "pandas", "raysim.federation.remote", "raysim.api.terminal", "raysim.cli.app"])
 
 
 class Command:

@@ -70,8 +70,8 @@ def tiny(**changes: Any) -> Config:
     return from_dict(raw)
 
 
-def play(config: Config, out: Path, **kwargs: Any) -> Federation:
-    """Play a whole run and close it; the federation is returned to be looked at."""
+def simulate(config: Config, out: Path, **kwargs: Any) -> Federation:
+    """Run a whole simulation and close it; the federation is returned to be looked at."""
     federation = Federation(config, out, **kwargs)
     try:
         while federation.step() is not None:
@@ -91,7 +91,7 @@ def ran(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Federation]:
         config = tiny(**changes)
         key = fingerprint(config)
         if key not in runs:
-            runs[key] = play(config, tmp_path_factory.mktemp("ran"))
+            runs[key] = simulate(config, tmp_path_factory.mktemp("ran"))
         return runs[key]
 
     return run
@@ -216,7 +216,7 @@ def measured(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("measured")
     watched = [{"coherence": {"groups": {"low": [0, 1, 2, 3]}}}, "heterogeneity", "balance", "similarity", "objective"]
     rounds = {"total": 4, "participation": 1.0, "evaluate_every": 2}
-    play(
+    simulate(
         tiny(
             name="measured", rounds=rounds, server=["fedlws"], record={"instruments": watched, "trace": "rounds"},
             data={"client_test_frac": 0.25}, evaluate={"personal": "after_init"},

@@ -106,7 +106,7 @@ class Quadratics:
 
     @quadratics()
     def round(self, clients: Sequence[int] | None = None) -> Tensor:
-        """Play a round and return the new global model."""
+        """Run a round and return the new global model."""
         clients = range(len(self.rows)) if clients is None else clients
         updates, vectors = [], []
         for k in clients:
@@ -120,7 +120,7 @@ class Quadratics:
         self.t += 1
         return self.server.value
 
-    def play(self, rounds: int, cohorts: Sequence[Sequence[int]] = ()) -> Tensor:
+    def simulate(self, rounds: int, cohorts: Sequence[Sequence[int]] = ()) -> Tensor:
         """Rounds of everybody, or of the given cohorts in turn."""
         for t in range(rounds):
             self.round(cohorts[t % len(cohorts)] if cohorts else None)

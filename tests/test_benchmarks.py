@@ -79,17 +79,17 @@ def test_a_method_that_can_be_cured_has_a_row_more(benchmark, tmp_path, monkeypa
     """With the reason in the first, and its fields in the second."""
     learns = benchmark("learns")
     scores = {"FedAvg-0": 1.0, "fedavgm": 0.1, 'fedavgm {"beta": 0.5}': 0.9}
-    played = {}
+    ran = {}
 
     def score(raw, folder):
-        played[folder.name] = raw
+        ran[folder.name] = raw
         return {"score": scores[folder.name], "curve": [], "seconds": 0.0}
 
     monkeypatch.setattr(learns, "score", score)
     ill, cured = learns.contest(["fedavgm"], 10, 8, tmp_path)
     assert (ill["method"], ill["note"]) == ("fedavgm", learns.CASES["fedavgm"].note)
     assert (cured["method"], cured["ratio"], cured["note"]) == ('fedavgm {"beta": 0.5}', 0.9, "")
-    assert [played[name]["server"] for name in list(scores)[1:]] == [[{"fedavgm": {}}], [{"fedavgm": {"beta": 0.5}}]]
+    assert [ran[name]["server"] for name in list(scores)[1:]] == [[{"fedavgm": {}}], [{"fedavgm": {"beta": 0.5}}]]
     scores["fedavgm"] = 0.8
     assert len(list(learns.contest(["fedavgm"], 10, 8, tmp_path))) == 1  # it is not ill
 
@@ -144,9 +144,9 @@ turns, work = Turns(), given()
 parameters = [p.detach().numpy() for p in work.model.parameters()]
 x, y = work.shuffled(1)
 assert sorted(x.flatten(1).sum(1).tolist()) == sorted(work.x[8:16].flatten(1).sum(1).tolist())
-for played in range(turns.rounds):
-    turns.after(played, lambda: parameters)
-    parameters = [p - (played + 1) for p in parameters]
+for ran in range(turns.rounds):
+    turns.after(ran, lambda: parameters)
+    parameters = [p - (ran + 1) for p in parameters]
 turns.after(turns.rounds, lambda: parameters)
 """
     )
@@ -155,10 +155,10 @@ turns.after(turns.rounds, lambda: parameters)
     simulator = peers.Simulator("flower", sys.executable, tmp_path / "given")
     try:
         simulator.start(rounds=3, processes=2)
-        simulator.play()
+        simulator.simulate()
         simulator.measure()
         assert (len(simulator.parameters), simulator.processes) == (0, 1)
-        simulator.play()
+        simulator.simulate()
     finally:
         simulator.close()
     assert len(simulator.seconds) == 3 and simulator.pss_bytes > 2**20

@@ -23,6 +23,8 @@ from typer.testing import CliRunner, Result
 
 from raysim import machine
 from raysim.analysis import MEASURES
+from raysim.api.folder import new_folder
+from raysim.api.lines import aligned, bytes_, percent
 from raysim.cli import complete, doctor
 from raysim.cli.app import app
 from raysim.config import (
@@ -40,8 +42,6 @@ from raysim.config import (
     load,
 )  # fmt: skip
 from raysim.config.shipped import find
-from raysim.play.folder import new_folder
-from raysim.play.lines import aligned, bytes_, percent
 from raysim.report.figures import FIGURES
 from raysim.report.runs import Run
 from raysim.store import manifest, tables
@@ -308,7 +308,7 @@ def test_resume_refuses_other_settings(tiny: Path) -> None:
     config.write_text(text.replace("total: 3", "total: 5"))
     assert "round 5/5" in raysim("resume", "run").output
     config.write_text(text.replace("total: 3", "total: 4"))
-    assert "rounds.total is 4, but 5 rounds have been played" in raysim("resume", "run").stderr
+    assert "rounds.total is 4, but 5 rounds are done" in raysim("resume", "run").stderr
 
 
 def test_resume_of_a_complete_run_says_so_and_changes_nothing(tiny: Path) -> None:
@@ -369,7 +369,7 @@ def test_a_run_belongs_to_one_process(tiny: Path, gate: Path) -> None:
     with held(gate):
         second = raysim("resume", "run")
     assert second.exit_code == 2
-    assert second.stderr == "run: another process is playing this run; wait until it has ended.\n"
+    assert second.stderr == "run: another process uses this run; wait until it has ended.\n"
     assert run.end() == 0
     assert "Traceback" not in run.output
 
@@ -597,7 +597,7 @@ def test_an_extension_that_is_stopped_leaves_no_old_end(tiny: Path, gate: Path) 
     ("change", "message"),
     [
         ("local.lr=0.3", "run/config.yaml: local.lr was 0.1 when the run began. Put it back, or start another run.\n"),
-        ("rounds.total=2", "run/config.yaml: rounds.total is 2, but 3 rounds have been played. "),
+        ("rounds.total=2", "run/config.yaml: rounds.total is 2, but 3 rounds are done. "),
         ("rounds.totl=9", "rounds.totl=9: unknown field (set to 9). Did you mean 'total'?"),
     ],
 )

@@ -117,7 +117,7 @@ def parsed(words: Sequence[str]) -> dict[str, Any]:
 
 
 def test_commands_that_the_items_name_work_as_they_are_typed(subtests):
-    """In any folder; what they show is for test_configs_play."""
+    """In any folder; what they show is for test_configs_run."""
     for item in map(item_of, OF_PAPERS):
         with subtests.test(item.name):
             outside = re.sub(r"\([^()]*\)", "", " ".join(item.table.items.values()))

@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 import typer
 import yaml
-from conftest import play, tiny
+from conftest import simulate, tiny
 from typer.testing import CliRunner
 
 import raysim
@@ -126,7 +126,7 @@ def test_the_example_method_is_short_and_trains(tmp_path: Path) -> None:
     exec(compile(example, "method.md", "exec", dont_inherit=True), {"__name__": "page"})
     [name] = set(CLIENTS) - before
     assert name_in({}, CLIENTS[name]()) == name  # in an actor, whose catalogue lacks it
-    changed, plain = play(tiny(client=[name]), tmp_path / "own"), play(tiny(), tmp_path / "plain")
+    changed, plain = simulate(tiny(client=[name]), tmp_path / "own"), simulate(tiny(), tmp_path / "plain")
     assert changed.sha256() != plain.sha256()
 
 
@@ -185,7 +185,7 @@ ELSEWHERE = {
     "page", [pytest.param(page, id=name) for name, page in of("bash").items() if page.name != "paper.md"]
 )
 def test_commands_run(page: Path, tmp_path: Path, measured: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In the order of the page, runs for a round in this process. What the page itself has not played is a small run."""
+    """In the order of the page, runs for a round in this process. What the page itself has not ran is a small run."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("raysim.report.page.PORTRAITS", 0)  # most of a page's time
     Path("configs").symlink_to(ROOT / "configs")

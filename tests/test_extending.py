@@ -1,5 +1,5 @@
 """What somebody adds from outside the package, each in one place. A method, model, data set, partition, task, metric and
-instrument are added by the script of tests/play/test_plugins.py."""
+instrument are added by the script of tests/api/test_plugins.py."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 from clocks import ManualClock
-from conftest import play, table, tiny
+from conftest import simulate, table, tiny
 
 import raysim
 from raysim.config import ENGINES, EngineConfig, to_dict
 from raysim.engine.base import Call, Handle
 from raysim.engine.local import LocalEngine
-from raysim.federation import Round, RunParts, play_round
+from raysim.federation import Round, RunParts, run_round
 from raysim.registry import REGISTRY
 from raysim.store.tables import PHASES, TABLES, add_column, add_phase
 
@@ -34,13 +34,13 @@ def test_a_phase_of_the_round_and_a_column_of_a_table(tmp_path: Path, as_before:
     add_column("rounds", "drawn_sum", "int?", "id", "sum of the ids of the clients drawn")
 
     def ours(run: RunParts, t: int, **options: Any) -> Round:
-        done, clock = play_round(run, t, **options), run.spec.clock
+        done, clock = run_round(run, t, **options), run.spec.clock
         started = clock.now()
         clock.sleep(2.5)
         seconds = done.seconds | {"rest": clock.now() - started}
         return replace(done, seconds=seconds, columns={"drawn_sum": sum(done.drawn)})
 
-    play(tiny(), tmp_path / "run", play=ours, clock=ManualClock())
+    simulate(tiny(), tmp_path / "run", run_round=ours, clock=ManualClock())
     rounds, clients = table(tmp_path / "run", "rounds"), table(tmp_path / "run", "clients")
     assert rounds["seconds_rest"].tolist() == [2.5] * 3
     assert rounds["drawn_sum"].tolist() == [clients["client"][clients["round"] == t].sum() for t in range(3)]

@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from case import UNITS, Traced
 from clocks import ManualClock
-from conftest import play, table, tiny
+from conftest import simulate, table, tiny
 from safetensors.numpy import load_file
 
 from raysim.config import ConfigError, LocalConfig, load
@@ -41,7 +41,7 @@ def traced(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., list[Trace
         config = tiny(**{"rounds": {"total": 2}, "record": {"trace": "rounds"}} | changes)
         if (key := repr(config)) not in runs:
             folder = tmp_path_factory.mktemp("traced")
-            federation = play(config, folder, clock=ManualClock(tick=1))
+            federation = simulate(config, folder, clock=ManualClock(tick=1))
             runs[key] = [Traced(folder, t, federation) for t in range(federation.server.rounds)]
         return runs[key]
 
@@ -254,7 +254,7 @@ def test_evaluation_changes_nothing(method, tmp_path):
         "as it starts": {"rounds": often, "evaluate": {"personal": "after_init"}},
         "as it ends": {"rounds": often, "evaluate": {"personal": "after_train"}},
     }
-    hashes = {name: play(tiny(**changes, **own), tmp_path / name).sha256() for name, own in settings.items()}
+    hashes = {name: simulate(tiny(**changes, **own), tmp_path / name).sha256() for name, own in settings.items()}
     assert len(set(hashes.values())) == 1, hashes
     micro = {n: [row["personal_accuracy_micro"] for row in rows(tmp_path / n, "rounds")] for n in settings}
     assert None not in micro["as it starts"] + micro["as it ends"]
@@ -273,7 +273,7 @@ class Sure(ClientMethod):
 def test_clients_are_tested_at_the_learning_rate_of_the_round_they_would_begin(tmp_path, monkeypatch):
     monkeypatch.setitem(CLIENTS, "sure", Sure)
     changes = {"data": {"client_test_frac": 0.4}, "evaluate": {"personal": "after_init"}, "client": ["sure"]}
-    federation = play(tiny(**changes, rounds={"evaluate_every": 1}, local={"lr_decay": 0.5}), tmp_path)
+    federation = simulate(tiny(**changes, rounds={"evaluate_every": 1}, local={"lr_decay": 0.5}), tmp_path)
     found = rows(tmp_path, "personal")
     assert [row["round"] for row in found] == [t for t in range(3) for _ in range(8)]
     for row in found:
@@ -360,7 +360,7 @@ def test_empty_clients_do_not_count_among_all(method, monkeypatch, tmp_path):
     def trained(clients):
         data = {"partition": {"iid_equal": {"clients": clients}}, "allow_empty_clients": True}
         rounds = {"total": 2, "participation": 1.0}
-        return play(tiny(data=data, client=[method], rounds=rounds), tmp_path / str(clients)).server.value
+        return simulate(tiny(data=data, client=[method], rounds=rounds), tmp_path / str(clients)).server.value
 
     assert torch.equal(trained(4), trained(8))
 
@@ -398,19 +398,19 @@ def test_a_client_that_fails_where_it_does_not_train_is_left_out(everyone, doing
         "data": {"client_test_frac": 0.25},
         "evaluate": {"personal": None if everyone else "after_init"},
     }
-    play(tiny(**changes, rounds={"total": 1}), tmp_path / "drop")
+    simulate(tiny(**changes, rounds={"total": 1}), tmp_path / "drop")
     [message] = table(tmp_path / "drop", "events")["message"].tolist()
     assert message.startswith(f"client 2, round 1, {doing}, node ")
     assert message.endswith("ClientFailure: its labels make no sense")
     if not everyone:
         assert table(tmp_path / "drop", "personal")["client"].tolist() == [0, 1, 3, 4, 5, 6, 7]
     with pytest.raises(RoundFailed, match=f"client 2, round 1, {doing}"):
-        play(tiny(**changes, rounds={"total": 1, "on_client_failure": "stop"}), tmp_path / "stop")
+        simulate(tiny(**changes, rounds={"total": 1, "on_client_failure": "stop"}), tmp_path / "stop")
 
 
 def test_clients_that_only_begin_are_sent_the_model(tmp_path):
     """ALA of all clients, of whom three train: each downloads the whole model, the three upload theirs."""
-    federation = play(tiny(client=[{"fedala": {"clients": "all"}}], rounds={"total": 2}), tmp_path)
+    federation = simulate(tiny(client=[{"fedala": {"clients": "all"}}], rounds={"total": 2}), tmp_path)
     model = 4 * federation.server.layers.S
     rounds = table(tmp_path, "rounds")
     assert rounds["bytes_down"].tolist() == [8 * model] * 2
@@ -429,7 +429,7 @@ class OwnStep(ClientMethod):
 
 def test_a_step_of_a_methods_own_need_not_report_a_loss(monkeypatch, tmp_path):
     monkeypatch.setitem(CLIENTS, "own", OwnStep)
-    federation = play(tiny(client=["own"], rounds={"total": 1}), tmp_path)
+    federation = simulate(tiny(client=["own"], rounds={"total": 1}), tmp_path)
     assert table(tmp_path, "clients")["status"].tolist() == ["ok"] * 3
     assert np.isnan(table(tmp_path, "clients")["loss_last"]).all()
     assert federation.server.value.isfinite().all()
@@ -525,9 +525,9 @@ def test_trace_is_one_story(traced):
 
 
 def test_only_the_asked_rounds_are_traced(tmp_path):
-    play(tiny(record={"trace": [1]}, rounds={"total": 2}), tmp_path / "one")
+    simulate(tiny(record={"trace": [1]}, rounds={"total": 2}), tmp_path / "one")
     assert [folder.name for folder in (tmp_path / "one" / "trace").iterdir()] == ["round-0001"]
-    play(tiny(rounds={"total": 2}), tmp_path / "none")
+    simulate(tiny(rounds={"total": 2}), tmp_path / "none")
     assert not (tmp_path / "none" / "trace").exists()
 
 
@@ -540,7 +540,7 @@ B = 50  # means and variances of 8 and 16 channels, two counters
 @pytest.mark.parametrize("top_n", [1, 2, 3])
 def test_traffic_of_fedldf(top_n, tmp_path):
     """n·P parameters, L divergences a client, and masks of L bits; statistics travel with their layers."""
-    play(tiny(weighting=[{"fedldf": {"top_n": top_n}}], rounds={"total": 2}), tmp_path)
+    simulate(tiny(weighting=[{"fedldf": {"top_n": top_n}}], rounds={"total": 2}), tmp_path)
     K = 3
     for t in range(2):
         total = {c: sum(row[c] or 0 for row in rows(tmp_path, "traffic", t)) for c in rows(tmp_path, "traffic", t)[0]}
@@ -569,10 +569,10 @@ def test_a_plan_begun_before_training_is_begun_anew_where_a_client_fails(weighti
     """As if it had been made after training: model, notes, and the label counts that clients send once."""
     monkeypatch.setitem(CLIENTS, "late", Late)
     config = tiny(client=["late"], weighting=weighting, rounds={"total": 2, "participation": 1.0})
-    hashes = [play(config, tmp_path / "before").sha256()]
+    hashes = [simulate(config, tmp_path / "before").sha256()]
     for method in WEIGHTINGS.values():
         monkeypatch.setattr(method, "plans_early", False)
-    hashes += [play(config, tmp_path / "after").sha256()]
+    hashes += [simulate(config, tmp_path / "after").sha256()]
     assert hashes[0] == hashes[1]
     assert table(tmp_path / "before", "rounds")["clients_failed"].tolist() == [1, 0]
     for name in ("notes", "traffic"):
@@ -592,7 +592,7 @@ def test_a_plan_begun_before_training_is_begun_anew_where_a_client_fails(weighti
     ids=str,
 )
 def test_of_what_clients_measure_the_methods_messages_are_traffic(changes, numbers, tmp_path):
-    play(tiny(**changes, rounds={"total": 2}), tmp_path)
+    simulate(tiny(**changes, rounds={"total": 2}), tmp_path)
     assert (table(tmp_path, "traffic")["up_scalars"] == 4 * numbers).all()
 
 
@@ -603,7 +603,7 @@ def test_of_what_clients_measure_the_methods_messages_are_traffic(changes, numbe
 def test_transport_is_what_was_sent(changes, vectors, tmp_path, warm_ray):
     """With an actor for each client: the bytes that left the actors' processes are those that the ledger says."""
     engine = {"ray": {"clients_per_actor": 1, "fan_in": 8}}
-    federation = play(tiny(**changes, engine=engine, rounds={"total": 2}), tmp_path, make_engine=warm_ray)
+    federation = simulate(tiny(**changes, engine=engine, rounds={"total": 2}), tmp_path, make_engine=warm_ray)
     assert len(federation.engine.hosts) == 3
     for t in range(2):
         assert len({row["host"] for row in rows(tmp_path, "clients", t)}) == 3

@@ -8,7 +8,7 @@ from pathlib import Path
 from threading import Thread
 
 import pytest
-from conftest import play, tiny
+from conftest import simulate, tiny
 from typer.testing import CliRunner, Result
 
 import raysim
@@ -107,7 +107,7 @@ def test_what_lies_under_a_temporary_name_is_replaced(
     assert command("resume", half, "evaluate.batch_size=7").exit_code == 0
     assert victim.read_text() == "mine"
     assert raysim.load(half).tags == ("good",)
-    assert raysim.load(half).result["sha256"] == play(tiny(rounds=HALF), tmp_path / "whole").sha256()
+    assert raysim.load(half).result["sha256"] == simulate(tiny(rounds=HALF), tmp_path / "whole").sha256()
 
 
 def test_a_folder_under_a_temporary_name_is_named(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 import torch
-from conftest import play, table, tiny
+from conftest import simulate, table, tiny
 from ray import cloudpickle
 from runs import local_run
 from torch import Tensor, nn
@@ -199,7 +199,7 @@ def named(monkeypatch: pytest.MonkeyPatch) -> Name:
 def refusal(config: Any, out: Path, **kwargs: Any) -> str:
     """What ends the run, and is said once: in the error and in the run's table of events."""
     with pytest.raises((HookError, RoundFailed)) as refused:
-        play(config, out, **kwargs)
+        simulate(config, out, **kwargs)
     assert str(refused.value) in table(out, "events")["message"]
     assert "Traceback" not in str(refused.value)
     return str(refused.value).replace("[1606]", "[S]").replace("[1556]", "[P]")
@@ -216,7 +216,7 @@ def test_hooks_of_a_client_that_are_right(named: Name, tmp_path: Path, ran: Call
     """`run.grad *= 1` and a penalty that is a number, or a tensor [], change nothing."""
     for fault in ("", "penalty number"):
         config = tiny(client=[named("client", Client, fault=fault)])
-        assert play(config, tmp_path / fault).sha256() == ran().sha256()
+        assert simulate(config, tmp_path / fault).sha256() == ran().sha256()
 
 
 @pytest.mark.parametrize("fault", OF_WEIGHTINGS)
@@ -356,7 +356,7 @@ def test_training_begins_at_what_was_received(
     plain = ran(**changes, **evaluated)
     for method in (Nothing,) if "client" in changes else (Nothing, Own):  # FedBABU has a `personal` of its own
         client = [*changes.get("client", []), named("client", method)]
-        mine = play(tiny(**(changes | {"client": client}), **evaluated), tmp_path / method.__name__)
+        mine = simulate(tiny(**(changes | {"client": client}), **evaluated), tmp_path / method.__name__)
         assert mine.sha256() == plain.sha256()
         scores = [table(one.folder, "rounds")["personal_accuracy_macro"] for one in (mine, plain)]
         assert np.array_equal(*scores, equal_nan=True)
@@ -532,7 +532,7 @@ def outcome(federation: Federation) -> dict[str, Any]:
 def test_what_hooks_draw_belongs_to_the_run(
     step: type[ServerStep], lucky: Callable[..., Config], subtests: Any, tmp_path: Path, warm_ray: MakeEngine
 ) -> None:
-    first = play(lucky(step), tmp_path / "first")
+    first = simulate(lucky(step), tmp_path / "first")
     expected = outcome(first)
     assert not np.isnan([list(row.values()) for row in expected["rounds"]]).any()
     assert len({row["metric.dice"] for row in expected["rounds"]}) == 3
@@ -545,10 +545,10 @@ def test_what_hooks_draw_belongs_to_the_run(
     random.seed(99), np.random.seed(99), torch.manual_seed(99)
     before = random.getstate()
     with subtests.test("again, in a process that has drawn"):
-        assert outcome(play(lucky(step), tmp_path / "again")) == expected
+        assert outcome(simulate(lucky(step), tmp_path / "again")) == expected
         assert random.getstate() == before
     with subtests.test("another seed"):
-        other = outcome(play(lucky(step, seed=4), tmp_path / "other"))
+        other = outcome(simulate(lucky(step, seed=4), tmp_path / "other"))
         assert not any(other[key] == expected[key] for key in expected)
     with subtests.test("resumed"):
         stopped = Federation(lucky(step), tmp_path / "resumed")
@@ -556,11 +556,11 @@ def test_what_hooks_draw_belongs_to_the_run(
         stopped.checkpoint()
         stopped.close()
         random.seed(1), np.random.seed(1), torch.manual_seed(1)
-        assert outcome(play(lucky(step), tmp_path / "resumed", resume=True)) == expected
+        assert outcome(simulate(lucky(step), tmp_path / "resumed", resume=True)) == expected
     for hosts, clients in {"1 host": 3, "3 hosts": 1}.items():
         with subtests.test(hosts):
             config = lucky(step, engine={"ray": {"clients_per_actor": clients}})
-            assert outcome(play(config, tmp_path / hosts, make_engine=warm_ray)) == expected
+            assert outcome(simulate(config, tmp_path / hosts, make_engine=warm_ray)) == expected
 
 
 @dataclass(frozen=True)
@@ -578,8 +578,8 @@ class DrawsTogether(ClientMethod):
 
 def test_clients_that_train_together_draw(named: Name, subtests: Any, tmp_path: Path, warm_ray: MakeEngine) -> None:
     changes = {"client": [named("client", DrawsTogether)], "rounds": {"participation": 0.5}}
-    expected = play(tiny(**changes, engine={"local": {"batch_clients": 2}}), tmp_path / "local").sha256()
+    expected = simulate(tiny(**changes, engine={"local": {"batch_clients": 2}}), tmp_path / "local").sha256()
     for hosts, clients in {"1 host": 4, "2 hosts": 2}.items():
         with subtests.test(hosts):
             config = tiny(**changes, engine={"ray": {"clients_per_actor": clients, "batch_clients": 2}})
-            assert play(config, tmp_path / hosts, make_engine=warm_ray).sha256() == expected
+            assert simulate(config, tmp_path / hosts, make_engine=warm_ray).sha256() == expected

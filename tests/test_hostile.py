@@ -27,11 +27,12 @@ import pytest
 import yaml
 from browser import CHROMIUM, needs_chromium
 from clocks import calls
-from conftest import contents, play, tiny
+from conftest import contents, simulate, tiny
 from PIL import Image
 from typer.testing import CliRunner
 
 import raysim
+from raysim.api.lines import aligned, among_clients
 from raysim.cli.app import app
 from raysim.config import ConfigError, load, to_dict, to_yaml
 from raysim.data import DataError
@@ -39,7 +40,6 @@ from raysim.data.sources import Images, Parquet
 from raysim.federation.checkpoint import CheckpointError, Checkpoints
 from raysim.methods import STEPS
 from raysim.paths import UnsafeName, below
-from raysim.play.lines import aligned, among_clients
 from raysim.printable import printable
 from raysim.registry import REGISTRY
 from raysim.report import NoData, ReportError
@@ -63,7 +63,7 @@ def test_no_name_leads_out_of_its_folder(name: str, tmp_path: Path) -> None:
 
 
 def test_a_sweep_writes_nowhere_else(tmp_path: Path) -> None:
-    """A method of a sweep called `..` was played into the folder above, whose tables it cleared."""
+    """A method of a sweep called `..` was run into the folder above, whose tables it cleared."""
     raw = to_dict(tiny()) | {"methods": {"..": {}, "fine": {}}}
     del raw["name"]
     base = tmp_path / "base.yaml"
@@ -298,7 +298,7 @@ def test_a_run_that_was_killed_in_its_first_round_has_a_report(tmp_path: Path) -
 
 
 def test_a_headline_says_why_it_is_not_the_final_one(tmp_path: Path) -> None:
-    play(tiny(rounds={"total": 2, "evaluate_every": 1}), tmp_path / "whole")
+    simulate(tiny(rounds={"total": 2, "evaluate_every": 1}), tmp_path / "whole")
     shutil.copytree(tmp_path / "whole", tmp_path / "part")
     (tmp_path / "part" / "result.json").unlink()
     whole, part = raysim.load(tmp_path / "whole"), raysim.load(tmp_path / "part")
@@ -310,7 +310,7 @@ def test_a_headline_says_why_it_is_not_the_final_one(tmp_path: Path) -> None:
 
 def test_an_area_that_is_not_defined_says_why(tmp_path: Path) -> None:
     data = {"name": {"synthetic": {"samples": 80, "shape": [1, 8, 8], "classes": 1}}, "partition": {"iid_equal": 8}}
-    play(tiny(data=data | {"client_test_frac": 0.25}, evaluate={"personal": "after_init"}), tmp_path)
+    simulate(tiny(data=data | {"client_test_frac": 0.25}, evaluate={"personal": "after_init"}), tmp_path)
     result = json.loads((tmp_path / "result.json").read_text(), parse_constant=pytest.fail)  # JSON knows no NaN
     assert result["personal"]["auc"] is None
     assert "AUC - (it compares" in among_clients(result["personal"])
@@ -324,7 +324,7 @@ def test_an_area_that_is_not_defined_says_why(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["manifest.json", "result.json"])
 def test_a_damaged_file_is_named_with_its_key(name: str, tmp_path: Path) -> None:
     folder = tmp_path / "run"
-    play(tiny(rounds={"total": 1}), folder)
+    simulate(tiny(rounds={"total": 1}), folder)
     found = json.loads((folder / name).read_text())
     key = "versions" if name == "manifest.json" else "rounds"
     write_json(folder / name, found | {key: ["a"]})
@@ -366,8 +366,8 @@ def evil_page(tmp_path_factory: pytest.TempPathFactory) -> Path:
             data={"name": {"parquet": {"path": str(root / "data")}}, "partition": {"iid_equal": {"clients": 4}}},
             rounds={"total": 2, "participation": 1.0, "evaluate_every": 1}, server=[EVIL],
         )  # fmt: skip
-        play(config, folder)
-        play(tiny(**{**to_dict(config), "seed": 4, "server": []}), root / "plain")
+        simulate(config, folder)
+        simulate(tiny(**{**to_dict(config), "seed": 4, "server": []}), root / "plain")
     finally:
         del STEPS[EVIL]
     page = root / "report.html"
@@ -459,7 +459,7 @@ def test_every_character_that_steers_is_written_as_an_escape() -> None:
 def steering(tmp_path: Path) -> Path:
     """Two runs that steer wherever somebody can write: the folder, tags, note, table, result, the mistakes of others."""
     for name in ("one", STEERING):
-        play(tiny(rounds={"total": 1}), tmp_path / name)
+        simulate(tiny(rounds={"total": 1}), tmp_path / name)
         run = raysim.load(tmp_path / name)
         run.label(tags=[f"t{STEERING}"], note=f"first{STEERING}\nsecond")
         write_json(run.folder / "result.json", {**run.result, "ended": f"e{STEERING}"})

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 from command import Command
-from conftest import play, table, tiny
+from conftest import simulate, table, tiny
 
 from raysim.config import to_yaml
 from raysim.engine.local import LocalEngine
@@ -50,7 +50,7 @@ def test_a_run_under_another_switch_is_named_on_resume(tmp_path: Path) -> None:
 def test_hosts_count_as_well_as_the_driver_and_what_was_not_written_down_does_not(
     tmp_path: Path, recwarn: pytest.WarningsRecorder
 ) -> None:
-    play(tiny(rounds={"total": 1}), tmp_path)
+    simulate(tiny(rounds={"total": 1}), tmp_path)
     about = read_manifest(tmp_path)
     now = about["numerics"]
     warn_of_changes(tmp_path, now)
@@ -71,7 +71,7 @@ def test_hosts_that_differ_are_named_at_the_start_and_recorded(tmp_path: Path, m
     monkeypatch.setattr(LocalEngine, "numerics", lambda self: hosts)
     how = r"differ in what they compute with \(cpu: A, B; MKL_CBWR: not set, AVX2\)"
     with pytest.warns(UserWarning, match=how):
-        federation = play(tiny(), tmp_path)
+        federation = simulate(tiny(), tmp_path)
     assert read_manifest(tmp_path)["numerics"] == {}  # what is alike
     [event] = table(federation.folder, "events")["message"]
     assert re.search(how, event)

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from conftest import play, table, tiny
+from conftest import simulate, table, tiny
 from ray.cloudpickle import register_pickle_by_value, unregister_pickle_by_value
 from reference import inputs
 from sklearn.metrics import confusion_matrix, f1_score
@@ -113,9 +113,9 @@ def test_on_both_engines_and_however_samples_are_batched(tmp_path: Path, warm_ra
     names = ["counts", *(registered("metric", metric, name) for name, metric in given.items())]
     config = {**EVERY, "evaluate": {**PERSONAL, "metrics": names, "batch_size": 16}}
     ray = {"engine": {"ray": {"clients_per_actor": 1}}}
-    local = play(tiny(**config), tmp_path / "local")
-    play(tiny(**config, **ray), tmp_path / "ray", make_engine=warm_ray)
-    play(tiny(**{**config, "evaluate": {**config["evaluate"], "batch_size": 7}}), tmp_path / "batches")
+    local = simulate(tiny(**config), tmp_path / "local")
+    simulate(tiny(**config, **ray), tmp_path / "ray", make_engine=warm_ray)
+    simulate(tiny(**{**config, "evaluate": {**config["evaluate"], "batch_size": 7}}), tmp_path / "batches")
     columns = [f"metric.{whose}{name}" for whose in ("", "personal_") for name in names]
     rows = [table(tmp_path / folder, "rounds") for folder in ("local", "ray", "batches")]
     for column in columns:
@@ -138,7 +138,7 @@ def test_own_models_are_scored_on_all_their_samples_together(tmp_path: Path) -> 
     """The sums of clients with heads of their own: of right and all samples they make the micro accuracy."""
     hits = Metric("hits", lambda outputs, y: torch.stack([(outputs.argmax(1) == y).sum(), torch.tensor(len(y))]))
     evaluate = {**PERSONAL, "metrics": [registered("metric", hits)]}
-    play(tiny(**EVERY, client=["fedrep"], evaluate=evaluate), tmp_path)
+    simulate(tiny(**EVERY, client=["fedrep"], evaluate=evaluate), tmp_path)
     rounds = table(tmp_path, "rounds")
     np.testing.assert_array_equal(rounds["metric.personal_hits"], rounds["personal_accuracy_micro"])
     personal = table(tmp_path, "personal")

@@ -8,10 +8,11 @@ import numpy as np
 import pytest
 import torch
 from case import Traced, fedavg
-from conftest import play, tiny
+from conftest import simulate, tiny
 from reference import forward, inputs, parameters, tensors
 from toy import toy_server
 
+from raysim.api.lines import header
 from raysim.config import ConfigError, from_dict, to_dict
 from raysim.core import workbench
 from raysim.core.local_run import RoundInfo
@@ -20,7 +21,6 @@ from raysim.engine.base import Engine
 from raysim.engine.collectives import HostedCohort
 from raysim.engine.scheduler import Scheduler
 from raysim.federation import Federation, prepare
-from raysim.play.lines import header
 from raysim.store import tables
 
 PROXY = {"data": {"proxy": {"samples": 24}}}
@@ -96,7 +96,7 @@ def test_scaled_weights_want_statistics_of_their_own(changes, ways):
 @pytest.mark.parametrize("split", ["test", "train"])
 def test_proxy_samples_are_nobodys(split, tmp_path):
     changes = {"data": {"proxy": {"samples": 24, "from": split}}, "rounds": {"total": 1}, **FEDLAW}
-    federation = play(tiny(**changes, record={"trace": [0]}), tmp_path)
+    federation = simulate(tiny(**changes, record={"trace": [0]}), tmp_path)
     partition, proxy = federation.partition, federation.partition.proxy
     assert ((proxy < federation.data.train_rows) == (split == "train")).all()
     for rows in (partition.server_test, *partition.train, *partition.test, *partition.val):
@@ -110,7 +110,7 @@ def test_proxy_samples_are_nobodys(split, tmp_path):
 def test_an_oracle_learns_on_what_it_is_tested_on(tmp_path):
     """And its runs say so."""
     oracle = {"data": {"proxy": {"samples": 24, "oracle": True}}, "rounds": {"total": 1}, "weighting": ["adaptive_gws"]}
-    federation = play(tiny(**oracle), tmp_path)
+    federation = simulate(tiny(**oracle), tmp_path)
     partition, tests = federation.partition, len(federation.data.y) - federation.data.train_rows
     assert len(partition.proxy) == 24
     assert np.isin(partition.proxy, partition.server_test).all()
@@ -125,7 +125,7 @@ def test_balanced_sampling_is_a_setting(tmp_path):
     def value(balanced: bool) -> torch.Tensor:
         proxy = {"samples": 24, "long_tail": 10, "balanced_sampling": balanced}
         changes = {"data": {"proxy": proxy}, "rounds": {"total": 1}, **FEDLAW}
-        return play(tiny(**changes), tmp_path / str(balanced)).server.value
+        return simulate(tiny(**changes), tmp_path / str(balanced)).server.value
 
     assert not torch.allclose(value(True), value(False), rtol=0, atol=1e-4)
 
@@ -143,7 +143,7 @@ def same(actual: dict[str, Any], expected: dict[str, Any], tolerance: float = 2e
 
 
 def last_round(changes: dict[str, Any], folder: Path) -> Traced:
-    federation = play(tiny(**PROXY, **changes, record={"trace": "rounds"}), folder)
+    federation = simulate(tiny(**PROXY, **changes, record={"trace": "rounds"}), folder)
     return Traced(folder, 2, federation)
 
 
@@ -263,9 +263,9 @@ def test_gathering_past_the_limit_is_refused(tmp_path):
     ids=["spread over hosts", "recalibrated"],
 )
 def test_ray_is_in_process(changes, limits, tmp_path, warm_ray):
-    local = play(tiny(**PROXY, **changes, engine={"local": limits}), tmp_path / "local")
+    local = simulate(tiny(**PROXY, **changes, engine={"local": limits}), tmp_path / "local")
     ray = {"ray": {"clients_per_actor": 2, **limits}}
-    remote = play(tiny(**PROXY, **changes, engine=ray), tmp_path / "ray", make_engine=warm_ray)
+    remote = simulate(tiny(**PROXY, **changes, engine=ray), tmp_path / "ray", make_engine=warm_ray)
     assert remote.sha256() == local.sha256()
 
 

@@ -18,7 +18,7 @@ from typer.testing import CliRunner
 from raysim.cli.app import app
 from raysim.config import ConfigError, shipped, to_dict
 from raysim.store.tables import read
-from raysim.sweep import playing
+from raysim.sweep import running
 from raysim.sweep.grid import Point
 from raysim.sweep.items import Item, find, items, listing
 from raysim.sweep.parallel import _outcome
@@ -344,14 +344,14 @@ def test_a_wrong_table_is_refused(item: Item, old: str, new: str, message: str) 
 
 def test_what_is_said_of_settings_seeds_and_fallbacks(item: Item, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where all that counts is how far a client is from uniform, FedDisco leaves no client a weight. Two runs at a time are
-    asked for, and played in turn: to start a process takes longer than a run."""
+    asked for, and ran in turn: to start a process takes longer than a run."""
     asked: list[int] = []
 
     def in_turn(points: Sequence[Point], at_once: int, *rest: Any) -> tuple[list[str], int]:
         asked.append(at_once)
-        return playing._in_turn(points, *rest)
+        return running._in_turn(points, *rest)
 
-    monkeypatch.setattr(playing, "play_parallel", in_turn)
+    monkeypatch.setattr(running, "run_parallel", in_turn)
     changes = ["rounds.total=1", "server=[]", "weighting=[{feddisco: {a: 1.0e+6, b: 0.0, normalize_kl: false}}]"]
     options = [word for change in changes for word in ("--set", change)]
     done = reproduce("toy/table1", "--scale", "medium", "--out", "out", "--parallel", 2, *options)

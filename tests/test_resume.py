@@ -15,12 +15,12 @@ import numpy as np
 import pytest
 from clocks import ManualClock
 from command import Command, held
-from conftest import contents, play, tiny
+from conftest import contents, simulate, tiny
 
 import raysim
 from raysim.config import Config, ConfigError, check_unchanged, to_yaml
 from raysim.engine.base import StateLost
-from raysim.federation import Federation, Round, RoundFailed, RunParts, local_engine, play_round
+from raysim.federation import Federation, Round, RoundFailed, RunParts, local_engine, run_round
 from raysim.federation.resume import StateUnreadable
 from raysim.store import tables
 from raysim.store.atomic import FolderGone, write_json, write_tensors
@@ -39,7 +39,7 @@ ROUNDS = {"rounds": {"total": 6, "checkpoint_every": 2}}
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory) -> Callable[[str], Federation]:
     """A run with the method of this name that is not stopped."""
-    return cache(lambda name: play(tiny(**METHODS[name], **ROUNDS), tmp_path_factory.mktemp(name)))
+    return cache(lambda name: simulate(tiny(**METHODS[name], **ROUNDS), tmp_path_factory.mktemp(name)))
 
 
 @pytest.mark.parametrize("engine", ["local", {"ray": {"clients_per_actor": 2}}], ids=["local", "ray"])
@@ -79,19 +79,19 @@ def test_stopped_before_anything_but_the_configuration_was_written(tmp_path):
 
 @pytest.mark.parametrize("checkpoint_every", [2, 100])
 def test_lost_client_states(checkpoint_every, tmp_path):
-    """As with a node that dies: what was played since the last checkpoint, or the start, is played again."""
+    """As with a node that dies: what was run since the last checkpoint, or the start, is repeated."""
     changes = {**METHODS["scaffold"], "rounds": {"total": 6, "checkpoint_every": checkpoint_every}}
-    undisturbed = play(tiny(**changes), tmp_path / "undisturbed").sha256()
-    played = []
+    undisturbed = simulate(tiny(**changes), tmp_path / "undisturbed").sha256()
+    ran = []
 
     def lossy(run: RunParts, t: int, **options: Any) -> Round:
-        played.append(t)
-        if len(played) == 4:
+        ran.append(t)
+        if len(ran) == 4:
             raise StateLost("gone")
-        return play_round(run, t, **options)
+        return run_round(run, t, **options)
 
-    federation = play(tiny(**changes), tmp_path / "lossy", play=lossy)
-    assert played == ([0, 1, 2, 3, 2, 3, 4, 5] if checkpoint_every == 2 else [0, 1, 2, 3, *range(6)])
+    federation = simulate(tiny(**changes), tmp_path / "lossy", run_round=lossy)
+    assert ran == ([0, 1, 2, 3, 2, 3, 4, 5] if checkpoint_every == 2 else [0, 1, 2, 3, *range(6)])
     assert federation.sha256() == undisturbed
     assert tables.read(federation.folder, "rounds")["round"].to_pylist() == list(range(6))
 
@@ -188,10 +188,10 @@ def test_the_file_that_a_run_began_with_stays(saved, tmp_path):
 
     def lossy(*_: Any, **__: Any) -> Round:
         init.write_bytes(began[:-1] + b"?")
-        resumed.play = play_round
+        resumed.run_round = run_round
         raise StateLost("gone")
 
-    resumed = Federation(config, tmp_path / "run", resume=True, play=lossy)
+    resumed = Federation(config, tmp_path / "run", resume=True, run_round=lossy)
     assert resumed.t == saved
     if saved:  # the checkpoint has the model, and the engine what it was told as the run went on
         assert resumed.step()["round"] == 1
@@ -204,7 +204,7 @@ def test_the_file_that_a_run_began_with_stays(saved, tmp_path):
 def test_what_a_method_reads_of_the_run_stays(tmp_path):
     """FedLAW computes in another order where models are not gathered; what no method reads may change."""
     for name, changes in (("fedlaw", LEARNED), ("fedavg", {})):
-        play(tiny(**changes, rounds={"total": 1}), tmp_path / name)
+        simulate(tiny(**changes, rounds={"total": 1}), tmp_path / name)
     more = {"rounds": {"total": 2}, "engine": {"local": {"gather_bytes": 0}}}
     check_unchanged(tiny(**more), tmp_path / "fedavg")
     check_unchanged(tiny(**LEARNED, rounds={"total": 2}), tmp_path / "fedlaw")
@@ -217,7 +217,7 @@ def test_what_a_method_reads_of_the_run_stays(tmp_path):
 
 def test_a_run_stays_on_its_kind_of_device(tmp_path):
     config = tiny(rounds={"total": 1})
-    play(config, tmp_path)
+    simulate(config, tmp_path)
     manifest = json.loads((tmp_path / "manifest.json").read_text())
     assert manifest["device"] == "cpu"
     write_json(tmp_path / "manifest.json", manifest | {"device": "cuda"})
@@ -229,7 +229,7 @@ def test_a_run_stays_on_its_kind_of_device(tmp_path):
 def test_the_batches_of_an_evaluation_are_no_part_of_the_bits(method, tmp_path):
     """Also with methods that ask the clients' models for predictions."""
     changes = {"data": {"proxy": {"samples": 40}}, **method}
-    found = {play(tiny(**changes, evaluate={"batch_size": n}), tmp_path / str(n)).sha256() for n in (512, 1)}
+    found = {simulate(tiny(**changes, evaluate={"batch_size": n}), tmp_path / str(n)).sha256() for n in (512, 1)}
     assert len(found) == 1
 
 
@@ -243,8 +243,8 @@ def test_what_is_removed_under_a_run_is_missed(victim, tmp_path, monkeypatch):
     run = tmp_path / "run"
     config = tiny(rounds={"total": 6, "checkpoint_every": 3})
     with pytest.raises((FolderGone, DamagedTable), match=f"{run}.* (is gone|are missing)"):  # noqa: PT012
-        for played in raysim.stream(config, out=run):
-            if played.number == 4:
+        for ran in raysim.stream(config, out=run):
+            if ran.number == 4:
                 for path in [*run.glob(victim)] if victim.endswith("*") else [run / victim]:
                     path.unlink() if path.is_file() else shutil.rmtree(path)
     assert not (run / "result.json").exists()
@@ -254,8 +254,8 @@ def test_what_is_removed_under_a_run_is_missed(victim, tmp_path, monkeypatch):
 
 def test_a_run_with_rows_missing_is_not_continued(tmp_path):
     config = tiny(rounds={"total": 4, "checkpoint_every": 1})
-    for played in raysim.stream(config, out=tmp_path / "run"):
-        if played.number == 2:
+    for ran in raysim.stream(config, out=tmp_path / "run"):
+        if ran.number == 2:
             break
     shutil.rmtree(tmp_path / "run" / "rounds")
     with pytest.raises(DamagedTable, match="rows of 2 of 2 rounds are missing, the first of round 0"):
@@ -274,14 +274,14 @@ def waiting(gate: Path, t: int, engine: Any) -> Config:
 
 
 def start(gate: Path, t: int, engine: Any) -> tuple[Command, Path]:
-    """The command that plays it, and the run's folder."""
+    """The command that runs it, and the run's folder."""
     file, folder = gate.with_name("federation.yaml"), gate.with_name("run")
     file.write_text(to_yaml(waiting(gate, t, engine)))
     return Command("run", file, "--out", folder), folder
 
 
 def played_on(gate: Path, t: int, first: int, undisturbed: Callable[[str], Federation]) -> None:
-    """What is left can be played by another engine as well."""
+    """What is left can be run by another engine as well."""
     federation = Federation(waiting(gate, t, "local"), gate.with_name("run"), resume=True)
     assert federation.step()["round"] == first
     while federation.step():

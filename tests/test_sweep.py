@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import pytest
 from command import PYTHONPATH, Command, held
-from conftest import play
+from conftest import simulate
 from typer.testing import CliRunner
 
 from raysim.cli.app import app
@@ -26,7 +26,7 @@ from raysim.data import Dataset
 from raysim.report.runs import Run
 from raysim.sweep.grid import grid
 from raysim.sweep.parallel import _outcome, carried, start
-from raysim.sweep.playing import play_all
+from raysim.sweep.running import run_all
 
 ROOT = Path(__file__).parent.parent
 
@@ -106,7 +106,7 @@ def test_a_configuration_may_list_methods(base: Path) -> None:
         grid(base, ["server.0.awd.lam=0.1"], [8], Path("out"))
     alone = CliRunner().invoke(app, ["run", str(base)])
     assert alone.exit_code == 2
-    assert "`raysim sweep base.yaml --out DIR` plays and compares them" in alone.stderr
+    assert "`raysim sweep base.yaml --out DIR` runs and compares them" in alone.stderr
     base.write_text(BASE + "methods: {fedavg: {}, fedavg*: {local.lr: 0.2}}")
     assert len({point.folder for point in grid(base, [], [8], Path("out"))}) == 2
     base.write_text(BASE + "methods: [fedavg]")
@@ -153,7 +153,7 @@ def test_a_sweep_ends_in_one_table_and_one_report(base: Path) -> None:
     assert "fedavg + fedlws" in Path("out/report.html").read_text(encoding="utf-8")
     again = sweep(base, "--set", "server=[],[fedlws]", "--seeds", "8,9", "--out", "out", "--target", "0.01")
     assert again.output.splitlines()[0] == "4 runs, of which 4 are finished"
-    assert again.output.splitlines()[1:] == lines[scores - 1 :]  # the same table, and nothing played
+    assert again.output.splitlines()[1:] == lines[scores - 1 :]  # the same table, and nothing run
 
     more = sweep(base, "--set", "server=[],[fedlws]", "--seeds", "8,9,10", "--out", "out")
     assert more.output.splitlines()[0] == "6 runs, of which 4 are finished"
@@ -241,17 +241,17 @@ def test_several_at_a_time_stop_together_and_give_the_same_bits(
     assert "Stopped. `raysim resume out/long` continues." in Path("out/long/log.txt").read_text()
     assert [point.finished for point in points] == [True, False, False]
 
-    assert play_all(points) == 1  # one at a time
+    assert run_all(points) == 1  # one at a time
     assert "3 runs, of which 1 are finished" in capfd.readouterr().out
     for point in (points[0], points[2]):
-        straight = play(point.config, Path("straight", point.name)).sha256()
+        straight = simulate(point.config, Path("straight", point.name)).sha256()
         assert json.loads((point.folder / "result.json").read_text())["sha256"] == straight
 
 
 def test_what_tests_personal_models_alone_says_their_accuracy(base: Path) -> None:
     alone = ["evaluate={global: false, personal: after_train}", "data.client_test_frac=0.2", "rounds.total=1"]
     (point,) = grid(base, alone, [], Path("out"))
-    play(point.config, point.folder)
+    simulate(point.config, point.folder)
     personal = Run(point.folder).result["personal"]["final"]
     assert _outcome(point, 0) == f"personal accuracy {100 * personal:.2f} %"
 

@@ -5,11 +5,13 @@ import math
 
 import numpy as np
 import pytest
-from conftest import play, tiny
+from conftest import simulate, tiny
 
 import raysim
 from raysim.analysis import MEASURES
 from raysim.analysis.measure import write
+from raysim.api.lines import ending
+from raysim.api.progress import scores
 from raysim.config import ConfigError, load
 from raysim.config.shipped import find
 from raysim.core.task import Classification
@@ -18,8 +20,6 @@ from raysim.data.partition import DirichletCounts, IIDEqual, LabelSwap, Patholog
 from raysim.data.sources import Characters, Diabetes, Multilabel
 from raysim.federation import Federation
 from raysim.federation.saved import SavedRun
-from raysim.play.lines import ending
-from raysim.play.progress import scores
 from raysim.report.groups import compare
 from raysim.report.summary import summarise
 from raysim.store import tables
@@ -74,8 +74,10 @@ def test_both_engines_agree(task, tmp_path, warm_ray):
     changes = {"data": {"client_test_frac": 0.25}, "client": ["fedrep"], "evaluate": {"personal": "after_init"}}
     changes |= {"rounds": {"total": 2}}
     changes |= {"local": {"lr": 0.01}}  # a squared error diverges sooner than a cross-entropy
-    local = play(small(task, **changes), tmp_path / "local")
-    ray = play(small(task, engine={"ray": {"clients_per_actor": 2}}, **changes), tmp_path / "ray", make_engine=warm_ray)
+    local = simulate(small(task, **changes), tmp_path / "local")
+    ray = simulate(
+        small(task, engine={"ray": {"clients_per_actor": 2}}, **changes), tmp_path / "ray", make_engine=warm_ray
+    )
     assert local.sha256() == ray.sha256()
     rows = [tables.read(tmp_path / engine, "rounds").to_pylist() for engine in ("local", "ray")]
     scores = [{k: v for k, v in row.items() if k.startswith("metric.") or k == "loss"} for row in rows[0]]
@@ -92,7 +94,7 @@ def test_both_engines_agree(task, tmp_path, warm_ray):
 )
 @pytest.mark.parametrize("task", CHEAP)
 def test_client_methods_go_with_every_task(task, stack, tmp_path):
-    federation = play(small(task, client=stack, rounds={"total": 2}), tmp_path)
+    federation = simulate(small(task, client=stack, rounds={"total": 2}), tmp_path)
     assert set(tables.read(tmp_path, "clients")["status"].to_pylist()) == {"ok"}
     assert federation.server.value.isfinite().all()
 
@@ -102,7 +104,7 @@ def test_client_methods_go_with_every_task(task, stack, tmp_path):
 )
 @pytest.mark.parametrize("task", CHEAP)
 def test_learning_on_the_server_uses_the_task(task, changes, tmp_path):
-    federation = play(small(task, data={"proxy": {"samples": 20}}, rounds={"total": 2}, **changes), tmp_path)
+    federation = simulate(small(task, data={"proxy": {"samples": 20}}, rounds={"total": 2}, **changes), tmp_path)
     assert federation.server.value.isfinite().all()
 
 

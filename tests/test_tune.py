@@ -1,4 +1,4 @@
-"""Ray Tune plays a configuration with each trial's settings and sees the accuracy of every evaluated round."""
+"""Ray Tune runs a configuration with each trial's settings and sees the accuracy of every evaluated round."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import play, table
+from conftest import simulate, table
 from torch import nn
 
 import raysim
@@ -45,7 +45,7 @@ def test_trials_are_runs_that_report_every_evaluation(cluster: object, base: Pat
     for result in results:
         lr = result.config["local.lr"]
         straight = tmp_path / str(lr)
-        play(load(base, ["server=[fedlws]", f"local.lr={lr}", "engine.local.threads=2"]), straight)
+        simulate(load(base, ["server=[fedlws]", f"local.lr={lr}", "engine.local.threads=2"]), straight)
         rounds, seen = table(straight, "rounds"), result.metrics_dataframe
         assert seen["round"].tolist() == [2, 4]
         for name in ("accuracy", "loss", "train_loss"):

@@ -10,16 +10,16 @@ from typing import Any
 import pytest
 import torch
 from clocks import ManualClock
-from conftest import play, small_files, table, tiny
+from conftest import simulate, small_files, table, tiny
 
 import raysim
+from raysim.api.functions import resume
 from raysim.config import Config, ConfigError
 from raysim.core.score import Score
 from raysim.core.task import Classification, Regression
-from raysim.federation import Federation, Round, RunParts, play_round
+from raysim.federation import Federation, Round, RunParts, run_round
 from raysim.federation.scoreboard import Scoreboard
 from raysim.federation.scores import metric_column
-from raysim.play.functions import resume
 from raysim.report import ReportError
 from raysim.store.documents import about_tensors
 from raysim.sweep.scores import SCORES
@@ -36,7 +36,7 @@ def config(until: dict[str, float] | None = None, **changes: Any) -> Config:
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run that nothing ends early, with the model of every round."""
     folder: Path = tmp_path_factory.mktemp("whole")
-    play(config(record={"trace": "rounds", "keep_best": True}), folder)
+    simulate(config(record={"trace": "rounds", "keep_best": True}), folder)
     return folder
 
 
@@ -51,9 +51,9 @@ def test_a_target_ends_the_run_at_the_first_evaluation_that_meets_it(whole: Path
         target = sorted(found.values())[len(found) // 2]
         last = next(t for t, score in found.items() if meets(score, target))
         assert 0 < last < 11
-        run = play(config({column: target}), tmp_path / column)
+        run = simulate(config({column: target}), tmp_path / column)
         rounds = {"total": last + 1, "participation": 0.4, "evaluate_every": 2}
-        shorter = play(tiny(rounds=rounds, model=MLP), tmp_path / f"{column}-")
+        shorter = simulate(tiny(rounds=rounds, model=MLP), tmp_path / f"{column}-")
         result = json.loads((tmp_path / column / "result.json").read_text())
         assert result["rounds"] == len(table(tmp_path / column, "rounds")["round"]) == last + 1
         assert result["ended"].startswith(f"{column} {found[last]:.4f}")
@@ -63,12 +63,12 @@ def test_a_target_ends_the_run_at_the_first_evaluation_that_meets_it(whole: Path
 def test_patience_counts_evaluations_without_a_better_score(tmp_path: Path) -> None:
     settings: dict[str, Any] = {"participation": 0.4, "evaluate_every": 1, "checkpoint_every": 5}
     local = {"lr": 0.9}
-    play(tiny(rounds=settings | {"total": 12}, local=local, model=MLP), tmp_path / "whole")
+    simulate(tiny(rounds=settings | {"total": 12}, local=local, model=MLP), tmp_path / "whole")
     found = list(scores(tmp_path / "whole").values())
     ends = next(t for t in range(2, 12) if max(found[t - 1 : t + 1]) <= max(found[: t - 1]))
     assert ends < 11
     ended = settings | {"total": 12, "until": {"patience": 2}}
-    play(tiny(rounds=ended, local=local, model=MLP), tmp_path / "ended")
+    simulate(tiny(rounds=ended, local=local, model=MLP), tmp_path / "ended")
     assert json.loads((tmp_path / "ended/result.json").read_text())["rounds"] == ends + 1
 
 
@@ -77,8 +77,8 @@ def test_a_test_that_a_longer_run_would_not_have_made_does_not_end_it(tmp_path: 
     that ended after 3 rounds was tested there as well."""
     settings: dict[str, Any] = {"participation": 0.4, "evaluate_every": 2, "until": {"patience": 2}}
     still: dict[str, Any] = {"local": {"lr": 1e-12}, "model": MLP}
-    once = play(tiny(rounds=settings | {"total": 10}, **still), tmp_path / "once")
-    play(tiny(rounds=settings | {"total": 3}, **still), tmp_path / "extended")
+    once = simulate(tiny(rounds=settings | {"total": 10}, **still), tmp_path / "once")
+    simulate(tiny(rounds=settings | {"total": 3}, **still), tmp_path / "extended")
     run = resume(tmp_path / "extended", rounds__total=10)
     assert run.result["rounds"] == once.t == 6
     assert run.result["sha256"] == once.sha256()
@@ -86,8 +86,8 @@ def test_a_test_that_a_longer_run_would_not_have_made_does_not_end_it(tmp_path: 
 
 def test_a_test_that_a_longer_run_would_not_have_made_is_in_no_mean(tmp_path: Path) -> None:
     rounds = {"participation": 0.4, "evaluate_every": 2}
-    play(tiny(rounds=rounds | {"total": 6}, model=MLP), tmp_path / "longer")
-    play(tiny(rounds=rounds | {"total": 3}, model=MLP), tmp_path / "extended")
+    simulate(tiny(rounds=rounds | {"total": 6}, model=MLP), tmp_path / "longer")
+    simulate(tiny(rounds=rounds | {"total": 3}, model=MLP), tmp_path / "extended")
     resume(tmp_path / "extended", rounds__total=6)
     longer, extended = map(raysim.load, (tmp_path / "longer", tmp_path / "extended"))
     assert 2 in scores(tmp_path / "extended") and 2 not in scores(tmp_path / "longer")
@@ -97,7 +97,7 @@ def test_a_test_that_a_longer_run_would_not_have_made_is_in_no_mean(tmp_path: Pa
 
 
 def test_an_extended_run_that_is_tested_no_more_ends_without_a_score(tmp_path: Path) -> None:
-    play(tiny(rounds={"total": 3, "evaluate_every": 5}, model=MLP), tmp_path)
+    simulate(tiny(rounds={"total": 3, "evaluate_every": 5}, model=MLP), tmp_path)
     result = resume(tmp_path, rounds__total=4, evaluate={"global": False}).result
     assert result["rounds"] == 4 and result["final"] is None and result["last10"] is None
 
@@ -131,12 +131,12 @@ def test_a_score_that_is_no_number_is_never_the_best() -> None:
 def ten_seconds(run: RunParts, t: int, **options: Any) -> Round:
     """A round that takes so long, by the clock of the run."""
     run.spec.clock.sleep(10)
-    return play_round(run, t, **options)
+    return run_round(run, t, **options)
 
 
 def test_time_ends_the_run_at_an_evaluation(tmp_path: Path) -> None:
     """Which every second round has: 25 s are over in the third."""
-    play(config({"seconds": 25}), tmp_path, play=ten_seconds, clock=ManualClock())
+    simulate(config({"seconds": 25}), tmp_path, run_round=ten_seconds, clock=ManualClock())
     result = json.loads((tmp_path / "result.json").read_text())
     assert result["rounds"] == 4 and result["final"] is not None and "seconds" in result["ended"]
     assert table(tmp_path, "rounds")["wall"].tolist() == [10, 20, 30, 40] and result["seconds"] == 40
@@ -144,7 +144,7 @@ def test_time_ends_the_run_at_an_evaluation(tmp_path: Path) -> None:
 
 def test_time_between_rounds_is_not_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     clock = ManualClock()
-    monkeypatch.setattr(raysim.federation, "Federation", partial(Federation, play=ten_seconds, clock=clock))
+    monkeypatch.setattr(raysim.federation, "Federation", partial(Federation, run_round=ten_seconds, clock=clock))
     simulation = raysim.stream(config({"seconds": 121}), out=tmp_path / "run")
     for round in simulation:
         clock.sleep(3600)  # the work of the loop's body
@@ -158,7 +158,7 @@ def test_time_between_rounds_is_not_counted(tmp_path: Path, monkeypatch: pytest.
 
 def test_a_run_that_died_before_it_ended_ends_where_it_would_have(whole: Path, tmp_path: Path) -> None:
     target = sorted(scores(whole).values())[3]
-    reference = play(config({"accuracy": target}), tmp_path / "reference")
+    reference = simulate(config({"accuracy": target}), tmp_path / "reference")
     died = Federation(config({"accuracy": target}), tmp_path / "died")
     while died.step() is not None:
         pass
@@ -187,7 +187,7 @@ def test_a_run_that_failed_says_so_until_it_goes_on(tmp_path: Path, monkeypatch:
 
 
 def test_an_ended_run_goes_on_when_it_is_asked_to(whole: Path, tmp_path: Path) -> None:
-    assert play(config({"seconds": 10}), tmp_path, play=ten_seconds, clock=ManualClock()).t == 2
+    assert simulate(config({"seconds": 10}), tmp_path, run_round=ten_seconds, clock=ManualClock()).t == 2
     run = resume(tmp_path, rounds__until__seconds=None)
     assert run.result["rounds"] == 12 and run.result["ended"] is None
     assert run.result["sha256"] == json.loads((whole / "result.json").read_text())["sha256"]
@@ -203,24 +203,24 @@ def test_the_best_model_is_that_of_the_best_evaluation(whole: Path, tmp_path: Pa
     traced = load_file(whole / "trace" / f"round-{best:04d}" / "after.safetensors")
     model = run.model("best").state_dict()
     assert all(torch.equal(model[name], tensor) for name, tensor in traced.items())
-    play(config(), tmp_path)
+    simulate(config(), tmp_path)
     with pytest.raises(Exception, match=r"record\.keep_best"):
         raysim.load(tmp_path).model("best")
 
 
 def test_a_model_that_is_not_of_the_best_round_is_not_taken_for_it(tmp_path: Path) -> None:
-    """Rounds 1 to 3 are played with `record.keep_best`, 4 to 6 without, 7 to 9 with it: at the end 8 is the best, or 4."""
+    """Rounds 1 to 3 are run with `record.keep_best`, 4 to 6 without, 7 to 9 with it: at the end 8 is the best, or 4."""
     for last, said in ((0.5, None), (0.3, r"is not of round 4, the best, of which no model was kept")):
         scores = [0.1, 0.3, 0.2, 0.4, 0.2, 0.2, 0.3, last, 0.1]
         folder = tmp_path / str(last)
 
         def scored(run: RunParts, t: int, scores: list[float] = scores, **options: Any) -> Round:
-            return replace(play_round(run, t, **options), score=Score(10, 1.0, {"accuracy": (10 * scores[t], 10)}))
+            return replace(run_round(run, t, **options), score=Score(10, 1.0, {"accuracy": (10 * scores[t], 10)}))
 
         messages: list[str] = []
         for kept, rounds in ((True, 3), (False, 3), (True, 3)):
             settings = tiny(rounds={"total": 9, "evaluate_every": 1}, record={"keep_best": kept}, model=MLP)
-            run = Federation(settings, folder, resume=folder.exists(), play=scored)
+            run = Federation(settings, folder, resume=folder.exists(), run_round=scored)
             for _ in range(rounds):
                 messages += run.step()["messages"]
             run.checkpoint()
@@ -241,14 +241,14 @@ def test_a_run_that_died_after_its_best_round_says_nothing(tmp_path: Path) -> No
     settings = tiny(rounds={"total": 6, "evaluate_every": 1}, record={"keep_best": True}, model=MLP)
 
     def scored(run: RunParts, t: int, **options: Any) -> Round:
-        return replace(play_round(run, t, **options), score=Score(10, 1.0, {"accuracy": (t, 10)}))
+        return replace(run_round(run, t, **options), score=Score(10, 1.0, {"accuracy": (t, 10)}))
 
-    run = Federation(settings, tmp_path, play=scored)
+    run = Federation(settings, tmp_path, run_round=scored)
     run.step()
     run.checkpoint()
     run.step()
     run.close()  # its second round is not saved, but its best model is
-    again = Federation(settings, tmp_path, resume=True, play=scored)
+    again = Federation(settings, tmp_path, resume=True, run_round=scored)
     assert again.t == 1
     assert not again.step()["messages"]
     again.close()

@@ -1,4 +1,4 @@
-"""Runs that were never played: tables written by hand, for what is made of them."""
+"""Runs that never ran: tables written by hand, for what is made of them."""
 
 from __future__ import annotations
 

@@ -51,16 +51,16 @@ def given() -> Work:
 
 
 class Turns:
-    """A simulator plays its rounds in turns with the others, as the benchmark says."""
+    """A simulator runs its rounds in turns with the others, as the benchmark says."""
 
     def __init__(self) -> None:
         self.rounds = int(os.environ["PEERS_ROUNDS"])
         self._line = Connection(int(os.environ["PEERS_LINE"]))
 
-    def after(self, played: int, parameters: Callable[[], Iterable[np.ndarray]]) -> None:
-        """Tell that so many rounds have been played, and return when the next may begin; after the last one, tell
+    def after(self, ran: int, parameters: Callable[[], Iterable[np.ndarray]]) -> None:
+        """Tell that so many rounds have been run, and return when the next may begin; after the last one, tell
         what it left of the model."""
-        if played < self.rounds:
+        if ran < self.rounds:
             self._line.send(None)
             self._line.recv()
         else:

@@ -31,8 +31,8 @@ def train(message: Message, context: Context) -> Message:
 def serve(grid: Grid, context: Context) -> None:
     work, turns = given(), Turns()
 
-    def evaluate(played: int, arrays: ArrayRecord) -> None:  # Flower calls it before the first round, too
-        turns.after(played, arrays.to_numpy_ndarrays)
+    def evaluate(ran: int, arrays: ArrayRecord) -> None:  # Flower calls it before the first round, too
+        turns.after(ran, arrays.to_numpy_ndarrays)
 
     strategy = FedAvg(work.cohort / work.clients, 0.0, min_available_nodes=work.clients)
     strategy.start(grid, ArrayRecord(work.model.state_dict()), turns.rounds, evaluate_fn=evaluate)

@@ -45,8 +45,8 @@ class Turn(TrainingProcessCallback):
         self._after(central_iteration + 1, model)
         return False, Metrics()
 
-    def _after(self, played: int, model: PyTorchModel) -> None:
-        self.turns.after(played, lambda: (p.detach().numpy() for p in model.pytorch_model.parameters()))
+    def _after(self, ran: int, model: PyTorchModel) -> None:
+        self.turns.after(ran, lambda: (p.detach().numpy() for p in model.pytorch_model.parameters()))
 
 
 def clients(work: Work) -> FederatedDataset:

@@ -1,4 +1,4 @@
-"""raysim: `raysim.stream`, as a script or a notebook plays a run."""
+"""raysim: `raysim.stream`, as a script or a notebook executes a run."""
 
 import os
 from collections.abc import Iterator
@@ -18,8 +18,8 @@ def main() -> None:
 
     with raysim.stream(folder / "config.yaml", out=folder / "run") as run:
         run.start()
-        for played in range(turns.rounds):
-            turns.after(played, parameters)
+        for ran in range(turns.rounds):
+            turns.after(ran, parameters)
             next(run)
         turns.after(turns.rounds, parameters)
 

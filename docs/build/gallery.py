@@ -1,4 +1,4 @@
-"""Draw the gallery's figures: `python docs/build/gallery.py` plays the quickstart with FedAvg, FedLWS and FedALA, with
+"""Draw the gallery's figures: `python docs/build/gallery.py` runs the quickstart with FedAvg, FedLWS and FedALA, with
 FedLDF, which sends less, with SCAFFOLD, which sends more, and a few rounds on Ray."""
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ ACTORS = ("timeline",)
 
 
 def main(folder: Path) -> None:
-    """Runs that are in `folder` already are not played again."""
-    fedavg = played(folder / "fedavg", record__instruments=["coherence", "heterogeneity"])
-    fedlws = played(folder / "fedlws", server="fedlws", record__instruments=["balance"])
-    fedldf = played(folder / "fedldf", weighting={"fedldf": {"top_n": 1}})
-    scaffold = played(folder / "scaffold", client="scaffold")
-    actors = played(folder / "actors", engine={"ray": {"clients_per_actor": 3}}, rounds__total=10)
+    """Runs that are in `folder` already are not run again."""
+    fedavg = ran(folder / "fedavg", record__instruments=["coherence", "heterogeneity"])
+    fedlws = ran(folder / "fedlws", server="fedlws", record__instruments=["balance"])
+    fedldf = ran(folder / "fedldf", weighting={"fedldf": {"top_n": 1}})
+    scaffold = ran(folder / "scaffold", client="scaffold")
+    actors = ran(folder / "actors", engine={"ray": {"clients_per_actor": 3}}, rounds__total=10)
     own = {"data__client_test_frac": 0.25, "evaluate__personal": "after_init"}
-    personal = [played(folder / "own", **own), played(folder / "fedala", client="fedala", **own)]
+    personal = [ran(folder / "own", **own), ran(folder / "fedala", client="fedala", **own)]
     for run in (fedavg, fedlws, fedldf):
         write("confusion", Confusion(), SavedRun(run.folder))
     for run in personal:
@@ -55,7 +55,7 @@ def main(folder: Path) -> None:
             draw(name, runs).save(IMAGES / f"figure-{name.replace(':', '_')}.png")
 
 
-def played(folder: Path, **settings: object) -> Run:
+def ran(folder: Path, **settings: object) -> Run:
     if folder.is_dir():
         return raysim.load(folder)
     return raysim.run("quickstart", out=folder, **{"engine": "local", **settings})

@@ -56,12 +56,12 @@ def need(measure: Measure) -> None:
 
 def write(name: str, measure: Measure, run: RunView) -> Taken:
     """Take the measure and write the table `measures/NAME` of the run, with options and facts in its metadata; and, unless
-    the options name rounds, with how many the run has played, because the measure is of a shorter run once it goes on."""
+    the options name rounds, with how many the run has done, because the measure is of a shorter run once it goes on."""
     taken = measure.take(run)
     options = dataclasses.asdict(measure)
     about = {"options": options, **taken.facts}
     if all(options.get(name) in (None, ()) for name in ("round", "rounds")):
-        about["played"] = run.played
+        about["rounds_done"] = run.rounds_done
     rows = pa.table({column: _plain(values) for column, values in taken.columns.items()})
     rows = rows.replace_schema_metadata({"raysim.measure": json.dumps(about)})
     tables.write_table(run.folder, f"measures/{name}", rows)

@@ -26,8 +26,8 @@ class RunView(Protocol):
         ...
 
     @property
-    def played(self) -> int:
-        """Rounds that it has played."""
+    def rounds_done(self) -> int:
+        """Rounds that it has run."""
         ...
 
     @property

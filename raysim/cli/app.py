@@ -8,8 +8,8 @@ from typing import Annotated, Any
 
 import typer
 
+from raysim.api.errors import shown as sentence
 from raysim.cli import catalogue, cluster, doctor, export, look, new, run, runs, sweep
-from raysim.play.errors import shown as sentence
 
 HELP = {"help_option_names": ["-h", "--help"]}
 SETTINGS = {"ignore_unknown_options": True}  # `--seed 3` reaches the reader of settings, which says how to write it

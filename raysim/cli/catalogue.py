@@ -11,11 +11,11 @@ from typing import Annotated, Any
 
 import typer
 
+from raysim.api.errors import reported
+from raysim.api.lines import aligned, unused
 from raysim.cli import complete
 from raysim.cli.options import Changes, ConfigName, Overrides
 from raysim.paths import below
-from raysim.play.errors import reported
-from raysim.play.lines import aligned, unused
 from raysim.printable import printable
 
 

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from raysim.play.errors import reported
+from raysim.api.errors import reported
 from raysim.printable import printable
 
 

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
+from raysim.api.errors import reported
+from raysim.api.lines import aligned
 from raysim.paths import below
-from raysim.play.errors import reported
-from raysim.play.lines import aligned
 
 if TYPE_CHECKING:
     from raysim.report.runs import Run

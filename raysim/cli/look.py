@@ -7,9 +7,9 @@ from typing import Annotated
 
 import typer
 
+from raysim.api.errors import reported
 from raysim.cli import complete
 from raysim.cli.options import Format, RunPaths, Target
-from raysim.play.errors import reported
 from raysim.printable import printable
 
 
@@ -50,7 +50,7 @@ def watch(
     port: Annotated[int, typer.Option(min=0, max=65535, help="Of the page; 0: any that is free.")] = 0,
     every: Annotated[float, typer.Option(min=1, help="Seconds after which the browser asks again.")] = 10,
 ) -> None:
-    """Serve the report of runs while they play, to a browser on this machine; Ctrl-C ends it."""
+    """Serve the report of runs while they train, to a browser on this machine; Ctrl-C ends it."""
     import threading
     from contextlib import suppress
 

@@ -14,7 +14,7 @@ from typing import Annotated
 
 import typer
 
-from raysim.play.errors import reported
+from raysim.api.errors import reported
 
 TEMPLATES = files("raysim.cli") / "templates"
 

@@ -7,10 +7,10 @@ from typing import Annotated
 
 import typer
 
+from raysim.api.errors import reported
+from raysim.api.terminal import run_in_terminal
 from raysim.cli import complete
 from raysim.cli.options import AcceptChangedCode, Address, Changes, ConfigName, Overrides
-from raysim.play.errors import reported
-from raysim.play.terminal import play
 from raysim.printable import printable
 
 
@@ -26,21 +26,21 @@ def run(
     ] = False,
 ) -> None:
     """Simulate the federation that CONFIG describes."""
+    from raysim.api.folder import new_folder
     from raysim.config import load
     from raysim.config.shipped import find
-    from raysim.play.folder import new_folder
 
     with reported():
         shown = ["engine.ray.dashboard=true"] if dashboard else []
         settings = load(find(config), [*(overrides or ()), *(changes or ()), *shown])
         if dry_run:
+            from raysim.api.preview import preview
             from raysim.config.identity import to_annotated_yaml
-            from raysim.play.preview import preview
 
             print(printable(f"{preview(settings, address)}\n\n{to_annotated_yaml(settings)}", lines=True))
             return
         folder = new_folder(out, Path(settings.record.dir), settings.name)
-        status = play(settings, folder, address, resume=False)
+        status = run_in_terminal(settings, folder, address, resume=False)
     raise typer.Exit(status)
 
 
@@ -52,7 +52,7 @@ def resume(
         typer.Option(
             "--set",
             metavar="PATH=VALUE",
-            help="Go on with another setting: rounds.total=200 plays more.",
+            help="Change a setting, e.g. rounds.total=200 to train longer.",
             autocompletion=complete.settings,
         ),
     ] = None,
@@ -67,5 +67,5 @@ def resume(
 
     with reported():
         config = saved_config(folder, [*(overrides or ()), *(changes or ())])
-        status = play(config, folder, address, resume=True, accept_changed_code=accept_changed_code)
+        status = run_in_terminal(config, folder, address, resume=True, accept_changed_code=accept_changed_code)
     raise typer.Exit(status)

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from raysim.api.errors import reported
+from raysim.api.lines import aligned, percent, scored
 from raysim.paths import natural
-from raysim.play.errors import reported
-from raysim.play.lines import aligned, percent, scored
 from raysim.printable import printable
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ def runs(
         rows += [
             (
                 *(str(run.folder), run.stack, str(run.settings["data.name"]), str(run.seed)),
-                *(f"{run.played}/{run.rounds}", last_score(run), age(run), run.state),
+                *(f"{run.rounds_done}/{run.rounds}", last_score(run), age(run), run.state),
                 "  ".join(filter(None, (" ".join(f"#{one}" for one in run.tags), run.note.partition("\n")[0]))),
             )
             for run in found
@@ -59,7 +59,7 @@ def compare(
         paths = differences(found) + ["seed"] * (len({run.seed for run in found}) > 1)
         rows = [("", *(str(run.folder) for run in found))]
         rows += [(path, *(show(own[path]) if path in own else "-" for own in settings)) for path in paths]
-        rows += [("rounds", *(f"{run.played}/{run.rounds}" for run in found)), ("score", *map(last_score, found))]
+        rows += [("rounds", *(f"{run.rounds_done}/{run.rounds}" for run in found)), ("score", *map(last_score, found))]
         hashes = [run.result["sha256"] if run.result else None for run in found]
         rows.append(("sha256", *(one[:16] if one else "-" for one in hashes)))
         print("\n".join(aligned(rows)))
@@ -100,7 +100,7 @@ def rm(
     folders: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Folders of runs.")],
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
 ) -> None:
-    """Remove runs with all they have written. Folders that are no run, and runs that are being played, are left alone."""
+    """Remove runs with all they have written. Folders that are no run, and runs in progress, are left alone."""
     from raysim.report.runs import Run
 
     with reported():
@@ -118,11 +118,11 @@ def rm(
 
 
 def _check_idle(found: Sequence[Run]) -> None:
-    """Raises `ConfigError` where one of these runs is being played."""
+    """Raises `ConfigError` where one of these runs is in progress."""
     from raysim.config import ConfigError
 
-    if playing := [str(run.folder) for run in found if run.state == "running"]:
-        raise ConfigError(f"{', '.join(playing)}: being played. Stop it first (Ctrl-C).")
+    if active := [str(run.folder) for run in found if run.state == "running"]:
+        raise ConfigError(f"{', '.join(active)}: run in progress; stop it first (Ctrl-C).")
 
 
 def last_score(run: Run) -> str:

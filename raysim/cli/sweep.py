@@ -9,6 +9,7 @@ from typing import Annotated
 
 import typer
 
+from raysim.api.errors import reported
 from raysim.cli import complete
 from raysim.cli.options import (
     AcceptChangedCode,
@@ -22,7 +23,6 @@ from raysim.cli.options import (
     runs_at_once,
     seed_numbers,
 )
-from raysim.play.errors import reported
 from raysim.printable import printable
 
 
@@ -53,11 +53,11 @@ def sweep(
     from raysim.config.shipped import find
     from raysim.sweep.compare import compare
     from raysim.sweep.grid import grid
-    from raysim.sweep.playing import play_all
+    from raysim.sweep.running import run_all
 
     with reported():
         points = grid(find(config), [*(overrides or ()), *(changes or ())], seed_numbers(seeds), out)
-        status = play_all(points, address, runs_at_once(parallel), accept_changed_code)
+        status = run_all(points, address, runs_at_once(parallel), accept_changed_code)
         if status < 128:  # after Ctrl-C nobody wants to wait for a report
             compare(points, out, target, format)
     raise typer.Exit(status)
@@ -96,7 +96,7 @@ def reproduce(
     from raysim.config import ConfigError
     from raysim.report.sheet import write_table
     from raysim.sweep.items import find, items, listing
-    from raysim.sweep.playing import play_all
+    from raysim.sweep.running import run_all
     from raysim.sweep.text import sheets, table_text
 
     with reported():
@@ -110,7 +110,7 @@ def reproduce(
         changes = [*root, *(overrides or ())]
         folder = out or Path("runs", "reproduce", f"{item.replace('/', '_')}-{scale}")
         points = chosen.runs(scale, seed_numbers(seeds), changes, folder, only or ())
-        status = play_all(list(points.values()), address, runs_at_once(parallel), accept_changed_code)
+        status = run_all(list(points.values()), address, runs_at_once(parallel), accept_changed_code)
         if any(point.finished for point in points.values()):
             print(printable(f"\n{table_text(chosen, points, scale, overrides or ())}", lines=True))
             if format:

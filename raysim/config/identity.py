@@ -179,9 +179,9 @@ def check_unchanged(config: Config, folder: Path) -> None:
             why = f", and {who} computes with it" if who else ""
             faults.append(f"{key} was {json.dumps(before)} when the run began{why}")
     saved = (re.fullmatch(r"round-(\d+)", file.stem) for file in (folder / "checkpoints").glob("round-*.json"))
-    played = max((int(name[1]) for name in saved if name), default=0)
-    if played > config.rounds.total:
-        faults.append(f"rounds.total is {config.rounds.total}, but {played} rounds have been played")
+    done = max((int(name[1]) for name in saved if name), default=0)
+    if done > config.rounds.total:
+        faults.append(f"rounds.total is {config.rounds.total}, but {done} rounds are done")
     if faults:
         where = folder / "config.yaml"
         raise ConfigError([f"{where}: {fault}. Put it back, or start another run." for fault in faults])

@@ -36,7 +36,7 @@ def loader(path: str | Path, beside: Collection[str] = ("table",)) -> Callable[.
     """`load` of a file that is read now, for any number of `overrides`."""
     raw = {key: value for key, value in _read(Path(path)).items() if key not in beside}
     if "methods" in raw:
-        way = f"{command('sweep', path, '--out', 'DIR')} plays and compares them"
+        way = f"{command('sweep', path, '--out', 'DIR')} runs and compares them"
         raise ConfigError(f"{path}: methods: lists several, but one run is asked for. {way}.")
     return partial(from_dict, {"name": slug(Path(path).stem)} | raw, str(path))
 

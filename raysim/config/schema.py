@@ -63,7 +63,7 @@ class RayEngineConfig(EngineConfig):
     """Seconds for a client's training, or for a batch of other work, after which an actor is taken to hang and is replaced;
     `auto`: 20 times the median client, at least 300."""
     elastic: bool = False
-    """Ask a cluster that can grow for what every actor needs, and start actors on what becomes free while the run plays."""
+    """Ask a cluster that can grow for what every actor needs, and start actors on what becomes free during the run."""
     dashboard: bool = False
     """Show Ray's dashboard of a cluster that raysim starts, where every actor and what it does is listed."""
     fan_in: Annotated[int, Field(ge=2)] = 4
@@ -156,7 +156,7 @@ class UntilConfig:
     loss: NonNegative | None = None
     """The global model's loss on the test set is at most this."""
     seconds: Positive | None = None
-    """The run has played for so long, all its parts together where it was resumed."""
+    """The run has trained for so long, all its parts together where it was resumed."""
     patience: PositiveInt | None = None
     """So many evaluations in a row have brought no better score."""
 

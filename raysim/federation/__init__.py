@@ -1,4 +1,4 @@
-"""A run: built from a configuration, played round by round, written down, saved and resumed."""
+"""A run: built from a configuration, run round by round, written down, saved and resumed."""
 
 from raysim.federation.builder import (
     MakeEngine,
@@ -12,7 +12,7 @@ from raysim.federation.builder import (
 )
 from raysim.federation.failures import RoundFailed
 from raysim.federation.loop import Federation
-from raysim.federation.round import Round, play_round, sample
+from raysim.federation.round import Round, run_round, sample
 
 __all__ = [
     "Federation",
@@ -25,7 +25,7 @@ __all__ = [
     "host_spec",
     "local_engine",
     "partitioned",
-    "play_round",
     "prepare",
+    "run_round",
     "sample",
 ]

@@ -304,7 +304,7 @@ def host_spec(config: Config, data: Dataset) -> HostSpec:
         local.batch_size if local.accumulate > 1 else None, class_weights(config, data), local.label_smoothing,
     )  # fmt: skip
     # On CPUs channels-last convolutions are a third faster. Models are stored, and noise for them is drawn, in this
-    # layout: it follows from the configuration and the data alone, not from where a run is played or goes on.
+    # layout: it follows from the configuration and the data alone, not from where a run computes or goes on.
     channels_last = config.model.memory_format != "contiguous" and len(data.sample_shape) == 3
     companions = [step for method in config.client for step in method.server_steps()]
     watchers = (*config.weighting, *config.client, *config.server, *companions, *config.record.instruments)

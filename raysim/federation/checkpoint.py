@@ -4,7 +4,7 @@
 <run>/checkpoints/round-000010.safetensors   the server
 <run>/checkpoints/round-000010.states        a segment: the states of the clients that took part since the last checkpoint
 
-A manifest names all segments that it needs; files are written once. Where a name is taken, as by a round that is played
+A manifest names all segments that it needs; files are written once. Where a name is taken, as by a round that is run
 again, the file is called round-000010-1.
 """
 
@@ -120,7 +120,7 @@ class Checkpoints:
         """Save round `t`. `clients` yields (id, state) of those that changed since the last save or load, one by one.
 
         `info` must be JSON, and comes back as JSON does: tuples as lists, keys as strings. Checkpoints that do not
-        lead to this one (a damaged one, rounds that are played again) are removed. Raises ValueError where it would
+        lead to this one (a damaged one, rounds that are repeated) are removed. Raises ValueError where it would
         be a guess which states carry over: the folder holds a checkpoint and none was loaded, or `t` lies before it.
         """
         json.dumps(info)  # before anything is written

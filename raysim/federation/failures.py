@@ -1,4 +1,4 @@
-"""When a round in which clients failed cannot be played without them."""
+"""When a round in which clients failed cannot go on without them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from raysim.errors import Explained
 
 
 class RoundFailed(Explained, RuntimeError):
-    """A round that cannot be played: clients could not be trained, or the new model is not finite."""
+    """A round that cannot be completed: clients could not be trained, or the new model is not finite."""
 
 
 def check_visited(visited: Visited, nodes: Sequence[str], doing: str, rounds: RoundsConfig) -> list[Event]:

@@ -26,7 +26,7 @@ def run_lock(folder: Path) -> Iterator[None]:
         try:
             take(lock.fileno())
         except BlockingIOError:
-            raise ConfigError(f"{folder}: another process is playing this run; wait until it has ended.") from None
+            raise ConfigError(f"{folder}: another process uses this run; wait until it has ended.") from None
         except OSError:  # a file system without locks
             pass
         try:
@@ -39,7 +39,7 @@ def run_lock(folder: Path) -> Iterator[None]:
 
 
 def finished_result(config: Config, folder: Path) -> dict[str, Any] | None:
-    """What a run ended with, and its folder; None where `config` has more rounds to play."""
+    """What a run ended with, and its folder; None where `config` has more rounds to run."""
     result = read_result(folder) or {}
     complete = result.get("rounds") == config.rounds.total
     if result.get("ended"):  # which other settings might not have done

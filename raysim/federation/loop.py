@@ -1,4 +1,4 @@
-"""The loop over rounds: played, written down, saved, and played again where client states are lost."""
+"""The loop over rounds: run, written down, saved, and repeated where client states are lost."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from raysim.federation.builder import MakeEngine, build, checked_data, local_eng
 from raysim.federation.failures import RoundFailed
 from raysim.federation.machines import check_device, numerics, warn_of_changes
 from raysim.federation.resume import RunCheckpoints, check_init, check_samples, sha256
-from raysim.federation.round import PlayRound, Round, play_round
+from raysim.federation.round import Round, RunRound, run_round
 from raysim.federation.scores import round_summary
 from raysim.federation.writer import Finished, Tracer, Writer, describe
 from raysim.late import nn, torch
@@ -43,21 +43,21 @@ class Stopwatch:
 
 
 class Federation:
-    """A run. `step` plays a round; the same configuration gives the same bits on any engine."""
+    """A run. `step` runs a round; the same configuration gives the same bits on any engine."""
 
     def __init__(
         self, config: Config, out: Path, resume: bool = False, make_engine: MakeEngine = local_engine,
-        partitioned: tuple[Dataset, Partition] | None = None, play: PlayRound = play_round,
+        partitioned: tuple[Dataset, Partition] | None = None, run_round: RunRound = run_round,
         clock: Clock = CLOCK,
     ):  # fmt: skip
         """Build the model and the engine, and write what is known before the first round. `partitioned` is what
-        `checked_data` returned, if it was called before; `play` plays a round; `clock` measures all seconds.
+        `checked_data` returned, if it was called before; `run_round` runs a round; `clock` measures all seconds.
 
         With `resume`, go on from the last checkpoint in `out`. Raises what `prepare` raises, and `PlacementError` for
         what only the cluster can tell.
         """
         torch.set_num_threads(config.engine.threads)
-        self.config, self.folder, self.play, self.clock = config, Path(out), play, clock
+        self.config, self.folder, self.run_round, self.clock = config, Path(out), run_round, clock
         self.data, self.partition = partitioned or checked_data(config)
         if resume:
             check_samples(self.folder, self.data, self.partition)
@@ -71,7 +71,9 @@ class Federation:
         self.server, self.engine = self.run.server, self.run.engine
         self.tracer = Tracer(self.run, self.folder)
         self.saved = RunCheckpoints(self.run, self.folder)
-        self.t, wall = self.saved.restore() if resume else (0, 0.0)  # the next round, and the seconds played before it
+        self.t, wall = (
+            self.saved.restore() if resume else (0, 0.0)
+        )  # the next round, and the seconds that the run took before it
         if not resume or not (self.folder / "manifest.json").exists():  # stopped while it was being described
             describe(self.run, self.folder, alike)
         self.writer = Writer(self.run, self.folder, self.t)
@@ -85,7 +87,7 @@ class Federation:
         self.engine.publish(self.server.value, self.server.shared)
 
     def step(self) -> dict[str, Any] | None:
-        """Play one round and return its summary, or None where the run is complete."""
+        """Run one round and return its summary, or None where the run is complete."""
         with self._stopwatch:
             while not self.complete:
                 try:
@@ -96,12 +98,12 @@ class Federation:
 
     @property
     def complete(self) -> bool:
-        """Whether the last round has been played, or `rounds.until` has ended the run."""
+        """Whether the last round is done, or `rounds.until` has ended the run."""
         return self.t == self.server.rounds or self.scoreboard.ended is not None
 
     @property
     def wall(self) -> float:
-        """Seconds played so far, without those between rounds, which are the caller's."""
+        """Seconds of the run so far, without those between rounds, which are the caller's."""
         return self._stopwatch.seconds
 
     def evaluates(self, t: int) -> bool:
@@ -157,7 +159,7 @@ class Federation:
         if traced:
             self.tracer.begin(t)
         try:
-            done = self.play(self.run, t, trace=traced, while_training=self.write_down)
+            done = self.run_round(self.run, t, trace=traced, while_training=self.write_down)
         except (RoundFailed, MachineFailure, HookError) as error:
             self.writer.add_events(t, [*self._events(), Event("run", str(error))])
             raise
@@ -199,18 +201,18 @@ class Federation:
         self._unwritten = write
 
     def _go_back(self) -> None:
-        """Client states died with a node: the rounds since the last checkpoint are played again, to the same bits."""
+        """Client states died with a node: the rounds since the last checkpoint are repeated, to the same bits."""
         self._unwritten = None
         reached = self.t
         self._setbacks = 1 if reached > self._furthest else self._setbacks + 1
         self._furthest = max(reached, self._furthest)
         if self._setbacks == ATTEMPTS:
             raise MachineFailure(
-                f"client states were lost {ATTEMPTS} times before round {reached + 1} was played; is there room for them "
+                f"client states were lost {ATTEMPTS} times before round {reached + 1} was done; is there room for them "
                 "in the object stores (engine.ray.state_bytes) and on their disks?"
             )
         self.t, _ = self.saved.restore()
-        self.tell(Event("run", f"client states were lost; rounds {self.t + 1} to {reached + 1} are played again"))
+        self.tell(Event("run", f"client states were lost; rounds {self.t + 1} to {reached + 1} are repeated"))
         self.writer.go_back(self.t)
         self.scoreboard = self.writer.scoreboard(self.t)
         self.engine.publish(self.server.value, self.server.shared)

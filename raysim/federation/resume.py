@@ -56,7 +56,7 @@ def _comparable(data: Dataset, manifest: Mapping[str, Any], untouched: bool) -> 
 
 def check_init(folder: Path, config: Config) -> None:
     """Raises `ConfigError` where the file `model.init` is not as the run in the folder read it. A run needs it as long as it
-    is played: clients that have not taken part yet may begin with what it holds."""
+    is run: clients that have not taken part yet may begin with what it holds."""
     was = read_manifest(folder).get("init_sha256")
     if was is not None and was != init_sha256(config):
         raise ConfigError(
@@ -142,7 +142,7 @@ class RunCheckpoints:
         self._changed |= clients
 
     def save(self, t: int, wall: float) -> None:
-        """Save what round t, which is the next one, depends on, and the seconds played so far. Raises `StateLost`."""
+        """Save what round t, which is the next one, depends on, and the run's seconds so far. Raises `StateLost`."""
         server = self.run.server
         packed = pack({"value": server.value, "shared": server.shared, "memory": server.memory})
         info = {"round": t, "wall": wall, "config": fingerprint(self.run.config)}
@@ -165,7 +165,7 @@ class RunCheckpoints:
 
     def restore(self) -> tuple[int, float]:
         """Go back to the last checkpoint, or to the start where there is none; returns the next round and the seconds
-        played until then. Raises `OldCheckpoint`."""
+        until then. Raises `OldCheckpoint`."""
         run, server = self.run, self.run.server
         for handles in self._parts().values():
             handles.clear()

@@ -64,18 +64,18 @@ class Round:
     columns: Mapping[str, Any] = field(default_factory=dict)  # further columns of the round's row in the table `rounds`
 
 
-class PlayRound(Protocol):
-    """What a federation calls for every round; another way to play one has the same form."""
+class RunRound(Protocol):
+    """What a federation calls for every round; another kind of round has the same form."""
 
     def __call__(
         self, run: RunParts, t: int, *, trace: bool, while_training: Callable[[], None]
     ) -> Round:  # fmt: skip
-        """Play round t and commit it. `while_training` is called once the clients are busy; with `trace` they hand out
+        """Run round t and commit it. `while_training` is called once the clients are busy; with `trace` they hand out
         what a reader needs to compute the round by hand."""
         ...
 
 
-def play_round(
+def run_round(
     run: RunParts, t: int, *, trace: bool = False, while_training: Callable[[], None] = nothing
 ) -> Round:  # fmt: skip
     """Sample, broadcast, train, plan, reduce, transform, evaluate. One round is one thing, so this is one function."""

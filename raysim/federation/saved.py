@@ -41,8 +41,8 @@ class SavedRun:
         self.device = self._host.device
 
     @property
-    def played(self) -> int:
-        """Rounds that it has played, which `rounds.until` may have ended early."""
+    def rounds_done(self) -> int:
+        """Rounds that it has run, which `rounds.until` may have ended early."""
         return int(read(self.folder, "rounds").num_rows)
 
     @property
@@ -102,13 +102,13 @@ class SavedRun:
         path = self.folder / "model.safetensors"
         if not path.is_file():
             raise MeasureError(
-                f"{self.folder}: holds no final model; {command('resume', self.folder)} plays it to its end."
+                f"{self.folder}: has no final model yet; {command('resume', self.folder)} finishes the run."
             )
         return self.layers.flatten(read_tensors(path))
 
     def models(self, rounds: tuple[int, ...]) -> list[tuple[int, Tensor]]:
         """Rounds and the global models [S] after them; of no rounds, the last round and the final model."""
-        return [(t, self.model(t)) for t in rounds] if rounds else [(self.played - 1, self.model())]
+        return [(t, self.model(t)) for t in rounds] if rounds else [(self.rounds_done - 1, self.model())]
 
     def read(self, t: int, name: str) -> Tensor:
         """[S] a model of a traced round: before, after, client-0007 as it was sent, client-0007.init as it started."""

@@ -70,7 +70,7 @@ class Finished:
     server: Server  # as the round left it
     shown: Mapping[str, Any]  # its summary
     events: Sequence[Event]
-    wall: float  # seconds played until then
+    wall: float  # seconds of the run until then
     clock: float  # what the hosts' clocks said then, in seconds since 1970
 
 
@@ -87,7 +87,7 @@ class Writer:
         self._names = {type(m).__name__.lower(): name_in(entries, m) for entries, methods in stacks for m in methods}
 
     def go_back(self, t: int) -> None:
-        """Rounds from `t` on are played again: forget their rows."""
+        """Rounds from `t` on are repeated: drop their rows."""
         self.recorder = Recorder(self.folder, t, self.run.spec.clock)
         self.sinks.go_back(t)
 
@@ -142,7 +142,7 @@ class Writer:
         self._write_model(BEST, {"round": str(t)})
 
     def missing_best(self, t: int, board: Scoreboard) -> list[Event]:
-        """What to say before round t where the best round is known, but was played without `keep_best`. What is kept of a
+        """What to say before round t where the best round is known, but ran without `keep_best`. What is kept of a
         round from t on is that of a run that died, and is made again."""
         if board.best is None or not self.run.config.record.keep_best:
             return []
@@ -155,10 +155,10 @@ class Writer:
     def _write_model(self, name: str, about: Mapping[str, str] | None = None) -> None:
         write_tensors(self.folder / name, self.run.server.layers.state_dict(self.run.server.value), about)
 
-    def finish(self, sha256: str, wall: float, played: int, board: Scoreboard) -> dict[str, Any]:
+    def finish(self, sha256: str, wall: float, rounds_done: int, board: Scoreboard) -> dict[str, Any]:
         """Write the final model and say how the run, of so many seconds and rounds, went."""
         self.recorder.close()
-        check_complete(self.folder, played)
+        check_complete(self.folder, rounds_done)
         rounds, task = read(self.folder, "rounds"), self.run.spec.task
         self.sinks.close(finished=True)
         self._write_model("model.safetensors")
@@ -168,7 +168,7 @@ class Writer:
             "bytes_up": sum(rounds["bytes_up"].to_pylist()),
             "bytes_down": sum(rounds["bytes_down"].to_pylist()),
             "sha256": sha256,
-            "rounds": played,
+            "rounds": rounds_done,
             "ended": board.ended,
             "best_round": board.best and board.best[0],
             "seconds": wall,

@@ -57,11 +57,11 @@ def seconds(groups: Sequence[Group]) -> Canvas:
     """Mean time of a round by phase: training, weights, the reduction, the server's steps and so on.
 
     Phases too short to be seen are among the other time."""
-    played = [(group.label, [run for run in group.runs if run.played]) for group in groups]
-    spent = np.array([np.mean([_phases(run) for run in runs], axis=0) for _, runs in played if runs])  # [G, phases]
-    labels = [label for label, runs in played if runs]
+    started = [(group.label, [run for run in group.runs if run.rounds_done]) for group in groups]
+    spent = np.array([np.mean([_phases(run) for run in runs], axis=0) for _, runs in started if runs])  # [G, phases]
+    labels = [label for label, runs in started if runs]
     if not labels:
-        raise NoData("No round has been played yet.")
+        raise NoData("No round is done yet.")
     unit, factor = ("ms", 1000) if spent.sum(1).max() < 1 else ("s", 1)
     parts = dict(zip((*PHASES, OTHER), factor * spent.T, strict=True))
     thin = [name for name in PHASES if parts[name].max() < VISIBLE * factor * spent.sum(1).max()]

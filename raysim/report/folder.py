@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import warnings
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -87,7 +88,7 @@ class RunFolder:
         self._columns: dict[str, dict[str, np.ndarray]] = {}
 
     def __repr__(self) -> str:
-        return f"{type(self).__name__}({str(self.folder)!r}): {self.stack}, {self.played} of {self.rounds} rounds"
+        return f"{type(self).__name__}({str(self.folder)!r}): {self.stack}, {self.rounds_done} of {self.rounds} rounds"
 
     def __getitem__(self, table: str) -> pa.Table:
         """An Arrow table; `.to_pandas()` makes a data frame of it. Raises `NoTable` for a name that is not in `tables`."""
@@ -148,7 +149,7 @@ class RunFolder:
 
     def label(self, tags: Iterable[str] | None = None, note: str | None = None) -> None:
         """Put other tags or another note on the run; None leaves them as they are. Nothing that it computes depends on
-        them, and it may be playing."""
+        them, and it may be running."""
         said = read_label(self.folder)
         known = said["tags"] if tags is None else list(dict.fromkeys(tags))
         write_json(self.folder / "label.json", {"tags": known, "note": said["note"] if note is None else note})
@@ -177,9 +178,15 @@ class RunFolder:
         return int(self.config["rounds"].get("evaluate_every", 1))
 
     @property
-    def played(self) -> int:
+    def rounds_done(self) -> int:
         """Rounds that are on disk."""
         return int(self["rounds"].num_rows)
+
+    @property
+    def played(self) -> int:
+        """The last release's name of `rounds_done`, until the next one."""
+        warnings.warn("Run.played is now Run.rounds_done", DeprecationWarning, stacklevel=2)
+        return self.rounds_done
 
     @property
     def stack(self) -> str:

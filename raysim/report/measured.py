@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -24,9 +24,9 @@ def measured(run: RunFolder, name: str) -> tuple[dict[str, np.ndarray], dict[str
     if table not in run.tables:
         raise NoData(f"{command('measure', name, run.folder)} has not been run.")
     about = _about(run, table)
-    if (played := about.get("played", run.played)) != run.played:
+    if (done := _rounds_done(about, run)) != run.rounds_done:
         raise NoData(
-            f"{command('measure', name, run.folder)} was run after round {played}, and the run has gone on. Run it again."
+            f"{command('measure', name, run.folder)} was run after round {done}, and the run has gone on. Run it again."
         )
     return run.columns(table), about
 
@@ -34,7 +34,12 @@ def measured(run: RunFolder, name: str) -> tuple[dict[str, np.ndarray], dict[str
 def outdated(run: RunFolder) -> list[str]:
     """Names of the measures that were taken of a shorter run; an older raysim did not say."""
     taken = [table for table in run.tables if table.startswith("measures/")]
-    return [table[len("measures/") :] for table in taken if _about(run, table).get("played", run.played) != run.played]
+    return [table[len("measures/") :] for table in taken if _rounds_done(_about(run, table), run) != run.rounds_done]
+
+
+def _rounds_done(about: Mapping[str, Any], run: RunFolder) -> int:
+    """Rounds of the run when the measure was taken; the last release called them `played`, an older one did not say."""
+    return int(about.get("rounds_done", about.get("played", run.rounds_done)))
 
 
 def _about(run: RunFolder, table: str) -> dict[str, Any]:

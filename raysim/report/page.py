@@ -264,11 +264,11 @@ def _warnings(groups: Sequence[Group]) -> Iterable[str]:
     for group in groups:
         running = [run for run in group.runs if run.result is None]
         if running:
-            which = ", ".join(f"seed {run.seed} ({run.played} of {run.rounds} rounds)" for run in running)
+            which = ", ".join(f"seed {run.seed} ({run.rounds_done} of {run.rounds} rounds)" for run in running)
             yield f"Not finished: {group.label}, {which}. Its numbers are those of the rounds so far."
         if stale := sorted({name for run in group.runs for name in outdated(run)}):
             yield (
-                f"{group.label}: not shown is what was measured before the run went on to round {group.first.played} "
+                f"{group.label}: not shown is what was measured before the run went on to round {group.first.rounds_done} "
                 f"({', '.join(stale)}). `raysim measure` takes it anew."
             )
         seeds = Counter(run.seed for run in group.runs)

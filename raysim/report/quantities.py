@@ -149,7 +149,7 @@ def _of_notes(run: RunFolder) -> dict[str, Quantity]:
                 those, there = np.unique(column.astype(np.int64), return_inverse=True)
                 labels[axis], there = blocks.names(those), blocks.block_of(len(those))[there]
             places.append(there)
-        shape = (run.played, *(len(labels[axis]) for axis in axes))
+        shape = (run.rounds_done, *(len(labels[axis]) for axis in axes))
         found[name] = Quantity(name, tuple(axes), labels, blocks.cells(tuple(places), table["value"][rows], shape))
     return found
 

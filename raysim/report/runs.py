@@ -38,14 +38,14 @@ class Run(RunFolder):
         from raysim.report.groups import compare
         from raysim.report.summary import summarise
 
-        state = f"{self.stack}, {self.played} of {self.rounds} rounds, {self.state}"
+        state = f"{self.stack}, {self.rounds_done} of {self.rounds} rounds, {self.state}"
         lines = [f"<div>{escape(state)}<br><code>{escape(str(self.folder))}</code></div>"]
         heads, scores = summarise(compare([self])).scores
         cells = [(head, score) for head, score in zip(heads, scores, strict=True) if head and score != "-"]
         lines += ["<table>"] + [f"<tr><th>{escape(head)}</th><td>{escape(score)}</td></tr>" for head, score in cells]
         lines.append("</table>")
         with suppress(ReportError, ImportError):
-            lines.append(self._curve().svg(f"{slug(self.folder.name)}-{self.played}"))
+            lines.append(self._curve().svg(f"{slug(self.folder.name)}-{self.rounds_done}"))
         return "".join(lines)
 
     def _curve(self) -> Canvas:
@@ -68,7 +68,7 @@ class Run(RunFolder):
             self._check_best(path)
         if not path.is_file() or inputs is None:
             raise ReportError(
-                f"{self.folder}: holds no final model; {command('resume', self.folder)} plays it to its end."
+                f"{self.folder}: has no final model yet; {command('resume', self.folder)} finishes the run."
             )
         name, options = self.config["model"]["name"], self.config["model"]["options"]
         if missing := unregistered(self.folder).get(("model", name)):
@@ -81,7 +81,7 @@ class Run(RunFolder):
     def _check_best(self, path: Path) -> None:
         if not path.is_file():
             raise ReportError(
-                f"{self.folder}: holds no model of its best round; record.keep_best: true keeps it as it is played."
+                f"{self.folder}: holds no model of its best round; record.keep_best: true keeps it from the start."
             )
         kept, best = about_tensors(path).get("round"), (self.result or {}).get("best_round")
         if kept is not None and best is not None and kept != str(best):  # an older raysim did not say

@@ -138,7 +138,7 @@ def cost_to(run: RunFolder, column: str, target: float, cost: str) -> float | No
 
 def total(run: RunFolder, cost: str) -> float | None:
     """What the run has spent so far."""
-    return float(COSTS[cost](run.columns("rounds"))[-1]) if run.played else None
+    return float(COSTS[cost](run.columns("rounds"))[-1]) if run.rounds_done else None
 
 
 def default_target(runs: Sequence[RunFolder], column: str) -> float | None:
@@ -227,7 +227,9 @@ def _entry(group: Group, of: Callable[[RunFolder], float | None], decimals: int 
     for run in group.runs:
         if (value := of(run)) is not None and not math.isnan(value):
             by_seed[run.seed].append(scale * value)
-    means = {seed: float(np.mean(values)) for seed, values in by_seed.items() if values}  # of a seed played twice, one
+    means = {
+        seed: float(np.mean(values)) for seed, values in by_seed.items() if values
+    }  # of a seed that ran twice, one
     return Entry(OverSeeds(tuple(means.values()), len(by_seed) - len(means)).show(decimals), means)
 
 
@@ -246,8 +248,8 @@ def _cost(spent: Callable[[RunFolder, str], float | None], cost: str, group: Gro
 
 def _rounds(group: Group) -> str:
     """How far the runs are: `200`, or `120 of 200` while one is not finished."""
-    played = sorted({run.played for run in group.runs})
-    least = str(played[0]) if len(played) == 1 else f"{played[0]}–{played[-1]}"
+    done = sorted({run.rounds_done for run in group.runs})
+    least = str(done[0]) if len(done) == 1 else f"{done[0]}–{done[-1]}"
     return least if all(run.result for run in group.runs) else f"{least} of {group.first.rounds}"
 
 

@@ -66,7 +66,7 @@ class _Events:
     def __init__(self, folder: Path, start: int):
         from torch.utils.tensorboard import SummaryWriter
 
-        # Rounds after the last checkpoint are played again, and so written again.
+        # Rounds after the last checkpoint are repeated, and so written again.
         self._writer = SummaryWriter(str(folder), purge_step=start + 1, flush_secs=5)
 
     def write(self, step: int, values: Mapping[str, float]) -> None:

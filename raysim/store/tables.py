@@ -208,7 +208,7 @@ def check_complete(folder: Path, rounds: int) -> None:
 class Recorder:
     """Writes the tables of one run into its folder.
 
-    The run is about to play round `start_round`. Rows of that and later rounds are left over from an interrupted
+    The run is about to start round `start_round`. Rows of that and later rounds are left over from an interrupted
     attempt and are removed. No row of an earlier round is lost or doubled, wherever a crash strikes.
     """
 

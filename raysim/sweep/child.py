@@ -9,14 +9,13 @@ import threading
 import traceback
 from pathlib import Path
 
+from raysim.api.errors import faults_of, shown
 from raysim.config import from_dict
 from raysim.engine.ray.placement import Node, Resources
-from raysim.play.errors import faults_of, shown
-from raysim.play.terminal import play
 
 
 def main() -> int:
-    """Play the run that the first line of the standard input describes."""
+    """Execute the run that the first line of the standard input describes."""
     task = json.loads(sys.stdin.readline())
     threading.Thread(target=_end_with_parent, daemon=True).start()
     resources = None
@@ -34,7 +33,7 @@ def main() -> int:
 
 
 def _end_with_parent() -> None:
-    """Whoever starts the sweep again must find nobody who still writes into its folders."""
+    """Exit with the parent, so that a restarted sweep has no competing writers."""
     while os.read(0, 1):
         pass
     os._exit(1)

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from raysim.play.lines import aligned
+from raysim.api.lines import aligned
 from raysim.sweep.grid import Point
 
 

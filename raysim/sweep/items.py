@@ -55,7 +55,7 @@ class Item:
         return f"{paper}, {name}: {what.partition(' (')[0]}"  # what follows is the command for a figure
 
     def axes(self, scale: str, only: Collection[str] = ()) -> tuple[list[Axis], list[Axis]]:
-        """Columns' and rows', as far as they are played: of those that the scale has, the choices in `only`, where an axis
+        """Columns' and rows', as far as they are run: of those that the scale has, the choices in `only`, where an axis
         has one of them."""
         columns, rows = (
             [_part(_part(axis, self.table.scales[scale].only), only) for axis in axes]
@@ -115,7 +115,7 @@ def items() -> dict[str, Item]:
     own = [path for path in Path("configs").glob("*/*.yaml") if _has_table(path)]
     shipped = [
         path for path in configurations().glob("*/*.yaml") if path.parent.name != "cluster"
-    ]  # where runs are played
+    ]  # where the runs are
     found = {f"{path.parent.name}/{path.stem}": path for path in (*shipped, *own)}
     return {
         name: Item(name, found[name]) for name in sorted(found, key=lambda name: (name.split("/")[0], natural(name)))

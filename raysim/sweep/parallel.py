@@ -16,9 +16,9 @@ from dataclasses import asdict
 from typing import IO, Any
 
 from raysim import machine
+from raysim.api.lines import fallbacks, scored
 from raysim.config import Config, LocalEngineConfig, RayEngineConfig, to_dict
 from raysim.engine.ray.placement import HOST_BYTES, Node, Resources
-from raysim.play.lines import fallbacks, scored
 from raysim.printable import printable
 from raysim.store.atomic import open_to_append
 from raysim.store.documents import read_result
@@ -28,29 +28,29 @@ LOG = "log.txt"
 POLL = 0.1  # seconds between looks at whether a run has ended
 
 
-def play_parallel(
+def run_parallel(
     points: Sequence[Point], at_once: int, address: str | None, accept_changed_code: bool = False
 ) -> tuple[list[str], int]:
-    """Play these runs, `at_once` at a time, those on Ray on equal parts of the cluster at `address`.
+    """Execute these runs, `at_once` at a time, those on Ray on equal parts of the cluster at `address`.
 
     Returns the names of those that failed, and the exit code where Ctrl-C or SIGTERM stopped all of them after their
     rounds in progress (a second one: at once), else 0.
     """
     share = _share(at_once) if address else None
     waiting, failed, width = list(points), [], len(str(len(points)))
-    playing: dict[subprocess.Popen[str], tuple[Point, IO[str], float]] = {}
+    running: dict[subprocess.Popen[str], tuple[Point, IO[str], float]] = {}
     done = 0
-    with _forwarded(playing) as received:
-        while playing or (waiting and not received):
-            while waiting and len(playing) < at_once and not received:
+    with _forwarded(running) as received:
+        while running or (waiting and not received):
+            while waiting and len(running) < at_once and not received:
                 point = waiting.pop(0)
                 process, log = start(point, address, share, accept_changed_code)
-                playing[process] = (point, log, time.monotonic())
+                running[process] = (point, log, time.monotonic())
                 if received:  # while it was being started
                     process.send_signal(received[-1])
             time.sleep(POLL)
-            for process in [process for process in playing if process.poll() is not None]:
-                point, log, began = playing.pop(process)
+            for process in [process for process in running if process.poll() is not None]:
+                point, log, began = running.pop(process)
                 log.close()
                 assert process.stdin is not None
                 process.stdin.close()
@@ -113,15 +113,15 @@ def _outcome(point: Point, code: int) -> str:
 
 
 @contextmanager
-def _forwarded(playing: dict[subprocess.Popen[str], Any]) -> Iterator[list[int]]:
-    """Signals that ask to stop go to every process of `playing`; yields those that have come."""
+def _forwarded(running: dict[subprocess.Popen[str], Any]) -> Iterator[list[int]]:
+    """Signals that ask to stop go to every process of `running`; yields those that have come."""
     received: list[int] = []
 
     def forward(number: int, frame: object) -> None:
         received.append(number)
         again = "" if len(received) > 1 else "Stopping after the rounds in progress; once more stops at once.\n"
         os.write(2, f"\n{again}".encode())  # print is not safe in a signal handler
-        for process in list(playing):
+        for process in list(running):
             process.send_signal(number)
 
     before = {number: signal.signal(number, forward) for number in (signal.SIGINT, signal.SIGTERM)}

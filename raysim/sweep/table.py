@@ -59,7 +59,7 @@ class Cells:
 
 @dataclass(frozen=True, kw_only=True)
 class Scale:
-    """How much of a table is played; what is not given is as the table has it."""
+    """How much of a table is run; what is not given is as the table has it."""
 
     only: tuple[str, ...] = ()
     set: Settings = field(default_factory=dict)

@@ -16,7 +16,7 @@ from raysim.sweep.table import Label, shown
 
 def table_text(item: Item, points: Mapping[Cell, Point], scale: str, changes: Sequence[str]) -> str:
     """The paper's table in Markdown: what the finished runs came to, beside the paper's numbers. `changes` are the
-    overrides, `path=value`, with which they were played."""
+    overrides, `path=value`, with which they ran."""
     scaled = item.table.scales[scale]
     settings = {text.partition("=")[0]: text for text in overrides(scaled.set)}
     for cells in scaled.cells:

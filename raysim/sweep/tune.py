@@ -31,7 +31,7 @@ REPORTED = ("accuracy", "loss", "train_loss", "personal_accuracy_micro", "person
 
 
 def trainable(base: str | Path, overrides: Sequence[str] = ()) -> Callable[[Mapping[str, Any]], None]:
-    """What `ray.tune.Tuner` takes: it plays `base`, a file or a configuration that comes with raysim, with `overrides`
+    """What `ray.tune.Tuner` takes: it runs `base`, a file or a configuration that comes with raysim, with `overrides`
     (`path=value`) and a trial's settings, a mapping of paths to values.
 
     After each round that is evaluated it reports `round` (from 1), what there is of `REPORTED` (fractions and nats), and

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 from case import Traced
-from conftest import play, tiny
+from conftest import simulate, tiny
 from toy import TWO_LAYERS, UPDATES, ToyCohort, toy_server, vector
 
 from raysim.analysis import INSTRUMENTS
@@ -159,7 +159,7 @@ def test_balance_gives_the_ratio_that_fedlws_was_derived_from() -> None:
 )
 def test_balance_beside_server_halves_that_leave_the_model_alone(changes: dict[str, Any], tmp_path: Path) -> None:
     record = {"instruments": ["balance"], "trace": [0]}
-    federation = play(tiny(**changes, server=[{"fixed_shrink": {"gamma": 0.9}}], record=record), tmp_path)
+    federation = simulate(tiny(**changes, server=[{"fixed_shrink": {"gamma": 0.9}}], record=record), tmp_path)
     assert Traced(tmp_path, 0, federation).note("balance", "gamma") == pytest.approx(0.9)
 
 
@@ -189,10 +189,10 @@ def notes(folder: Path) -> list[tuple[Any, ...]]:
 
 
 def test_a_run_has_the_same_bits_with_and_without_instruments(tmp_path: Path, warm_ray: MakeEngine) -> None:
-    plain = play(tiny(), tmp_path / "plain")
-    watched = play(tiny(record={"instruments": ALL}), tmp_path / "watched")
+    plain = simulate(tiny(), tmp_path / "plain")
+    watched = simulate(tiny(record={"instruments": ALL}), tmp_path / "watched")
     on_ray = tiny(record={"instruments": ALL}, engine={"ray": {"clients_per_actor": 2}})
-    far = play(on_ray, tmp_path / "far", make_engine=warm_ray)
+    far = simulate(on_ray, tmp_path / "far", make_engine=warm_ray)
     assert plain.sha256() == watched.sha256()
     assert torch.equal(far.server.value, plain.server.value)
     assert notes(tmp_path / "watched") == notes(tmp_path / "far")
@@ -202,7 +202,7 @@ def test_a_run_has_the_same_bits_with_and_without_instruments(tmp_path: Path, wa
 
 def test_coherence_and_similarity_of_traced_models(tmp_path: Path) -> None:
     record = {"instruments": ["coherence", "similarity"], "trace": [1]}
-    federation = play(tiny(server=["fedlws"], record=record), tmp_path)
+    federation = simulate(tiny(server=["fedlws"], record=record), tmp_path)
     round_ = Traced(tmp_path, 1, federation)
     names = [s.name for s in federation.server.layers.tensors if s.kind == "parameter"]
 
@@ -223,7 +223,7 @@ def test_coherence_and_similarity_of_traced_models(tmp_path: Path) -> None:
 
 def test_objective_before_and_after_local_training(tmp_path: Path) -> None:
     """Of traced models, with the loss computed sample by sample."""
-    federation = play(tiny(client=["fedala"], record={"instruments": ["objective"], "trace": [2]}), tmp_path)
+    federation = simulate(tiny(client=["fedala"], record={"instruments": ["objective"], "trace": [2]}), tmp_path)
     round_ = Traced(tmp_path, 2, federation)
     model, layers = federation.spec.network()
     model.eval()
@@ -244,7 +244,7 @@ def test_objective_before_and_after_local_training(tmp_path: Path) -> None:
 def test_balance_of_a_learned_factor(tmp_path: Path) -> None:
     """Against the note of what adaptive GWS learned, and the traced models."""
     changes = {"weighting": [{"adaptive_gws": {"epochs": 3}}], "data": {"proxy": {"samples": 20}}}
-    federation = play(tiny(**changes, record={"instruments": ["balance"], "trace": [1]}), tmp_path)
+    federation = simulate(tiny(**changes, record={"instruments": ["balance"], "trace": [1]}), tmp_path)
     round_ = Traced(tmp_path, 1, federation)
     gamma = round_.note("adaptive_gws", "gamma")[-1]
     names = [s.name for s in federation.server.layers.tensors if s.kind == "parameter"]
@@ -259,7 +259,7 @@ def test_balance_of_a_learned_factor(tmp_path: Path) -> None:
 def test_a_round_of_one_client(tmp_path: Path) -> None:
     """Coherence needs a pair, the others do not."""
     alone = tiny(rounds={"total": 1, "participation": 0.1}, record={"instruments": ["coherence", "similarity"]})
-    play(alone, tmp_path / "one")
+    simulate(alone, tmp_path / "one")
     assert {row[1] for row in notes(tmp_path / "one")} == {"similarity"}
 
 

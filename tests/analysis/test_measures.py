@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from conftest import OPTIONS, play, tiny
+from conftest import OPTIONS, simulate, tiny
 from safetensors.torch import load_file
 from torch import nn
 from typer.testing import CliRunner
@@ -190,7 +190,7 @@ def test_updates_are_compared_by_their_angle(measured: Path) -> None:
 def test_transport_needs_classes(tmp_path: Path) -> None:
     data = {"name": "diabetes", "partition": {"iid_equal": {"clients": 3}}}
     rounds = {"total": 1, "participation": 1.0}
-    play(tiny(data=data, model={"name": "mlp"}, rounds=rounds, record={"trace": [0]}), tmp_path)
+    simulate(tiny(data=data, model={"name": "mlp"}, rounds=rounds, record={"trace": [0]}), tmp_path)
     with pytest.raises(MeasureError, match="its task is regression"):
         Transport().take(SavedRun(tmp_path))
 
@@ -259,7 +259,7 @@ def test_what_was_measured_of_a_run_is_not_shown_of_a_longer_one(tmp_path: Path)
 
 def test_the_final_model_is_of_the_round_that_was_the_last(tmp_path: Path) -> None:
     until = {"total": 9, "evaluate_every": 1, "until": {"seconds": 1e-6}}  # the first evaluation ends the run
-    play(tiny(rounds=until), tmp_path / "run")
+    simulate(tiny(rounds=until), tmp_path / "run")
     assert [t for t, _ in SavedRun(tmp_path / "run").models(())] == [0]
 
 
@@ -267,7 +267,7 @@ def test_the_final_model_is_of_the_round_that_was_the_last(tmp_path: Path) -> No
 
 
 def test_measure_on_the_command_line(tmp_path: Path) -> None:
-    play(tiny(), tmp_path / "run")
+    simulate(tiny(), tmp_path / "run")
 
     def measure(*words: Any) -> Any:
         return CliRunner().invoke(app, ["measure", *map(str, words)])
@@ -300,7 +300,7 @@ def test_a_package_that_is_missing_is_named(monkeypatch: pytest.MonkeyPatch, tmp
 
 
 def test_data_that_have_changed_are_refused(tmp_path: Path) -> None:
-    play(tiny(rounds={"total": 1, "evaluate_every": 1}), tmp_path)
+    simulate(tiny(rounds={"total": 1, "evaluate_every": 1}), tmp_path)
     path = tmp_path / "config.yaml"
     path.write_text(path.read_text().replace("samples: 260", "samples: 280"))
     with pytest.raises(MeasureError, match="partitioned differently"):

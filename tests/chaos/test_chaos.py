@@ -26,7 +26,7 @@ def no_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_command_may_die_before_each_of_its_files(folder):
-    trial = chaos.play("kill_at_each_file", "stack", 1, folder)
+    trial = chaos.simulate("kill_at_each_file", "stack", 1, folder)
     assert not trial.problems and not trial.said
     died = (trial.folder / "deaths").read_text().splitlines()
     print(died)
@@ -42,6 +42,6 @@ def test_a_command_may_die_before_each_of_its_files(folder):
 def test_the_end_is_undisturbed_or_explained(fault, folder):
     if chaos.FAULTS[fault].root and os.getuid():
         pytest.skip(f"{fault} needs root, to mount a small disk")
-    trial = chaos.play(fault, "stack", 1, folder)
+    trial = chaos.simulate(fault, "stack", 1, folder)
     print(trial.said)
     assert not trial.problems

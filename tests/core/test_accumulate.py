@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import play, tiny
+from conftest import simulate, tiny
 from runs import local_run
 from torch import nn
 
@@ -44,7 +44,9 @@ def test_passes_add_up_to_the_step_of_their_samples(method: ClientMethod, pass_s
 
 def test_a_setting_and_its_large_batch_are_one_run(tmp_path: Path) -> None:
     models = [
-        play(tiny(model={"name": "mlp"}, client=[SCAFFOLD()], local={**local, **PLAIN}), tmp_path / str(i)).server.value
+        simulate(
+            tiny(model={"name": "mlp"}, client=[SCAFFOLD()], local={**local, **PLAIN}), tmp_path / str(i)
+        ).server.value
         for i, local in enumerate(({"batch_size": 4, "accumulate": 3}, {"batch_size": 12}))
     ]
     torch.testing.assert_close(*models, rtol=1e-4, atol=1e-6)
@@ -66,8 +68,10 @@ def test_a_pass_of_one_sample_is_found_before_batchnorm_fails(tmp_path: Path, mo
     }
     changes = {"data": clients, "model": {"name": "normed"}}
     assert (
-        play(tiny(**changes, local={"batch_size": 3, "accumulate": 3}), tmp_path / "fits").server.value.isfinite().all()
+        simulate(tiny(**changes, local={"batch_size": 3, "accumulate": 3}), tmp_path / "fits")
+        .server.value.isfinite()
+        .all()
     )
     for local in ({"batch_size": 4, "accumulate": 2}, {"batch_size": 4, "accumulate": 3}):
         with pytest.raises(ConfigError, match="come to a batch of one sample"):
-            play(tiny(**changes, local=local), tmp_path / "lone")
+            simulate(tiny(**changes, local=local), tmp_path / "lone")

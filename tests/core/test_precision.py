@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import play, tiny
+from conftest import simulate, tiny
 from runs import local_run
 
 from raysim import machine
@@ -35,26 +35,26 @@ def test_steps_are_rounded_and_what_is_kept_is_not(tmp_path: Path, monkeypatch: 
         return loss
 
     monkeypatch.setattr(LocalRun, "gradient", watched)
-    low = play(tiny(**BF16), tmp_path / "bf16")
+    low = simulate(tiny(**BF16), tmp_path / "bf16")
     assert set(seen) == {(torch.float32,) * 4}
-    full = play(tiny(), tmp_path / "fp32")
+    full = simulate(tiny(), tmp_path / "fp32")
     difference = (low.server.value - full.server.value).norm() / full.server.value.norm()
     assert 1e-5 < difference < 0.2  # bfloat16 has 8 bits
 
 
 @needs_bf16
 def test_bits_do_not_depend_on_packing(tmp_path: Path, warm_ray: object) -> None:
-    local = play(tiny(**BF16), tmp_path / "local")
+    local = simulate(tiny(**BF16), tmp_path / "local")
     for clients in (1, 2):
         engine = {"ray": {"clients_per_actor": clients}}
-        ray = play(tiny(**BF16, engine=engine), tmp_path / str(clients), make_engine=warm_ray)  # type: ignore[arg-type]
+        ray = simulate(tiny(**BF16, engine=engine), tmp_path / str(clients), make_engine=warm_ray)  # type: ignore[arg-type]
         assert ray.sha256() == local.sha256()
 
 
 def test_it_is_a_part_of_the_bits_and_refused_where_it_is_emulated(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    play(tiny(rounds={"total": 1}), tmp_path)
+    simulate(tiny(rounds={"total": 1}), tmp_path)
     with pytest.raises(ConfigError, match=r'local\.precision was "fp32" when the run began'):
         check_unchanged(tiny(**BF16), tmp_path)
     manifest = json.loads((tmp_path / "manifest.json").read_text())
@@ -66,7 +66,7 @@ def test_it_is_a_part_of_the_bits_and_refused_where_it_is_emulated(
     monkeypatch.setattr(machine, "computes_bf16", lambda: False)
     if not torch.cuda.is_available():
         with pytest.raises(ConfigError, match="this CPU only emulates bf16"):
-            play(tiny(**BF16), tmp_path / "refused")
+            simulate(tiny(**BF16), tmp_path / "refused")
 
 
 @dataclass(frozen=True)
@@ -115,8 +115,8 @@ def test_a_loss_that_is_no_number_ends_the_search_for_a_scale() -> None:
 def test_float16_is_refused_where_clients_train_on_cpus(tmp_path: Path, warm_ray: object) -> None:
     for engine in ("local", {"local": {"device": "cpu"}}, {"ray": {"gpu_per_client": 0}}):
         with pytest.raises(ConfigError, match="fp16 is for GPUs"):
-            play(tiny(**FP16, engine=engine), tmp_path / "refused")
+            simulate(tiny(**FP16, engine=engine), tmp_path / "refused")
     with pytest.raises(ConfigError, match="fp16 is for GPUs"), session(tiny(**FP16, engine="ray")):
         pass
     with pytest.raises(PlacementError, match="fp16 is for GPUs"):  # of a cluster that has none
-        play(tiny(**FP16, engine="ray"), tmp_path / "placed", make_engine=warm_ray)  # type: ignore[arg-type]
+        simulate(tiny(**FP16, engine="ray"), tmp_path / "placed", make_engine=warm_ray)  # type: ignore[arg-type]

@@ -5,7 +5,7 @@ import statistics
 
 import pytest
 import torch
-from conftest import play, tiny
+from conftest import simulate, tiny
 
 from raysim.core.score import Score, micro_auc
 from raysim.core.task import Classification
@@ -51,14 +51,14 @@ def test_a_score_is_of_probabilities():
 def test_scores_of_clients_are_recorded(tmp_path):
     """Of all of them or of a sample; the AUC of a round is the mean by samples, as in the code of FedALA's authors."""
     changes = {"data": {"client_test_frac": 0.25}, "client": ["fedrep"]}
-    play(tiny(evaluate={"personal": "after_init"}, **changes), tmp_path / "all")
+    simulate(tiny(evaluate={"personal": "after_init"}, **changes), tmp_path / "all")
     *_, last = tables.read(tmp_path / "all", "rounds").to_pylist()
     rows = tables.read(tmp_path / "all", "personal").to_pylist()
     assert [row["client"] for row in rows] == list(range(8))
     total = sum(row["samples"] for row in rows)
     assert last["personal_auc"] == pytest.approx(sum(row["auc"] * row["samples"] for row in rows) / total)
     assert last["personal_accuracy_micro"] == pytest.approx(sum(row["correct"] for row in rows) / total)
-    play(tiny(evaluate={"personal": "after_init", "clients": 3}, **changes), tmp_path / "sample")
+    simulate(tiny(evaluate={"personal": "after_init", "clients": 3}, **changes), tmp_path / "sample")
     sampled = tables.read(tmp_path / "sample", "personal").to_pylist()
     assert len(sampled) == 3
     by_client = {row["client"]: row for row in rows}

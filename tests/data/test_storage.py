@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
-from conftest import play
+from conftest import simulate
 from PIL import Image
 
 import raysim
@@ -82,13 +82,13 @@ def test_a_run_has_the_same_bits_from_memory_from_a_cache_and_streamed(folder, t
 
 def test_on_ray_other_processes_map_and_read_the_same(folder, tmp_path, warm_ray):
     """A cache is removed once it was made: the processes make it again."""
-    whole = play(from_dict(configuration(folder, tmp_path)), tmp_path / "memory")
+    whole = simulate(from_dict(configuration(folder, tmp_path)), tmp_path / "memory")
     on_ray = {"engine": {"ray": {"clients_per_actor": 2}}}
     for name, way in {"stream": {"storage": "stream"}, "cache": {"cache": str(tmp_path / "cache")}}.items():
         config = from_dict(configuration(folder, tmp_path, **way) | on_ray)
         partitioned = prepare(config)
         shutil.rmtree(tmp_path / "cache", ignore_errors=True)
-        run = play(config, tmp_path / name, make_engine=warm_ray, partitioned=partitioned)
+        run = simulate(config, tmp_path / name, make_engine=warm_ray, partitioned=partitioned)
         assert run.sha256() == whole.sha256()
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from batched import METHODS, assert_same, trained
-from conftest import play, tiny
+from conftest import simulate, tiny
 from device import emulated
 
 emulated.install()
@@ -19,5 +19,5 @@ def test_a_method(name: str) -> None:
 
 def test_the_same_bits_again(tmp_path: Path) -> None:
     config = tiny(engine={"local": {"device": "cuda", "batch_clients": 3}})
-    found = {play(config, tmp_path / str(i)).sha256() for i in range(2)}
+    found = {simulate(config, tmp_path / str(i)).sha256() for i in range(2)}
     assert len(found) == 1

@@ -6,7 +6,7 @@ import gc
 from pathlib import Path
 
 import pytest
-from conftest import play, tiny
+from conftest import simulate, tiny
 from device import emulated
 from device.breaks import Breaks
 
@@ -26,10 +26,10 @@ def mended(monkeypatch: pytest.MonkeyPatch) -> object:
 
 
 def test_a_broken_device_ends_the_run_which_can_be_resumed(tmp_path: Path) -> None:
-    whole = play(tiny(engine=DEVICE), tmp_path / "whole").sha256()
+    whole = simulate(tiny(engine=DEVICE), tmp_path / "whole").sha256()
     config = tiny(engine=DEVICE, client=[{"breaks": {"folder": str(tmp_path), "t": 1}}], rounds={"checkpoint_every": 1})
     with pytest.raises(MachineFailure, match="device") as caught:
-        play(config, tmp_path / "run")
+        simulate(config, tmp_path / "run")
     assert "illegal memory access" in str(caught.value)
     assert "resume" in str(caught.value)
     emulated.break_after(-1)  # as in a new process

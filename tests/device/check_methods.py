@@ -27,7 +27,7 @@ UNDETERMINED = {"fedbe": ("conv.bias", "running_mean")}
 
 
 def compare(name: str, changes: dict[str, Any], folder: Path) -> None:
-    """Play a run of the method on the device and on the CPU."""
+    """Run the method of the method on the device and on the CPU."""
     models = {}
     partitioned = prepare(tiny(**changes))
     for device in ("cuda", "cpu"):

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import play, tiny
+from conftest import simulate, tiny
 from device import emulated
 
 from raysim.config import ConfigError
@@ -22,10 +22,10 @@ emulated.install()
 
 def test_a_gpu_is_made_to_repeat_its_bits_and_a_cpu_is_left_alone(tmp_path: Path) -> None:
     before = torch.are_deterministic_algorithms_enabled()
-    play(tiny(engine={"local": {"device": "cpu"}}), tmp_path / "cpu")
+    simulate(tiny(engine={"local": {"device": "cpu"}}), tmp_path / "cpu")
     assert torch.are_deterministic_algorithms_enabled() == before
     assert read_manifest(tmp_path / "cpu")["numerics"] == kernels() | switches()
-    play(tiny(engine={"local": {"device": "cuda"}}), tmp_path / "cuda")
+    simulate(tiny(engine={"local": {"device": "cuda"}}), tmp_path / "cuda")
     found = read_manifest(tmp_path / "cuda")["numerics"]
     assert {key: found[key] for key in ("gpu", "deterministic", "tf32", "cublas_workspace")} == {
         "gpu": "emulated", "deterministic": True, "tf32": False, "cublas_workspace": ":4096:8"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import torch
-from conftest import play, tiny
+from conftest import simulate, tiny
 from device import emulated
 
 emulated.install()
@@ -13,7 +13,7 @@ emulated.install()
 
 def test_float16_trains_near_fp32(tmp_path: Path) -> None:
     runs = [
-        play(tiny(local={"precision": precision}, engine={"local": {"device": "cuda"}}), tmp_path / precision)
+        simulate(tiny(local={"precision": precision}, engine={"local": {"device": "cuda"}}), tmp_path / precision)
         for precision in ("fp16", "fp32")
     ]
     low, full = (run.server.value for run in runs)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import ray
-from conftest import one_node, play, table, tiny
+from conftest import one_node, simulate, table, tiny
 from device import emulated
 from device.breaks import Breaks
 
@@ -41,7 +41,7 @@ def test_what_the_first_clients_took_is_measured(
     monkeypatch.setattr(raysim.engine.ray.engine, "training_bytes", lambda *_: 0)
     monkeypatch.setattr(raysim.engine.ray.engine, "GPU_BYTES", 1)
     changes = {"client": [{"breaks": {"folder": str(tmp_path)}}]}
-    federation = play(tiny(**changes, engine=RAY), tmp_path / "ray", make_engine=warm_ray)
+    federation = simulate(tiny(**changes, engine=RAY), tmp_path / "ray", make_engine=warm_ray)
     model = 4 * federation.server.layers.S
     assert federation.engine.training_bytes > model  # there were its gradient and activations, too
     [message] = table(tmp_path / "ray", "events")["message"]
@@ -52,9 +52,9 @@ def test_actors_are_no_more_than_their_gpu_has_memory_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, warm_ray: MakeEngine
 ) -> None:
     changes = {"client": [{"breaks": {"folder": str(tmp_path)}}]}
-    expected = play(tiny(**changes, engine=LOCAL), tmp_path / "local").sha256()
+    expected = simulate(tiny(**changes, engine=LOCAL), tmp_path / "local").sha256()
     monkeypatch.setattr(raysim.engine.ray.engine, "training_bytes", lambda *_: emulated.MEMORY // 2)
-    federation = play(tiny(**changes, engine=RAY), tmp_path / "ray", make_engine=warm_ray)
+    federation = simulate(tiny(**changes, engine=RAY), tmp_path / "ray", make_engine=warm_ray)
     assert federation.sha256() == expected
     assert federation.engine.hosts[0] is federation.engine.hosts[1]
     [message] = table(tmp_path / "ray", "events")["message"]
@@ -86,9 +86,9 @@ def test_actors_give_the_bits_of_one_process_even_if_a_device_breaks(tmp_path: P
     """FedLWS sums layer by layer and measures distances; the client that breaks the device trains again elsewhere."""
     changes = {"client": [{"breaks": {"folder": str(tmp_path), "t": 1}}], "server": ["fedlws"]}
     (tmp_path / "broken").mkdir()
-    expected = play(tiny(**changes, engine=LOCAL), tmp_path / "local").sha256()
+    expected = simulate(tiny(**changes, engine=LOCAL), tmp_path / "local").sha256()
     (tmp_path / "broken").rmdir()
-    federation = play(tiny(**changes, engine=RAY), tmp_path / "ray", make_engine=warm_ray)
+    federation = simulate(tiny(**changes, engine=RAY), tmp_path / "ray", make_engine=warm_ray)
     assert read_manifest(tmp_path / "ray")["device"] == "cuda"
     assert federation.sha256() == expected
     assert set(table(tmp_path / "ray", "clients")["status"]) == {"ok"}

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import ray
 import sabotage
-from conftest import play, table, tiny
+from conftest import simulate, table, tiny
 from ray import cloudpickle
 from sabotage import Fails, Stalls, ending, kill
 from test_recovery import pid_of
@@ -63,7 +63,7 @@ def test_distances_are_measured_by_all_hosts(tmp_path, warm_ray, ran):
 @pytest.mark.parametrize("held", [1, 5, 12, 1000])
 def test_distances_of_many_models(held, tmp_path, monkeypatch):
     """More than a host holds at once; blocks to the same bits, whatever other blocks a host has."""
-    [host] = play(tiny(rounds={"total": 1}), tmp_path).engine.hosts
+    [host] = simulate(tiny(rounds={"total": 1}), tmp_path).engine.hosts
     monkeypatch.setattr(distances, "GROUP_BYTES", held * 8 * host.layers.P)
     near = 1 + 1e-3 * np.random.default_rng(0).standard_normal(
         (50, host.layers.S)
@@ -111,7 +111,7 @@ def test_no_model_passes_the_driver(name, tmp_path, warm_ray, monkeypatch):
 def test_actor_killed_while_it_trains(name, tmp_path, warm_ray, ran):
     changes = {**METHODS[name], "client": [*METHODS[name]["client"], {"stalls": {"folder": str(tmp_path), "t": 2}}]}
     with ending(tmp_path):
-        federation = play(tiny(**changes, engine=PAIR), tmp_path / "killed", make_engine=warm_ray)
+        federation = simulate(tiny(**changes, engine=PAIR), tmp_path / "killed", make_engine=warm_ray)
     assert federation.sha256() == ran(**METHODS[name]).sha256()
 
 
@@ -169,7 +169,7 @@ def test_resumes_from_a_checkpoint(name, engine, tmp_path, ran, request):
 
 
 def test_hash_counts_the_last_models(tmp_path):
-    federation = play(tiny(**METHODS["fedamp"]), tmp_path)
+    federation = simulate(tiny(**METHODS["fedamp"]), tmp_path)
     before = federation.sha256()
     value = federation.engine.value_of(federation.engine.client_models[5])["value"].copy()
     value[-1] += 1
@@ -202,10 +202,10 @@ def test_many_small_visits_are_one(name, tmp_path, warm_ray, ran, monkeypatch):
     asked = []
     train = RayEngine.train
     monkeypatch.setattr(RayEngine, "train", lambda engine, c: asked.append(c.method) or train(engine, c))
-    remote = play(tiny(**changes, engine=PAIR), tmp_path / "ray", make_engine=warm_ray)
+    remote = simulate(tiny(**changes, engine=PAIR), tmp_path / "ray", make_engine=warm_ray)
     assert asked.count("train") == 3 * 8
     assert remote.sha256() == expected
-    assert play(tiny(**changes), tmp_path / "local").sha256() == expected
+    assert simulate(tiny(**changes), tmp_path / "local").sha256() == expected
 
 
 @pytest.mark.filterwarnings("ignore:pfedme")
@@ -217,5 +217,5 @@ def test_evaluation_changes_nothing(name, when, tmp_path, ran):
     changes = {**changes, "data": data}
     plain = ran(**changes).sha256()
     changes |= {"rounds": {**changes.get("rounds", {}), "evaluate_every": 1}, "evaluate": {"personal": when}}
-    assert play(tiny(**changes), tmp_path / "tested").sha256() == plain
+    assert simulate(tiny(**changes), tmp_path / "tested").sha256() == plain
     assert not np.isnan(table(tmp_path / "tested", "rounds")["personal_accuracy_micro"]).any()

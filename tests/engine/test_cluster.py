@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 import ray
 import sabotage
-from conftest import play, tiny
+from conftest import simulate, tiny
 from ray import cloudpickle
 from ray._private.node import Node as RayNode
 from ray.cluster_utils import Cluster
@@ -50,7 +50,7 @@ THREE = {"ray": {"clients_per_actor": 3, "fan_in": 2}}  # eight clients: a host 
 
 @pytest.fixture(scope="module")
 def expected(tmp_path_factory) -> str:
-    return play(tiny(**SETTING), tmp_path_factory.mktemp("undisturbed")).sha256()
+    return simulate(tiny(**SETTING), tmp_path_factory.mktemp("undisturbed")).sha256()
 
 
 @pytest.fixture(scope="module")
@@ -72,13 +72,13 @@ def make_engine(cluster: Cluster) -> Iterator[MakeEngine]:
 
 
 def test_three_nodes(tmp_path, nodes, make_engine, expected):
-    federation = play(tiny(**SETTING, engine=THREE), tmp_path, make_engine=make_engine)
+    federation = simulate(tiny(**SETTING, engine=THREE), tmp_path, make_engine=make_engine)
     assert len(set(federation.engine.nodes)) == 3
     assert federation.sha256() == expected
 
 
 def test_node_lost_during_a_round(tmp_path, cluster, nodes, make_engine, expected, monkeypatch):
-    """Round 3. The states that the node held are lost: rounds are played again from the last checkpoint on."""
+    """Round 3. The states that the node held are lost: rounds are repeated from the last checkpoint on."""
     cloudpickle.register_pickle_by_value(sabotage)
     # Always the same client on the same host: else a copy of its state might be elsewhere, and nothing be lost.
     monkeypatch.setattr(scheduler, "shares", lambda engine, clients: [tuple(clients[i : i + 3]) for i in (0, 3, 6)])
@@ -90,7 +90,7 @@ def test_node_lost_during_a_round(tmp_path, cluster, nodes, make_engine, expecte
     rounds = {**SETTING["rounds"], "checkpoint_every": 2}
     changes = {**SETTING, "client": ["scaffold", {"stalls": stalls}], "rounds": rounds}
     with ending(tmp_path, lambda _: cluster.remove_node(nodes[lost], allow_graceful=False)):
-        federation = play(tiny(**changes, engine=THREE), tmp_path / "lost", make_engine=make_engine)
+        federation = simulate(tiny(**changes, engine=THREE), tmp_path / "lost", make_engine=make_engine)
     assert federation.sha256() == expected
     assert [t for t, _ in restored] == [2]
     assert tables.read(federation.folder, "rounds")["round"].to_pylist() == [0, 1, 2, 3]
@@ -132,9 +132,9 @@ def test_nodes_whose_environments_differ_are_named_at_the_start(tmp_path, cluste
 
 
 def test_a_cluster_that_grows(tmp_path, cluster):
-    """What becomes free while the run plays gets actors, to the same bits."""
+    """What becomes free while the run runs gets actors, to the same bits."""
     changes = {**SETTING, "rounds": {"total": 4, "participation": 0.25}}  # two clients
-    expected = play(tiny(**changes), tmp_path / "undisturbed").sha256()
+    expected = simulate(tiny(**changes), tmp_path / "undisturbed").sha256()
     one = Resources((Node(ray.get_runtime_context().get_node_id(), 1.0),))
     config = tiny(**changes, engine={"ray": {"elastic": True}})
     federation = Federation(config, tmp_path / "grown", make_engine=partial(ray_engine, resources=one))
@@ -153,7 +153,7 @@ def test_a_cluster_that_grows(tmp_path, cluster):
 
 def test_later_actors_are_planned_with_what_the_first_took(tmp_path, warm_ray, monkeypatch):
     monkeypatch.setattr("raysim.engine.ray.placement.HOST_BYTES", 1)
-    federation = play(tiny(engine={"ray": {"clients_per_actor": 2}}), tmp_path, make_engine=warm_ray)
+    federation = simulate(tiny(engine={"ray": {"clients_per_actor": 2}}), tmp_path, make_engine=warm_ray)
     assert federation.engine.placement.memory > 50 << 20  # of its own, with PyTorch
     (event,) = tables.read(tmp_path, "events").to_pylist()
     assert "of memory, and 0.0 were planned: those that start from now on" in event["message"]
@@ -184,9 +184,9 @@ def test_a_node_that_is_gone_before_the_first_actor_starts(tmp_path, warm_ray):
     here, gone = ray.get_runtime_context().get_node_id(), "a" * 56
     resources = Resources((Node(here, 1.0), Node(gone, 1.0)))
     config = tiny(engine={"ray": {"clients_per_actor": 2}})
-    federation = play(config, tmp_path, make_engine=partial(warm_ray, resources=resources))
+    federation = simulate(config, tmp_path, make_engine=partial(warm_ray, resources=resources))
     assert federation.engine.nodes == [here, here]
-    assert federation.sha256() == play(tiny(), tmp_path / "undisturbed").sha256()
+    assert federation.sha256() == simulate(tiny(), tmp_path / "undisturbed").sha256()
     (event,) = tables.read(tmp_path, "events").to_pylist()
     assert (event["of"], event["node"]) == ("actor", gone)
     assert "could not start: its node is gone; another was started" in event["message"]

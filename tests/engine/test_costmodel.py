@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import play, table, tiny
+from conftest import simulate, table, tiny
 
 from raysim.core import tree
 from raysim.engine.merging import schedule
@@ -21,7 +21,7 @@ def test_sums_are_handed_on_as_counted(fan_in, tmp_path, warm_ray):
     """An actor for each of four clients: what their processes serialise is the sums of every level, and the whole."""
     engine = {"ray": {"clients_per_actor": 1, "fan_in": fan_in}}
     config = tiny(rounds={"total": 2, "participation": 0.5}, engine=engine)
-    federation = play(config, tmp_path, make_engine=warm_ray)
+    federation = simulate(config, tmp_path, make_engine=warm_ray)
     floats = federation.server.layers.S
     merging = costmodel.merging(Setting(4, 4, floats, fan_in=fan_in, cores=1))
     assert table(tmp_path, "traffic")["transport_up"].sum() == 2 * 4 * floats * (merging.sums + 1)

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from threading import Thread
 
-from conftest import play, tiny
+from conftest import simulate, tiny
 
 from raysim.config import to_yaml
 
@@ -59,4 +59,4 @@ def test_a_job_has_the_bits_of_one_process(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
     assert "round 3/3" in done.stdout
     sha256 = json.loads((tmp_path / "run/result.json").read_text())["sha256"]
-    assert sha256 == play(tiny(), tmp_path / "local").sha256()
+    assert sha256 == simulate(tiny(), tmp_path / "local").sha256()

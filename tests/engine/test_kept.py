@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 from command import Command, marked
-from conftest import play
+from conftest import simulate
 
 from raysim.config import load
 from raysim.engine.ray import private
@@ -87,7 +87,7 @@ def test_one_is_kept_and_joined_until_it_is_ended(place, tmp_path, monkeypatch):
             assert private.kept() is None
         assert folder.exists()
 
-    play(load("kept.yaml", ["engine=local"]), tmp_path / "first")
+    simulate(load("kept.yaml", ["engine=local"]), tmp_path / "first")
     Path("kept.yaml").write_text(CONFIG.replace("mlp,", "mlp, init: first/model.safetensors,"))
     named = ended("run", "kept.yaml", "--address", address)
     code = "import raysim; print(raysim.run('kept.yaml', progress=False).result['sha256'])"

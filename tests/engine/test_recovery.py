@@ -14,7 +14,7 @@ import pytest
 import ray
 import sabotage
 from clocks import ManualClock
-from conftest import play, tiny
+from conftest import simulate, tiny
 from ray import cloudpickle
 from sabotage import Fails, FailsInTests, Tells, kill
 from typer.testing import CliRunner
@@ -99,7 +99,7 @@ def test_actors_lost_between_training_and_reduction(tmp_path, warm_ray, ran, onl
     changes = METHODS["fedlws"] | {"rounds": {"total": 2}}
     monkeypatch.setitem(WEIGHTINGS, "assassin", Assassin)
     lost = with_client(changes, "tells", folder=str(tmp_path)) | {"weighting": ["assassin"], "engine": IMPATIENT}
-    run = play(tiny(**lost), tmp_path / "lost", make_engine=warm_ray)
+    run = simulate(tiny(**lost), tmp_path / "lost", make_engine=warm_ray)
     assert run.sha256() == ran(**changes).sha256()
     killed, stopped = tables.read(run.folder, "events")["message"].to_pylist()  # one host a round, and the right one
     assert "its process ended" in killed
@@ -119,7 +119,7 @@ def test_an_actor_lost_while_clients_that_do_not_train_initialise(server, tmp_pa
     changes = {"client": [{"fedala": {"clients": "all"}}], "server": server, "rounds": rounds}
     expected = ran(**changes).sha256()
     monkeypatch.setattr(raysim.federation.round, "initialize", initialize)
-    run = play(tiny(**changes, engine=PAIR), tmp_path / "lost", make_engine=warm_ray)
+    run = simulate(tiny(**changes, engine=PAIR), tmp_path / "lost", make_engine=warm_ray)
     assert run.sha256() == expected
     assert len(tables.read(run.folder, "events")) == 1
 
@@ -140,7 +140,7 @@ def test_actor_killed_while_it_trains(tmp_path, warm_ray, ran, monkeypatch):
     changes = {"client": client, "local": {"momentum": 0.0, "weight_decay": 0.0}}
     a, b, c = cohort(t=1)
     dies = with_client(changes, "fails", how="dies", client=c, t=1, times=1, folder=str(tmp_path))
-    run = play(tiny(**dies, engine=ONE), tmp_path / "dies", make_engine=warm_ray)
+    run = simulate(tiny(**dies, engine=ONE), tmp_path / "dies", make_engine=warm_ray)
     assert run.sha256() == ran(**changes).sha256()
     assert sorted(visits[3:9]) == sorted([(a,), (b,), (c,)] * 2)
     [message] = tables.read(run.folder, "events")["message"].to_pylist()
@@ -216,7 +216,7 @@ def test_client_that_fails_twice_trains_again(how, policy, engine, method, tmp_p
     make_engine = local_engine if engine == "local" else request.getfixturevalue("warm_ray")
     rounds = {"on_client_failure": policy}
     changes = with_client(method, "fails", how=how, client=cohort()[1], times=2, folder=str(tmp_path))
-    run = play(tiny(**changes, rounds=rounds, engine=engine), tmp_path / "fails", make_engine=make_engine)
+    run = simulate(tiny(**changes, rounds=rounds, engine=engine), tmp_path / "fails", make_engine=make_engine)
     assert run.sha256() == ran(**method).sha256()
     events = tables.read(run.folder, "events").to_pylist()
     assert [(e["round"], e["of"], e["client"]) for e in events] == [(0, "client", cohort()[1])] * 2
@@ -235,7 +235,7 @@ def test_client_that_lacks_memory_when_it_is_tested_trains_again(tmp_path, ran, 
     changes = TESTED | METHODS["fedlws"]
     expected = ran(**changes)
     monkeypatch.setitem(MODELS, "forgetful", sabotage.lacks_memory_in_tests)
-    run = play(tiny(**changes, model={"name": "forgetful"}), tmp_path / "fails")
+    run = simulate(tiny(**changes, model={"name": "forgetful"}), tmp_path / "fails")
     assert run.sha256() == expected.sha256()
     tested = [tables.read(folder, "personal") for folder in (run.folder, expected.folder)]
     assert tested[0].equals(tested[1])
@@ -296,7 +296,7 @@ def test_command_line_shows_the_clients_traceback_and_no_other(tmp_path):
 def test_hanging_host_is_replaced(tmp_path, warm_ray, ran, only_the_hung_age):
     folder = str(tmp_path)
     changes = with_client(METHODS["scaffold"], "fails", how="hangs", client=cohort()[1], times=1, folder=folder)
-    run = play(tiny(**changes, engine=IMPATIENT), tmp_path / "hangs", make_engine=warm_ray)
+    run = simulate(tiny(**changes, engine=IMPATIENT), tmp_path / "hangs", make_engine=warm_ray)
     assert run.sha256() == ran(**METHODS["scaffold"]).sha256()
     [message] = tables.read(run.folder, "events")["message"].to_pylist()
     assert HANGS in message
@@ -306,9 +306,9 @@ def test_host_that_hangs_in_a_test_is_replaced(tmp_path, warm_ray, only_the_hung
     monkeypatch.setitem(MODELS, "hangs_in_tests", sabotage.hangs_in_tests)
     (tmp_path / "once").mkdir()  # and so it does not again
     changes = {"model": {"name": "hangs_in_tests", "options": {"folder": str(tmp_path)}}}
-    expected = play(tiny(**changes), tmp_path / "undisturbed").sha256()
+    expected = simulate(tiny(**changes), tmp_path / "undisturbed").sha256()
     (tmp_path / "once").rmdir()
-    run = play(tiny(**changes, engine=IMPATIENT), tmp_path / "hangs", make_engine=warm_ray)
+    run = simulate(tiny(**changes, engine=IMPATIENT), tmp_path / "hangs", make_engine=warm_ray)
     assert run.sha256() == expected
     [message] = tables.read(run.folder, "events")["message"].to_pylist()
     assert HANGS in message
@@ -331,7 +331,7 @@ class Dying:
 def test_driver_that_always_dies_ends_the_run(tmp_path, cluster):
     cloudpickle.register_pickle_by_value(sys.modules[__name__])
     config = tiny(engine=ONE)
-    with pytest.raises(MachineFailure, match="driver died 3 times before a round was played: its process ended"):
+    with pytest.raises(MachineFailure, match="driver died 3 times before the first round: its process ended"):
         RemoteFederation(Dying(9, tmp_path), config, tmp_path / "run", False, stored(prepare(config)))
 
 

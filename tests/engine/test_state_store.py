@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from conftest import play, small_files, tiny
+from conftest import simulate, small_files, tiny
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -135,7 +135,7 @@ def test_a_run_that_spills_is_the_same_run(name, tmp_path):
     """With no room at all, and with room for some."""
 
     def run(limit: int, folder: Path) -> tuple[str, LocalEngine]:
-        federation = play(tiny(**STATEFUL[name], engine={"local": {"state_bytes": limit}}), folder)
+        federation = simulate(tiny(**STATEFUL[name], engine={"local": {"state_bytes": limit}}), folder)
         assert federation.engine.state_store.bytes <= limit
         return federation.sha256(), federation.engine
 
@@ -160,7 +160,7 @@ def test_states_are_stored_as_they_are_made(tmp_path, monkeypatch):
 
     monkeypatch.setattr(StateFormat, "pack", count(1, made))
     monkeypatch.setattr(StateStore, "put", count(-1, StateStore.put))
-    play(tiny(client=["ditto"], rounds=ALL), tmp_path)
+    simulate(tiny(client=["ditto"], rounds=ALL), tmp_path)
     assert len(waiting) == 1 + 3 * 8 * 2
     assert max(waiting) == 1
 
@@ -176,7 +176,7 @@ import json, sys
 from pathlib import Path
 import ray
 from ray._private.internal_api import memory_summary
-from conftest import play, small_files, tiny
+from conftest import simulate, small_files, tiny
 from raysim import machine
 from raysim.engine.ray.cluster import cluster
 from raysim.engine.ray.engine import ray_engine
@@ -185,7 +185,7 @@ machine.cpus = lambda: 1  # for one actor
 changes, folder, store = json.loads(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3])
 with cluster(None, store) as address:
     size = int(ray.cluster_resources()["object_store_memory"])
-    federation = play(tiny(**changes, engine={"ray": {"clients_per_actor": 10}}), folder, make_engine=ray_engine)
+    federation = simulate(tiny(**changes, engine={"ray": {"clients_per_actor": 10}}), folder, make_engine=ray_engine)
     print(json.dumps([federation.sha256(), size, memory_summary(address, stats_only=True)]))
 """
 
@@ -193,7 +193,7 @@ with cluster(None, store) as address:
 def test_ray_spills_what_exceeds_its_object_store(tmp_path):
     """In a cluster of the run's own, with the smallest store that Ray allows, which is the size asked for; the same bits as
     in one process that spills."""
-    local = play(tiny(**LARGE, engine={"local": {"state_bytes": 20 << 20}}), tmp_path / "local")
+    local = simulate(tiny(**LARGE, engine={"local": {"state_bytes": 20 << 20}}), tmp_path / "local")
     assert local.engine.state_store.spilled > 50 << 20
     command = [sys.executable, "-c", ON_RAY, json.dumps(LARGE), str(tmp_path / "ray"), str(76 << 20)]
     alone = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"}

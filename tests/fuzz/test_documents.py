@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 import yaml
 from clocks import calls
-from conftest import play, tiny
+from conftest import simulate, tiny
 from fuzz.mutate import CASES, altered, damaged, in_memory, remembered
 from safetensors.torch import save_file
 
@@ -125,7 +125,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("finished")
     rounds = {"total": 2, "participation": 1.0, "evaluate_every": 1, "checkpoint_every": 1}
     personal = {"data": {"client_test_frac": 0.25}, "evaluate": {"personal": "after_train"}}
-    play(tiny(rounds=rounds, **personal, local={"state": "persist"}), folder)
+    simulate(tiny(rounds=rounds, **personal, local={"state": "persist"}), folder)
     return folder
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from conftest import play, tiny
+from conftest import simulate, tiny
 
 from raysim.config import ConfigError
 from raysim.data import Dataset, Partition
@@ -60,9 +60,9 @@ def test_the_same_bits_on_both_engines(together: int, tmp_path: Path, warm_ray: 
     engine = {"batch_clients": together}
     augment = {"augment": ["random_crop", {"horizontal_flip": {"p": 0.3}}]}
     settings = {"local": {"epochs": 2}, "data": augment, "rounds": {"total": 2}}
-    local = play(tiny(**settings, engine={"local": engine}), tmp_path / "local").sha256()
-    assert local != play(tiny(**settings | {"data": {}}, engine={"local": engine}), tmp_path / "plain").sha256()
-    ray = play(tiny(**settings, engine={"ray": engine}), tmp_path / "ray", make_engine=warm_ray).sha256()
+    local = simulate(tiny(**settings, engine={"local": engine}), tmp_path / "local").sha256()
+    assert local != simulate(tiny(**settings | {"data": {}}, engine={"local": engine}), tmp_path / "plain").sha256()
+    ray = simulate(tiny(**settings, engine={"ray": engine}), tmp_path / "ray", make_engine=warm_ray).sha256()
     assert ray == local
 
 
@@ -71,6 +71,6 @@ def test_only_images_are_augmented(tmp_path: Path) -> None:
     with pytest.raises(
         ConfigError, match=r"data\.augment: changes images \[C, H, W\], but samples of synthetic are \[5\]"
     ):
-        play(tiny(data=data, model={"name": "mlp"}), tmp_path)
+        simulate(tiny(data=data, model={"name": "mlp"}), tmp_path)
     with pytest.raises(ConfigError, match="there is no augmentation 'flip'"):
         tiny(data={"augment": ["flip"]})

@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 import pytest
 import torch
 from batched import METHODS, assert_same, trained
-from conftest import play, table, tiny
+from conftest import simulate, table, tiny
 from models.test_model_behaviour import INPUTS
 from sabotage import Fails
 from torch import Tensor, nn
@@ -113,7 +113,7 @@ def test_how_many_train_together_decides_bits_and_nothing_else_does(name: str, t
         ("two hosts", 3, {"make_engine": several_hosts(2)}), ("more hosts", 3, {"make_engine": several_hosts(5)}),
         ("a loss", 3, {"make_engine": several_hosts(3, loss=1)}),
     ):  # fmt: skip
-        federation = play(tiny(**changes, engine={"local": {"batch_clients": k}}), tmp_path / what, **engine)
+        federation = simulate(tiny(**changes, engine={"local": {"batch_clients": k}}), tmp_path / what, **engine)
         found[what] = federation.sha256()
     assert len({found[what] for what in ("once", "again", "two hosts", "more hosts", "a loss")}) == 1
     assert len(set(found.values())) == 3
@@ -121,9 +121,9 @@ def test_how_many_train_together_decides_bits_and_nothing_else_does(name: str, t
 
 
 def test_ray_starts_no_more_actors_than_there_are_groups_and_plays_the_same_bits(tmp_path: Path, warm_ray: Any) -> None:
-    local = play(tiny(**EVERYONE, engine={"local": {"batch_clients": 3}}), tmp_path / "local")
+    local = simulate(tiny(**EVERYONE, engine={"local": {"batch_clients": 3}}), tmp_path / "local")
     engine = {"ray": {"clients_per_actor": 1, "batch_clients": 3}}
-    ray = play(tiny(**EVERYONE, engine=engine), tmp_path / "ray", make_engine=warm_ray)
+    ray = simulate(tiny(**EVERYONE, engine=engine), tmp_path / "ray", make_engine=warm_ray)
     assert len(ray.engine.hosts) == 3
     assert ray.sha256() == local.sha256()
 
@@ -136,9 +136,9 @@ def test_a_client_that_tries_again_does_so_with_its_group(
     monkeypatch.setattr(Fails, "batched", True)
     rounds = {**EVERYONE["rounds"], "on_client_failure": "retry"}
     engine = {"local": {"batch_clients": 3}}
-    undisturbed = play(tiny(rounds=rounds, engine=engine), tmp_path / "undisturbed")
+    undisturbed = simulate(tiny(rounds=rounds, engine=engine), tmp_path / "undisturbed")
     fails = {"fails": {"how": how, "client": 4, "times": 1, "folder": str(tmp_path)}}
-    federation = play(tiny(rounds=rounds, engine=engine, client=[fails]), tmp_path / "failed")
+    federation = simulate(tiny(rounds=rounds, engine=engine, client=[fails]), tmp_path / "failed")
     assert (tmp_path / "failed-0").exists()
     assert federation.sha256() == undisturbed.sha256()
 
@@ -149,7 +149,7 @@ def test_a_client_that_diverges_is_dropped_alone(tmp_path: Path, monkeypatch: py
     models = []
     for k in (1, 3):
         changes = {"client": [{"fails": {"how": "diverges", "client": 4, "t": 1}}], **EVERYONE}
-        federation = play(tiny(**changes, engine={"local": {"batch_clients": k}}), tmp_path / str(k))
+        federation = simulate(tiny(**changes, engine={"local": {"batch_clients": k}}), tmp_path / str(k))
         rows = table(tmp_path / str(k), "clients")
         assert [c for c, status in zip(rows["client"], rows["status"], strict=True) if status != "ok"] == [4, 4]
         models.append(federation.server.value)
@@ -203,18 +203,18 @@ def test_what_cannot_train_together_trains_one_by_one_and_says_so_once(
     for method in (Looks, Asks):
         monkeypatch.setitem(CLIENTS, method.__name__.lower(), method)
     monkeypatch.setitem(MODELS, "drops", drops)
-    together = play(tiny(**changes, engine={"local": {"batch_clients": 3}}), tmp_path / "together")
+    together = simulate(tiny(**changes, engine={"local": {"batch_clients": 3}}), tmp_path / "together")
     told = [line for line in table(tmp_path / "together", "events")["message"] if "one by one" in line]
     assert len(told) == 1
     assert f"the engine's batch_clients is 3, but clients train one by one: {why}" in told[0]
-    assert together.sha256() == play(tiny(**changes), tmp_path / "alone").sha256()
+    assert together.sha256() == simulate(tiny(**changes), tmp_path / "alone").sha256()
 
 
 # ---- the setting
 
 
 def test_a_run_goes_on_with_as_many_together_as_it_began(tmp_path: Path) -> None:
-    play(tiny(rounds={"total": 1}, engine={"local": {"batch_clients": 2}}), tmp_path)
+    simulate(tiny(rounds={"total": 1}, engine={"local": {"batch_clients": 2}}), tmp_path)
     with pytest.raises(ConfigError, match=r"engine.batch_clients was 2 when the run began"):
         check_unchanged(tiny(), tmp_path)
     manifest = json.loads((tmp_path / "manifest.json").read_text())

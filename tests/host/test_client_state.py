@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from conftest import play, table, tiny
+from conftest import simulate, table, tiny
 from torch import Tensor
 
 from raysim.core.client import ClientMethod, LocalRun, Upload
@@ -41,8 +41,8 @@ class CountsRounds(ClientMethod):
 def test_a_method_may_be_called_like_what_the_simulator_keeps(name, tmp_path, monkeypatch):
     method = dataclass(frozen=True)(type(name, (CountsRounds,), {"__doc__": "Counts.", "__module__": __name__}))
     monkeypatch.setitem(CLIENTS, name.lower(), method)
-    plain = play(tiny(**EVERYTHING), tmp_path / "plain")
-    federation = play(tiny(**EVERYTHING | {"client": [*EVERYTHING["client"], name.lower()]}), tmp_path / "counted")
+    plain = simulate(tiny(**EVERYTHING), tmp_path / "plain")
+    federation = simulate(tiny(**EVERYTHING | {"client": [*EVERYTHING["client"], name.lower()]}), tmp_path / "counted")
     assert set(table(tmp_path / "counted", "clients")["status"]) == {"ok"}
     assert torch.equal(federation.server.value, plain.server.value)
     rounds = Counter(table(tmp_path / "counted", "clients")["client"].tolist())

@@ -5,7 +5,7 @@ from itertools import product
 
 import pytest
 import torch
-from conftest import play, table, tiny
+from conftest import simulate, table, tiny
 from quadratics import Quadratics, quadratics
 from torch import nn
 from toy import ToyCohort, toy_server, vector
@@ -155,7 +155,7 @@ def test_tested_is_the_mix():
 
 def test_models_are_counted(tmp_path):
     def run(**fields):
-        return play(tiny(client=[{"apple": fields}], rounds=ALL), tmp_path / str(fields))
+        return simulate(tiny(client=[{"apple": fields}], rounds=ALL), tmp_path / str(fields))
 
     federations = [run(), run(models=3)]
     model = 4 * federations[0].server.layers.P

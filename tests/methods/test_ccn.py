@@ -7,7 +7,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from case import Traced
-from conftest import play, table, tiny
+from conftest import simulate, table, tiny
 from reference import forward, gradient, inputs, tensors, train
 from toy import ToyCohort, noted, planned, toy_server
 
@@ -73,7 +73,7 @@ def test_many_clients_do_not_overflow():
 
 def traced(folder, bn_stats: str = "average", **fields) -> Traced:
     changes = {"local": {"epochs": 2}, "model": {"bn_stats": bn_stats}, "record": {"trace": [2]}}
-    return Traced(folder, 2, play(tiny(weighting=[{"ccn": fields}], **changes), folder))
+    return Traced(folder, 2, simulate(tiny(weighting=[{"ccn": fields}], **changes), folder))
 
 
 def bare(state: dict) -> dict:
@@ -127,7 +127,7 @@ def test_of_a_client_that_takes_no_step_latents_are_measured_by_a_sweep(monkeypa
     monkeypatch.setitem(CLIENTS, "idle", Idle)
     found = {}
     for latent_at in ("last_epoch", "after"):
-        play(tiny(client=["idle"], weighting=[{"ccn": {"latent_at": latent_at}}]), tmp_path / latent_at)
+        simulate(tiny(client=["idle"], weighting=[{"ccn": {"latent_at": latent_at}}]), tmp_path / latent_at)
         notes = table(tmp_path / latent_at, "notes")
         found[latent_at] = notes["value"][notes["name"] == "similarity"]
     assert (found["last_epoch"] == found["after"]).all()
@@ -155,7 +155,7 @@ def test_measuring_leaves_the_training_alone(tmp_path):
     models = {}
     for name, weighting in {"none": [], "after": ["ccn"], "before": [{"ccn": {"latent_at": "before"}}]}.items():
         config = tiny(weighting=weighting, rounds={"total": 1}, record={"trace": [0]})
-        models[name] = Traced(tmp_path / name, 0, play(config, tmp_path / name)).clients[0].model
+        models[name] = Traced(tmp_path / name, 0, simulate(config, tmp_path / name)).clients[0].model
     for name in ("after", "before"):
         assert all((models[name][n] == models["none"][n]).all() for n in models["none"])
 

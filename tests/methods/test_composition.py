@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 from case import UNITS, State, Traced, cases, fedavg, minus, norm
-from conftest import play, table, tiny
+from conftest import simulate, table, tiny
 
 from raysim.config import ConfigError
 from raysim.federation.builder import prepare
@@ -27,7 +27,7 @@ PAIRS = [
 def test_all_go_together(client, weighting, tmp_path):
     """Every client method and every weighting with FedLDF and FedLWS: two clients send each layer, which is shrunk."""
     config = tiny(**cases()[client].changes, weighting=[{"fedldf": 2}, weighting], server=[{"fedlws": 0.05}])
-    federation = play(config, tmp_path)
+    federation = simulate(config, tmp_path)
     server, notes = federation.server, table(tmp_path, "notes")
     assert server.value.isfinite().all()
     sent = notes["value"][(notes["method"] == "fedldf") & (notes["name"] == "uploads")].reshape(3, -1, server.layers.L)
@@ -100,7 +100,7 @@ def test_a_private_head_is_not_drawn_to_the_servers(tmp_path):
     """Where a round takes one step of the head and one of the body, each starts where FedProx holds it: nothing pulls."""
     alike = {"rounds": {"participation": 1.0}, "local": {"batch_size": 1000, "epochs": 1}}
     held = [
-        play(tiny(client=[{"fedrep": {"head_epochs": 1}}, {"fedprox": {"mu": mu}}], **alike), tmp_path / str(mu))
+        simulate(tiny(client=[{"fedrep": {"head_epochs": 1}}, {"fedprox": {"mu": mu}}], **alike), tmp_path / str(mu))
         for mu in (0.5, 0.0)
     ]
     assert held[0].sha256() == held[1].sha256()
@@ -110,10 +110,10 @@ def test_fednova_keeps_what_ldawa_shrinks(tmp_path):
     """Clients of as many steps have equal normalisers, and FedNova then changes nothing."""
     alike = {"data": {"partition": {"iid_equal": {"clients": 8}}}}
     shrunk, both = (
-        play(tiny(weighting=weighting, **alike), tmp_path / str(i)).server.value
+        simulate(tiny(weighting=weighting, **alike), tmp_path / str(i)).server.value
         for i, weighting in enumerate(([{"ldawa": {"warmup": 0}}], [{"ldawa": {"warmup": 0}}, "fednova"]))
     )
-    plain = play(tiny(weighting=["fednova"], **alike), tmp_path / "plain").server.value
+    plain = simulate(tiny(weighting=["fednova"], **alike), tmp_path / "plain").server.value
     assert torch.allclose(both, shrunk, atol=1e-6)
     assert not torch.allclose(both, plain, atol=1e-3)
 
@@ -121,9 +121,11 @@ def test_fednova_keeps_what_ldawa_shrinks(tmp_path):
 def test_weights_are_refined_in_one_order(tmp_path):
     """Of the base weights, then FedDisco, then CCN, however they are listed."""
     stack = [{"fedavg": {"weights": "uniform"}}, {"feddisco": {"a": 0.1, "b": 0.2}}, "ccn"]
-    hashes = [play(tiny(weighting=order), tmp_path / str(i)).sha256() for i, order in enumerate((stack, stack[::-1]))]
+    hashes = [
+        simulate(tiny(weighting=order), tmp_path / str(i)).sha256() for i, order in enumerate((stack, stack[::-1]))
+    ]
     hashes += [
-        play(tiny(weighting=part), tmp_path / f"part{i}").sha256() for i, part in enumerate((stack[:1], stack[:2]))
+        simulate(tiny(weighting=part), tmp_path / f"part{i}").sha256() for i, part in enumerate((stack[:1], stack[:2]))
     ]
     assert hashes[0] == hashes[1]
     assert len({*hashes}) == 3
@@ -132,8 +134,8 @@ def test_weights_are_refined_in_one_order(tmp_path):
 def test_clients_are_selected_before_their_layers(tmp_path):
     """However the two are listed, every layer is sent, by a client that HDFL has taken."""
     stack = [{"fedldf": 1}, {"hdfl": {"n": 1, "select": "by_loss"}}]
-    played = [play(tiny(weighting=order), tmp_path / str(i)) for i, order in enumerate((stack, stack[::-1]))]
-    assert played[0].sha256() == played[1].sha256()
+    ran = [simulate(tiny(weighting=order), tmp_path / str(i)) for i, order in enumerate((stack, stack[::-1]))]
+    assert ran[0].sha256() == ran[1].sha256()
     assert (table(tmp_path / "0", "layers")["update_norm"] > 0).all()
 
 
@@ -143,7 +145,7 @@ def test_scaffold_with_ccn_and_fedldf(tmp_path):
         client=["scaffold"], weighting=["ccn", {"fedldf": 2}], server=["fedlws"], record={"trace": "rounds"},
         local={"momentum": 0.0, "weight_decay": 0.0},
     )  # fmt: skip
-    federation = play(config, tmp_path)
+    federation = simulate(config, tmp_path)
     rounds = [Traced(tmp_path, t, federation) for t in range(3)]
     for round_ in rounds:
         factor = round_.note("ccn", "factor")
@@ -219,7 +221,7 @@ def recomputed(round_: Traced) -> State:
 
 def test_one_round_of_everything(tmp_path):
     config = tiny(**STACK, record={"trace": "rounds"})
-    round_ = Traced(tmp_path, 2, play(config, tmp_path))
+    round_ = Traced(tmp_path, 2, simulate(config, tmp_path))
     velocity = dict.fromkeys(round_.parameters, 0.0)
     for t in range(3):
         update = minus(recomputed(round_.at(t)), round_.at(t).before)

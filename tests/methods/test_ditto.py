@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from conftest import play, table, tiny
+from conftest import simulate, table, tiny
 from quadratics import Quadratics, quadratics
 from reference import forward, inputs, tensors
 
@@ -22,15 +22,15 @@ def personal(federation: Quadratics, client: int) -> torch.Tensor:
 def test_ends_at_its_closed_form(lam):
     """v = (a b + λ w)/(a + λ) around the w that was received; the global track does not notice."""
     federation = Quadratics([Ditto(lam, epochs=200)], A, B, lr=0.15, start=[3.0])
-    value = federation.play(1)
+    value = federation.simulate(1)
     for k, (a, b) in enumerate([(1.0, 0.0), (4.0, 1.0)]):
         assert personal(federation, k).item() == pytest.approx((a * b + lam * 3.0) / (a + lam), abs=1e-9)
-    assert torch.equal(value, Quadratics([], A, B, lr=0.15, start=[3.0]).play(1))
+    assert torch.equal(value, Quadratics([], A, B, lr=0.15, start=[3.0]).simulate(1))
 
 
 def test_an_infinite_spring_holds_v_at_the_global_model():
     federation = Quadratics([Ditto(1e9, epochs=5)], A, B, lr=1e-9, start=[3.0])
-    federation.play(1)
+    federation.simulate(1)
     assert abs(personal(federation, 1) - 3.0) < 1e-6
 
 
@@ -94,7 +94,7 @@ def test_official_sgd_has_no_momentum_and_no_decay():
         Quadratics([Ditto(0.5, epochs=3, official_sgd=official)], A, B, start=[3.0], steps=2, **optimizer)
         for official, optimizer in ((False, {}), (True, momentum), (False, momentum))
     )
-    values = [federation.play(1) for federation in (plain, official, usual)]
+    values = [federation.simulate(1) for federation in (plain, official, usual)]
     assert torch.equal(personal(official, 1), personal(plain, 1))
     assert not torch.equal(personal(official, 1), personal(usual, 1))
     assert torch.equal(values[1], values[2])  # the global track keeps them
@@ -105,7 +105,7 @@ def test_gradients_of_v_are_clipped_with_the_spring_in_them():
     """At 3 the gradient is 8, at 2.8 it is 7.2 and the spring pulls back by 2: both steps have the length 2."""
     federation = Quadratics([Ditto(10.0, epochs=2)], A, B, lr=0.1, start=[3.0])
     federation.settings = replace(federation.settings, grad_clip=2.0)
-    federation.play(1)
+    federation.simulate(1)
     assert personal(federation, 1).item() == pytest.approx(2.6, abs=1e-12)
 
 
@@ -127,7 +127,7 @@ def test_tested_is_v():
 @pytest.mark.parametrize("when", ["after_train", "after_init"])
 def test_scores_are_those_of_v_on_the_clients_own_samples(when, tmp_path):
     changes = {"data": {"client_test_frac": 0.3}, "evaluate": {"personal": when}, "rounds": {"total": 1}}
-    federation = play(tiny(client=["ditto"], **changes), tmp_path)
+    federation = simulate(tiny(client=["ditto"], **changes), tmp_path)
     scores, engine = table(tmp_path, "personal"), federation.engine
     assert len(scores["client"]) == (3 if when == "after_train" else 8)  # the cohort, or all
     for client, correct in zip(scores["client"], scores["correct"], strict=True):

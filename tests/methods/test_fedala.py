@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from conftest import play, table, tiny
+from conftest import simulate, table, tiny
 from quadratics import Quadratics, quadratics
 from runs import STAGES, batches, local_run, loss, perceptron, slope
 from torch import nn
@@ -86,7 +86,7 @@ def test_learning_takes_no_draws_from_dropout(tmp_path, monkeypatch):
 
     monkeypatch.setitem(MODELS, "net", net)
     ours, fedavg = (
-        play(tiny(client=stack, model={"name": "net"}), tmp_path / str(stack)).server.value
+        simulate(tiny(client=stack, model={"name": "net"}), tmp_path / str(stack)).server.value
         for stack in ([{"fedala": {"eta": 0.0}}], [])
     )
     assert torch.equal(ours, fedavg)
@@ -155,8 +155,8 @@ def test_the_last_batch_of_every_epoch_is_noted(tmp_path):
     assert following.notes[0].value.shape == (1, 6)
 
     folders = {method: tmp_path / method for method in ("fedavg", "fedala")}
-    play(tiny(**SMALL), folders["fedavg"])
-    play(tiny(client=[{"fedala": QUICK}], **SMALL), folders["fedala"])
+    simulate(tiny(**SMALL), folders["fedavg"])
+    simulate(tiny(client=[{"fedala": QUICK}], **SMALL), folders["fedala"])
     notes, traffic = table(folders["fedala"], "notes"), [table(f, "traffic")["bytes"] for f in folders.values()]
     assert [(notes["round"] == t).sum() for t in range(3)] == [0, 4 * 11, 4]  # all four clients take part
     assert notes["index"][notes["client"] == 2].tolist() == [*range(11), 0]
@@ -263,7 +263,7 @@ def test_statistics_are_as_if_it_had_not_been(tmp_path):
     """The running statistics in which training begins are the downloaded ones."""
     from case import Traced
 
-    federation = play(tiny(client=[{"fedala": QUICK}], record={"trace": [2]}), tmp_path)
+    federation = simulate(tiny(client=[{"fedala": QUICK}], record={"trace": [2]}), tmp_path)
     round_ = Traced(tmp_path, 2, federation)
     statistics = [n for n in round_.before if n not in round_.parameters]
     learned = [c for c in round_.clients if "fedala.weights" in c.after]
@@ -290,7 +290,7 @@ def test_all_clients_mix_every_round(ran):
 
 
 def test_all_clients_mix_to_the_same_bits_on_ray(ran, tmp_path, warm_ray):
-    remote = play(tiny(**EVERYBODY, engine={"ray": {"clients_per_actor": 2}}), tmp_path, make_engine=warm_ray)
+    remote = simulate(tiny(**EVERYBODY, engine={"ray": {"clients_per_actor": 2}}), tmp_path, make_engine=warm_ray)
     assert remote.sha256() == ran(**EVERYBODY).sha256()
 
 
@@ -301,7 +301,7 @@ def test_its_state_survives_a_restart(ran, tmp_path):
     first.step()
     first.step()
     first.close()
-    assert play(config, tmp_path, resume=True).sha256() == ran(**EVERYBODY).sha256()
+    assert simulate(config, tmp_path, resume=True).sha256() == ran(**EVERYBODY).sha256()
 
 
 def test_under_a_personal_head_the_range_counts_downwards_from_the_body():
@@ -319,12 +319,12 @@ def test_under_a_personal_head_the_range_counts_downwards_from_the_body():
 
 def test_what_a_client_would_start_from_is_what_is_tested(tmp_path):
     """Evaluation mixes for everybody, draws what the round will draw, and leaves no trace."""
-    federation = play(tiny(client=[{"fedala": QUICK}], **HERE), tmp_path / "tested")
-    untested = play(tiny(client=[{"fedala": QUICK}], data=HERE["data"]), tmp_path / "untested")
+    federation = simulate(tiny(client=[{"fedala": QUICK}], **HERE), tmp_path / "tested")
+    untested = simulate(tiny(client=[{"fedala": QUICK}], data=HERE["data"]), tmp_path / "untested")
     assert federation.sha256() == untested.sha256()
     scores = evaluate_personal(federation.run, 3)[0]
     assert scores == evaluate_personal(federation.run, 3)[0]
-    zero = play(tiny(client=[{"fedala": {"eta": 0.0}}], **HERE), tmp_path / "zero")
+    zero = simulate(tiny(client=[{"fedala": {"eta": 0.0}}], **HERE), tmp_path / "zero")
     assert len(scores) == 8
     assert scores != evaluate_personal(zero.run, 3)[0]
 

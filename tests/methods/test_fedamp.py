@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from conftest import play, table, tiny
+from conftest import simulate, table, tiny
 from quadratics import Quadratics, quadratics
 from toy import ONE_LAYER, UPDATES, W, toy_server, vector
 
@@ -112,7 +112,7 @@ def test_buffers_are_the_clients_own():
 
 
 def test_weights_are_recorded_and_models_are_counted(tmp_path):
-    federation = play(tiny(client=["fedamp"], rounds=ALL), tmp_path)
+    federation = simulate(tiny(client=["fedamp"], rounds=ALL), tmp_path)
     notes, traffic = table(tmp_path, "notes"), table(tmp_path, "traffic")
     assert sorted(set(zip(notes["round"].tolist(), notes["client"].tolist(), strict=True))) == [
         (t, c) for t in (1, 2) for c in range(8)

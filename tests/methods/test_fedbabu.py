@@ -3,7 +3,7 @@
 import pytest
 import torch
 from case import Traced
-from conftest import play, tiny
+from conftest import simulate, tiny
 from runs import batches, local_run
 
 from raysim.core.layers import LayerMap
@@ -19,14 +19,14 @@ TESTS = {"data": {"client_test_frac": 0.25}, "evaluate": {"personal": "after_ini
 
 @pytest.mark.parametrize("method", ["fedbabu", "fedrep"])
 def test_the_body_is_what_travels(method, tmp_path):
-    federation = play(tiny(client=[method]), tmp_path)
+    federation = simulate(tiny(client=[method]), tmp_path)
     traffic = tables.read(tmp_path, "traffic")
     for column in ("up_params", "down_params"):
         assert set(traffic[column].to_pylist()) == {4 * (federation.server.layers.P - HEAD)}
 
 
 def test_fedbabus_head_is_the_first_one_everywhere(tmp_path):
-    federation = play(tiny(client=["fedbabu"], record={"trace": [0, 1, 2]}), tmp_path)
+    federation = simulate(tiny(client=["fedbabu"], record={"trace": [0, 1, 2]}), tmp_path)
     first = Traced(tmp_path, 0, federation).before
     for t in range(3):
         round_ = Traced(tmp_path, t, federation)
@@ -37,7 +37,7 @@ def test_fedbabus_head_is_the_first_one_everywhere(tmp_path):
 
 def test_fedreps_head_is_the_clients_own(tmp_path):
     """It goes on from where the client left it, differs between clients, and the server's stays as it was drawn."""
-    federation = play(tiny(client=["fedrep"], record={"trace": [0, 1, 2]}), tmp_path)
+    federation = simulate(tiny(client=["fedrep"], record={"trace": [0, 1, 2]}), tmp_path)
     rounds = [Traced(tmp_path, t, federation) for t in range(3)]
     left = {}
     for round_ in rounds:
@@ -104,9 +104,9 @@ def test_the_head_pass_does_not_reorder_the_bodys_batches():
 
 
 def test_fedbabu_fine_tunes_for_the_test_alone(tmp_path):
-    federation = play(tiny(client=["fedbabu"], **TESTS), tmp_path / "plain")
+    federation = simulate(tiny(client=["fedbabu"], **TESTS), tmp_path / "plain")
     runs = {
-        part: play(tiny(client=[{"fedbabu": {"ft_epochs": 2, "ft_part": part}}], **TESTS), tmp_path / part)
+        part: simulate(tiny(client=[{"fedbabu": {"ft_epochs": 2, "ft_part": part}}], **TESTS), tmp_path / part)
         for part in ("all", "head")
     }
     losses = {part: sum(s.loss for s in evaluate_personal(run.run, 3)[0].values()) for part, run in runs.items()}
@@ -117,7 +117,7 @@ def test_fedbabu_fine_tunes_for_the_test_alone(tmp_path):
 
 def test_fedreps_personal_model_is_the_body_under_the_own_head(tmp_path):
     """Equal bodies, other heads: clients that have taken part score otherwise than the global model would."""
-    federation = play(tiny(client=["fedrep"], **TESTS), tmp_path)
+    federation = simulate(tiny(client=["fedrep"], **TESTS), tmp_path)
     run = local_run([FedRep()], state=ClientState(personal=torch.ones(15, dtype=torch.float64)))
     run.stack.personal(run)
     assert run.params[run.layers.span("head")].tolist() == [1.0] * 15

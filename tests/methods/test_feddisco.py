@@ -5,12 +5,12 @@ import math
 import numpy as np
 import pytest
 import torch
-from conftest import play, table, tiny
+from conftest import simulate, table, tiny
 from toy import ToyCohort, noted, planned, toy_server
 
+from raysim.api.lines import ending
 from raysim.config import ConfigError
 from raysim.methods.feddisco import FedDisco
-from raysim.play.lines import ending
 from raysim.store.documents import read_result
 
 LABELS = [[2, 2], [4, 0], [2, 6]]  # sizes 4, 4, 8
@@ -72,7 +72,7 @@ def test_where_no_weight_is_positive_p_stays():
 def test_the_end_of_a_run_says_how_often_a_method_fell_back(tmp_path):
     for normalize_kl in (False, True):
         method = {"feddisco": {"a": 5.0, "b": 0.0, "normalize_kl": normalize_kl}}
-        play(tiny(weighting=[method], rounds={"total": 4}), tmp_path / str(normalize_kl))
+        simulate(tiny(weighting=[method], rounds={"total": 4}), tmp_path / str(normalize_kl))
     always, sometimes = (read_result(tmp_path / name) | {"folder": tmp_path} for name in ("False", "True"))
     assert always["fell_back"] == {"feddisco": {"times": 4, "of": 4}}
     assert "\nfell back  feddisco 4 of 4 times; `raysim explain feddisco` says what it does then" in ending(always)
@@ -83,7 +83,7 @@ def test_the_end_of_a_run_says_how_often_a_method_fell_back(tmp_path):
 
 
 def test_label_counts_are_sent_once(tmp_path):
-    play(tiny(weighting=["feddisco"], rounds={"total": 5}), tmp_path)
+    simulate(tiny(weighting=["feddisco"], rounds={"total": 5}), tmp_path)
     traffic = table(tmp_path, "traffic")
     first = np.zeros(len(traffic["client"]), bool)
     first[np.unique(traffic["client"], return_index=True)[1]] = True

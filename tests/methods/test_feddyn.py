@@ -17,8 +17,8 @@ OPTIMUM = 4 / 5  # Σ a b / Σ a
 
 
 def test_reaches_the_optimum_where_fedavg_does_not():
-    assert Quadratics([FedDyn(1.0)], A, B, lr=0.2, steps=20).play(40).item() == pytest.approx(OPTIMUM, abs=1e-6)
-    assert abs(Quadratics([], A, B, lr=0.2, steps=20).play(40).item() - OPTIMUM) > 0.2
+    assert Quadratics([FedDyn(1.0)], A, B, lr=0.2, steps=20).simulate(40).item() == pytest.approx(OPTIMUM, abs=1e-6)
+    assert abs(Quadratics([], A, B, lr=0.2, steps=20).simulate(40).item() - OPTIMUM) > 0.2
 
 
 def test_golden_numbers():
@@ -46,7 +46,7 @@ def test_the_clients_terms_add_up_to_n_h():
     alpha = 0.3
     a, b = [[1.0], [2.0], [3.0], [4.0]], [[0.0], [1.0], [-1.0], [2.0]]
     federation = Quadratics([FedDyn(alpha)], a, b, steps=3)
-    federation.play(5, cohorts=[(0, 1), (1, 3), (0,)])
+    federation.simulate(5, cohorts=[(0, 1), (1, 3), (0,)])
     terms = [s.methods["feddyn"].g if s.methods else vector([0.0]) for s in federation.states]
     assert federation.states[2] == ClientState()  # who never took part keeps nothing
     assert sum(terms).item() == pytest.approx(-4 * alpha * federation.server.memory["feddyn"].item())
@@ -96,7 +96,7 @@ def test_adaptive_alpha_is_over_the_relative_size():
 
 
 def test_nothing_moves_where_no_client_moves():
-    assert Quadratics([FedDyn(0.5)], A, [[2.0], [2.0]], start=[2.0], steps=3).play(3).item() == 2.0
+    assert Quadratics([FedDyn(0.5)], A, [[2.0], [2.0]], start=[2.0], steps=3).simulate(3).item() == 2.0
 
 
 def test_a_negative_alpha_is_refused():

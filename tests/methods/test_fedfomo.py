@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from conftest import play, table, tiny
+from conftest import simulate, table, tiny
 from quadratics import Quadratics, quadratics
 from toy import ToyCohort, noted, toy_server, vector
 
@@ -127,11 +127,11 @@ def test_what_pairs_have_not_met_is_nowhere(tmp_path):
     }
     rounds = {"participation": 0.25, "total": 4}
     changes = {"client": [{"fedfomo": {"models": 3}}], "data": data, "rounds": rounds}
-    federation = play(tiny(**changes), tmp_path / "noted")
+    federation = simulate(tiny(**changes), tmp_path / "noted")
     assert 0 < len(federation.server.memory["fedfomo"]["keys"]) <= 160
     rows = table(tmp_path / "noted", "notes")
     assert 0 < (rows["name"] == "preference").sum() <= 120
-    other = play(tiny(**changes, record={"pairs": False}), tmp_path / "not")
+    other = simulate(tiny(**changes, record={"pairs": False}), tmp_path / "not")
     assert not (table(tmp_path / "not", "notes")["name"] == "preference").any()
     assert other.sha256() == federation.sha256()
 
@@ -140,7 +140,7 @@ def test_what_pairs_have_not_met_is_nowhere(tmp_path):
 def test_all_models_for_everybody_are_too_many_at_some_point(method, tmp_path, monkeypatch):
     """Eight clients that are sent eight models are 64 models a round."""
     changes = {"client": [method], "data": VAL, "rounds": {"participation": 1.0, "total": 1}}
-    model = 4 * play(tiny(**changes), tmp_path).server.layers.S
+    model = 4 * simulate(tiny(**changes), tmp_path).server.layers.S
     monkeypatch.setattr(builder, "SENT_BYTES", 64 * model - 1)
     with pytest.raises(
         ConfigError, match=r"models is null: each of 8 clients is sent the models of all 8.* models: 10"
@@ -153,7 +153,7 @@ def test_all_models_for_everybody_are_too_many_at_some_point(method, tmp_path, m
 
 def test_models_sent_are_counted(tmp_path):
     """(1 + M) P a client and round once all have taken part, before that as in FedAvg; preferences are N scalars."""
-    federation = play(tiny(client=[{"fedfomo": {"models": 3}}], data=VAL, rounds={"participation": 1.0}), tmp_path)
+    federation = simulate(tiny(client=[{"fedfomo": {"models": 3}}], data=VAL, rounds={"participation": 1.0}), tmp_path)
     traffic, model = table(tmp_path, "traffic"), 4 * federation.server.layers.P
     assert (traffic["up_params"] == model).all()
     assert (traffic["up_scalars"] == 4 * 8).all()

@@ -4,7 +4,7 @@ import dataclasses
 
 import pytest
 import torch
-from conftest import play, tiny
+from conftest import simulate, tiny
 from toy import SIZES, UPDATES, W, noted, vector
 from toy_proxy import SAMPLES, ProxyCohort
 
@@ -255,16 +255,16 @@ def test_beyond_the_byte_limit_a_step_is_a_reduction_and_a_visit(tmp_path, monke
         "data": {"proxy": {"samples": 24}}, "rounds": {"total": 2, "evaluate_every": 2},
         "weighting": [{"fedlaw": {"epochs": 3, "batch_size": 16}}],
     }  # fmt: skip
-    stacked = play(tiny(**changes), tmp_path / "stacked")
+    stacked = simulate(tiny(**changes), tmp_path / "stacked")
     assert calls == {"reduce": 2, "dots": 0, "compute": 2, "gather": 0}
     calls.update(dict.fromkeys(calls, 0))
     K, S = stacked.cohort_size, stacked.server.layers.S
-    spread = play(tiny(**changes, engine={"local": {"gather_bytes": K * S * 4 - 1}}), tmp_path / "spread")
+    spread = simulate(tiny(**changes, engine={"local": {"gather_bytes": K * S * 4 - 1}}), tmp_path / "spread")
     steps = 3 * 2 * 2  # epochs, batches, rounds; besides the round's own reduction, the loss before and after
     assert calls == {"reduce": steps + 2 * 3, "dots": steps, "compute": steps + 2 * 2, "gather": 0}
     assert torch.allclose(spread.server.value, stacked.server.value, rtol=1e-5, atol=1e-5)
     calls.update(dict.fromkeys(calls, 0))
-    exactly = play(tiny(**changes, engine={"local": {"gather_bytes": K * S * 4}}), tmp_path / "exactly")
+    exactly = simulate(tiny(**changes, engine={"local": {"gather_bytes": K * S * 4}}), tmp_path / "exactly")
     assert calls == {"reduce": 2, "dots": 0, "compute": 2, "gather": 0}
     assert torch.equal(exactly.server.value, stacked.server.value)
 

@@ -5,7 +5,7 @@ import pickle
 import numpy as np
 import pytest
 import torch
-from conftest import play, table, tiny
+from conftest import simulate, table, tiny
 from toy import TWO_LAYERS, UPDATES, ToyCohort, noted, planned, toy_server
 
 from raysim.config import ConfigError
@@ -54,7 +54,7 @@ def test_metrics_compare_layers_and_choose_alike():
 
 def run(folder, **changes):
     """A short run: its federation, `uploads` and `divergence` [rounds, K, L], and the bytes of every round."""
-    federation = play(tiny(**changes), folder)
+    federation = simulate(tiny(**changes), folder)
     server, notes = federation.server, table(folder, "notes")
     shape = (server.rounds, federation.cohort_size, server.layers.L)
     values = {name: notes["value"][notes["name"] == name].reshape(shape) for name in ("uploads", "divergence")}

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 from case import State, Traced, average, fedavg, minus, norm
-from conftest import play, table, tiny
+from conftest import simulate, table, tiny
 from torch import nn
 from toy import ONE_LAYER, TWO_LAYERS, ToyCohort, W, applied, noted, toy_server
 
@@ -167,7 +167,7 @@ def released(round_: Traced) -> State:
 
 def final(folder, **fedlws) -> tuple[dict, Traced]:
     config = tiny(model={"layer_by": "bias_group"}, server=[{"fedlws": fedlws}], record={"trace": [2]})
-    round_ = Traced(folder, 2, play(config, folder))
+    round_ = Traced(folder, 2, simulate(config, folder))
     return round_.after, round_
 
 
@@ -218,9 +218,9 @@ def test_it_costs_one_reduction_and_a_visit_that_returns_scalars(tau_stat, visit
         real = getattr(HostedCohort, collective)
         counted = lambda *args, real=real, name=collective, **kwargs: (asked.append(name), real(*args, **kwargs))[1]  # noqa: E731
         monkeypatch.setattr(HostedCohort, collective, counted)
-    play(tiny(server=[{"fedlws": {"tau_stat": tau_stat}}], rounds={"total": 1}), tmp_path / "fedlws")
+    simulate(tiny(server=[{"fedlws": {"tau_stat": tau_stat}}], rounds={"total": 1}), tmp_path / "fedlws")
     assert asked == (["reduce", "distances_to_mixture"] if visits else ["reduce"] * 2)
-    play(tiny(rounds={"total": 1}), tmp_path / "fedavg")
+    simulate(tiny(rounds={"total": 1}), tmp_path / "fedavg")
     bytes_with, bytes_without = (table(tmp_path / f, "traffic")["bytes"] for f in ("fedlws", "fedavg"))
     assert (bytes_with == bytes_without).all()
 

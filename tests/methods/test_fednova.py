@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 from case import Traced
-from conftest import play, table, tiny
+from conftest import simulate, table, tiny
 from toy import TWO_LAYERS, ToyCohort, planned, toy_server
 
 from raysim.config import ConfigError
@@ -60,7 +60,7 @@ def test_of_adam_steps_are_counted():
 def test_steps_of_heads_that_clients_keep_do_not_count(local, beside, tmp_path):
     """Of n steps of the body, the i-th gradient is applied (1 − 0.9ⁿ⁺¹⁻ⁱ) / (1 − 0.9) times."""
     changes = {"client": [{"fedrep": {"head_epochs": 5}}, *beside], "local": local, "record": {"trace": [0]}}
-    federation = play(tiny(weighting=["fednova"], rounds={"total": 1}, **changes), tmp_path)
+    federation = simulate(tiny(weighting=["fednova"], rounds={"total": 1}, **changes), tmp_path)
     round_ = Traced(tmp_path, 0, federation)
     steps = np.ceil(round_.sizes / 8)
     applied = steps if local else (steps - 9 * (1 - 0.9**steps)) * 10
@@ -121,7 +121,7 @@ def test_after_a_selection_it_is_over_the_uploaders():
 
 @pytest.mark.parametrize(("client", "numbers"), [([], 1), (["fedprox"], 2)])
 def test_steps_are_sent_beside_a_proximal_term_only(client, numbers, tmp_path):
-    play(tiny(client=client, weighting=["fednova"]), tmp_path)
+    simulate(tiny(client=client, weighting=["fednova"]), tmp_path)
     assert (table(tmp_path, "traffic")["up_scalars"] == 4 * numbers).all()
 
 

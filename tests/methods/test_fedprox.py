@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from conftest import play, tiny
+from conftest import simulate, tiny
 from quadratics import Quadratics, quadratics
 
 from raysim.config import ConfigError
@@ -16,8 +16,8 @@ def test_ends_at_its_closed_form():
     federation = Quadratics([FedProx(2.0)], A, B, lr=0.2, steps=30, start=[4.0])
     assert federation.visit(federation.run(1)).value.item() == pytest.approx((4 * 1 + 2 * 4.0) / (4 + 2))
     end = (4 / 6) / (1 / 3 + 4 / 6)
-    assert Quadratics([FedProx(2.0)], A, B, lr=0.2, steps=30, start=[end]).play(1).item() == pytest.approx(end)
-    fedavg = Quadratics([FedProx(0.0)], A, B, lr=0.2, steps=100, start=[end]).play(1)
+    assert Quadratics([FedProx(2.0)], A, B, lr=0.2, steps=30, start=[end]).simulate(1).item() == pytest.approx(end)
+    fedavg = Quadratics([FedProx(0.0)], A, B, lr=0.2, steps=100, start=[end]).simulate(1)
     assert fedavg.item() == pytest.approx(0.5)  # the mean of the clients' optima
 
 
@@ -31,12 +31,12 @@ def test_one_step_of_unit_strength_starts_from_the_download():
 
 
 def test_infinitely_strong_it_stays():
-    assert Quadratics([FedProx(1e8)], A, B, lr=1e-8, steps=50).play(3).abs().item() < 1e-6
+    assert Quadratics([FedProx(1e8)], A, B, lr=1e-8, steps=50).simulate(3).abs().item() < 1e-6
 
 
 def test_official_sgd_has_no_momentum_and_no_decay(tmp_path):
     def value(**changes):
-        return play(tiny(**changes), tmp_path / str(changes)[:80]).server.value
+        return simulate(tiny(**changes), tmp_path / str(changes)[:80]).server.value
 
     official = value(client=[{"fedprox": {"mu": 0.1, "official_sgd": True}}])
     assert torch.equal(official, value(client=[{"fedprox": 0.1}], local={"momentum": 0.0, "weight_decay": 0.0}))

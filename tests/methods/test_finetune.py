@@ -1,7 +1,7 @@
 """FedAvg-C and FedProx-C."""
 
 import torch
-from conftest import play, tiny
+from conftest import simulate, tiny
 from runs import batches, local_run
 
 from raysim.federation.round import evaluate_personal
@@ -22,7 +22,7 @@ def test_training_goes_on_from_the_tuned_model_in_its_usual_order():
 
 def test_it_is_tuned_before_it_is_tested(tmp_path):
     def tested(epochs):
-        federation = play(tiny(client=[{"finetune": epochs}], **TESTS), tmp_path / str(epochs))
+        federation = simulate(tiny(client=[{"finetune": epochs}], **TESTS), tmp_path / str(epochs))
         return sum(score.loss for score in evaluate_personal(federation.run, 1)[0].values())
 
     assert len({tested(2), tested(1), tested(0)}) == 3

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from conftest import play, table, tiny
+from conftest import simulate, table, tiny
 from toy import ToyCohort, noted, planned, toy_server
 
 from raysim.methods.hdfl import HDFL, LastLoss
@@ -31,7 +31,7 @@ def test_n_at_least_k_is_fedavg():
 
 
 def test_the_others_send_nothing(tmp_path):
-    federation = play(tiny(weighting=[{"hdfl": {"n": 1, "select": "by_loss"}}]), tmp_path)
+    federation = simulate(tiny(weighting=[{"hdfl": {"n": 1, "select": "by_loss"}}]), tmp_path)
     traffic, loss = table(tmp_path, "traffic"), table(tmp_path, "clients")["loss_last"].reshape(3, 3)  # [rounds, K]
     whole = np.arange(3) == loss.argmax(1)[:, None]
     assert (traffic["up_params"].reshape(3, 3) == whole * federation.server.layers.P * 4).all()
@@ -40,7 +40,7 @@ def test_the_others_send_nothing(tmp_path):
 
 
 def test_weights_are_those_of_the_clients_that_send(tmp_path):
-    play(tiny(weighting=[{"hdfl": 2}, "ccn"]), tmp_path)
+    simulate(tiny(weighting=[{"hdfl": 2}, "ccn"]), tmp_path)
     weight, notes = table(tmp_path, "clients")["weight"].reshape(3, 3), table(tmp_path, "notes")
     sent = notes["value"][notes["name"] == "uploads"].reshape(3, 3) == 1
     assert (~np.isnan(weight) == sent).all()

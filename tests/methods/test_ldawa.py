@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 from case import State, Traced, fedavg, norm
-from conftest import play, tiny
+from conftest import simulate, tiny
 from toy import TWO_LAYERS, UPDATES, ToyCohort, W, noted, planned, toy_server
 
 from raysim.config import ConfigError
@@ -61,7 +61,7 @@ def test_warm_up_is_weighted_by_size():
 def test_statistics_may_have_cosines_too(tmp_path):
     """The released code treats every array of the state dict alike, running statistics included."""
     config = tiny(weighting=[{"ldawa": {"warmup": 1, "scale_buffers": True}}], record={"trace": [2]})
-    round_ = Traced(tmp_path, 2, play(config, tmp_path))
+    round_ = Traced(tmp_path, 2, simulate(config, tmp_path))
 
     def released() -> State:
         K, before = len(round_.clients), round_.before

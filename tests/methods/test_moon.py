@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from case import Traced
-from conftest import play, tiny
+from conftest import simulate, tiny
 from runs import local_run, perceptron
 
 from raysim.config import ConfigError
@@ -48,7 +48,7 @@ def test_between_equal_models_there_is_no_pull():
 
 def test_a_newcomers_last_model_is_the_initial_one(tmp_path):
     """In the third round, too; who has been there has its own."""
-    federation = play(tiny(client=["moon"], record={"trace": [0, 1, 2]}), tmp_path)
+    federation = simulate(tiny(client=["moon"], record={"trace": [0, 1, 2]}), tmp_path)
     initial = Traced(tmp_path, 0, federation).before
     clients = {(t, c.id): c for t in range(3) for c in Traced(tmp_path, t, federation).clients}
     seen = {}

@@ -6,7 +6,7 @@ from typing import ClassVar
 
 import pytest
 import torch
-from conftest import play, tiny
+from conftest import simulate, tiny
 
 from raysim.config import ConfigError
 from raysim.core.client import ClientMethod
@@ -116,4 +116,4 @@ def test_a_model_of_the_servers_that_is_not_finite_ends_the_run(by, tmp_path, mo
         monkeypatch.setitem(REGISTRY.table(cls.role), cls.__name__.lower(), cls)
     stack, name = by.split(": ")
     with pytest.raises(RoundFailed, match=rf"round 1: {by} made a model that is not finite \(NaN or Inf\)"):
-        play(tiny(**{stack: [name]}), tmp_path)
+        simulate(tiny(**{stack: [name]}), tmp_path)

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 import pytest
 import torch
-from conftest import play, tiny
+from conftest import simulate, tiny
 from quadratics import Quadratics, quadratics
 from toy import vector
 
@@ -19,10 +19,10 @@ GLOBAL, LOCAL = (1e6, 0.0), (0.0, 1e6)
 def test_local_logits_are_local_training(tmp_path):
     """And so the server's weights do not matter; FedFomo with one model, each client's own, trains locally too."""
     alone = {"data": {"client_val_frac": 0.2}, "rounds": {"participation": 1.0}}
-    partialfed = play(
+    partialfed = simulate(
         tiny(client=[{"partialfed": {"logits": LOCAL, "choice_batches": 0}}], **alone), tmp_path / "partialfed"
     )
-    fedfomo = play(tiny(client=[{"fedfomo": {"models": 1}}], **alone), tmp_path / "fedfomo")
+    fedfomo = simulate(tiny(client=[{"fedfomo": {"models": 1}}], **alone), tmp_path / "fedfomo")
     for client in range(8):
         kept = partialfed.engine.value_of(partialfed.engine.client_states[client])["previous"]
         assert (kept == fedfomo.engine.value_of(fedfomo.engine.client_models[client])["value"]).all()
@@ -88,11 +88,11 @@ def test_a_batch_trains_the_copy_it_was_taken_from():
 def test_without_choice_batches_the_policy_is_fixed_and_random():
     method = PartialFed(choice_batches=0, logits=(0.3, 0.3))
     federation = Quadratics([method], A, B, steps=50)
-    federation.play(2)
+    federation.simulate(2)
     run = federation.run(0)
     assert run.state(method).logits.tolist() == [[0.3, 0.3]]
     moved = Quadratics([PartialFed(model_batches=1, choice_batches=1, logits=(0.3, 0.3))], A, B, steps=50)
-    moved.play(2)
+    moved.simulate(2)
     assert moved.run(0).state(PartialFed()).logits.tolist() != [[0.3, 0.3]]
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from conftest import play, tiny
+from conftest import simulate, tiny
 from runs import batches, local_run, loss, slope
 
 from raysim.federation.round import evaluate_personal
@@ -79,7 +79,9 @@ def test_a_batch_that_cannot_be_halved(samples):
 def test_the_personal_step_shows_in_the_scores(tmp_path):
     def losses(alpha):
         changes = {"data": {"client_test_frac": 0.25}, "evaluate": {"personal": "after_init"}, "rounds": {"total": 1}}
-        federation = play(tiny(client=[{"perfedavg": {"alpha": alpha, "beta": 0.0}}], **changes), tmp_path / str(alpha))
+        federation = simulate(
+            tiny(client=[{"perfedavg": {"alpha": alpha, "beta": 0.0}}], **changes), tmp_path / str(alpha)
+        )
         return [score.loss for score in evaluate_personal(federation.run, 1)[0].values()]
 
     assert losses(0.05) != losses(0.0)

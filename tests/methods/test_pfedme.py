@@ -37,13 +37,13 @@ def test_federation_ends_where_the_envelopes_balance(beta, rounds):
     """Σ c_k (w − b_k) = 0 with c_k = a_k λ/(a_k + λ), not at the mean of the optima, whatever the server's step."""
     lam = 2.0
     c = [a * lam / (a + lam) for a in (1.0, 4.0)]
-    value = Quadratics([pFedMe(lam=lam, mu=0.0, beta=beta, **SOLVED)], A, B, lr=0.9, start=[5.0]).play(rounds)
+    value = Quadratics([pFedMe(lam=lam, mu=0.0, beta=beta, **SOLVED)], A, B, lr=0.9, start=[5.0]).simulate(rounds)
     torch.testing.assert_close(value, vector([c[1] / sum(c)]), rtol=0, atol=1e-8)
 
 
 def test_server_moves_by_beta():
     def moved(beta: float) -> float:
-        return Quadratics([pFedMe(beta=beta)], A, B, start=[3.0]).play(1).item() - 3.0
+        return Quadratics([pFedMe(beta=beta)], A, B, start=[3.0]).simulate(1).item() - 3.0
 
     assert moved(0.25) == pytest.approx(0.25 * moved(1.0))
     assert moved(1.0) != 0
@@ -63,14 +63,14 @@ def test_theta_goes_on_from_batch_to_batch():
 def test_without_inner_steps_or_spring_w_stays():
     """In a configuration no inner steps are refused."""
     for method in (pFedMe(inner_steps=0), pFedMe(lam=0.0)):
-        assert Quadratics([method], A, B, start=[3.0]).play(2).item() == 3.0
+        assert Quadratics([method], A, B, start=[3.0]).simulate(2).item() == 3.0
     with pytest.raises(ConfigError, match="inner_steps is 0"):
         tiny(client=[{"pfedme": {"inner_steps": 0}}])
 
 
 def test_momentum_and_decay_of_local_training_are_not_used():
     def trained(**optimizer: float) -> torch.Tensor:
-        return Quadratics([pFedMe()], A, B, steps=3, start=[3.0], **optimizer).play(2)
+        return Quadratics([pFedMe()], A, B, steps=3, start=[3.0], **optimizer).simulate(2)
 
     assert torch.equal(trained(), trained(momentum=0.9, weight_decay=0.1))
 

@@ -17,8 +17,8 @@ OPTIONS = ["option_1", "option_2", "mean_grad"]
 
 @pytest.mark.parametrize("option", OPTIONS)
 def test_reaches_the_optimum_where_fedavg_does_not(option):
-    assert Quadratics([SCAFFOLD(option)], A, B, lr=0.1, steps=5).play(40).item() == pytest.approx(OPTIMUM, abs=1e-6)
-    assert abs(Quadratics([], A, B, lr=0.1, steps=5).play(40).item() - OPTIMUM) > 0.05
+    assert Quadratics([SCAFFOLD(option)], A, B, lr=0.1, steps=5).simulate(40).item() == pytest.approx(OPTIMUM, abs=1e-6)
+    assert abs(Quadratics([], A, B, lr=0.1, steps=5).simulate(40).item() - OPTIMUM) > 0.05
 
 
 @quadratics()
@@ -75,14 +75,14 @@ def test_with_momentum_the_mean_gradient_is_of_the_raw_ones():
 def test_the_mean_of_the_clients_controls_is_the_servers(option):
     a, b = [[1.0], [2.0], [3.0], [4.0]], [[0.0], [1.0], [-1.0], [2.0]]
     federation = Quadratics([SCAFFOLD(option)], a, b, steps=3)
-    federation.play(5, cohorts=[(0, 1), (1, 3), (0,)])
+    federation.simulate(5, cohorts=[(0, 1), (1, 3), (0,)])
     controls = [s.methods["scaffold"].c if s.methods else vector([0.0]) for s in federation.states]
     assert (sum(controls) / 4).item() == pytest.approx(federation.server.shared["scaffold"].item())
     assert abs(federation.server.shared["scaffold"].item()) > 0.01
 
 
 def test_alone_a_client_is_plain_sgd():
-    alone, sgd = (Quadratics(methods, A[:1], [[2.0]], steps=3).play(4) for methods in ([SCAFFOLD()], []))
+    alone, sgd = (Quadratics(methods, A[:1], [[2.0]], steps=3).simulate(4) for methods in ([SCAFFOLD()], []))
     assert alone.item() == pytest.approx(sgd.item(), abs=1e-14)
 
 

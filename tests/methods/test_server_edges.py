@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from conftest import play, table, tiny
+from conftest import simulate, table, tiny
 from sabotage import Fails
 
 from raysim.methods import CLIENTS
@@ -22,13 +22,13 @@ ALONE = {"participation": 0.125, "total": 2}
 @pytest.fixture(scope="module")
 def one_client(tmp_path_factory) -> torch.Tensor:
     """The last client's model."""
-    return play(tiny(rounds=ALONE), tmp_path_factory.mktemp("alone")).server.value
+    return simulate(tiny(rounds=ALONE), tmp_path_factory.mktemp("alone")).server.value
 
 
 @pytest.mark.parametrize("changes", [c for c in ALL if c not in ({"weighting": [WEIGHTINGS[1]]}, *ALL[9:-1])], ids=str)
 def test_one_client_is_taken_as_it_is(changes, one_client, tmp_path):
     """Its weight can only be 1, and it agrees with itself. (L-DAWA and decay shrink it, optimisers step otherwise.)"""
-    value = play(tiny(**changes, rounds=ALONE), tmp_path).server.value
+    value = simulate(tiny(**changes, rounds=ALONE), tmp_path).server.value
     torch.testing.assert_close(value, one_client, rtol=0, atol=1e-6)
 
 
@@ -36,6 +36,6 @@ def test_one_client_is_taken_as_it_is(changes, one_client, tmp_path):
 def test_a_client_that_returns_nan_is_left_out(changes, monkeypatch, tmp_path):
     monkeypatch.setitem(CLIENTS, "fails", Fails)
     fails = {"fails": {"how": "diverges", "client": 3, "t": 2}}  # clients 2, 3 and 4 are drawn in round 2
-    federation = play(tiny(**{**changes, "client": [fails, *changes.get("client", [])]}), tmp_path)
+    federation = simulate(tiny(**{**changes, "client": [fails, *changes.get("client", [])]}), tmp_path)
     assert table(tmp_path, "rounds")["clients_failed"].tolist() == [0, 0, 1]
     assert federation.server.value.isfinite().all()

@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 import torch
 import torch.nn.functional as F
-from conftest import play, tiny
+from conftest import simulate, tiny
 from toy import applied, noted
 from toy_proxy import SAMPLES, ProxyCohort
 
@@ -85,9 +85,9 @@ def test_momentum_survives_a_checkpoint(tmp_path):
             rounds={"total": total, "checkpoint_every": 1, "evaluate_every": total},
         )  # fmt: skip
 
-    whole = play(config(3), tmp_path / "whole")
-    play(config(2), tmp_path / "parts")
-    resumed = play(config(3), tmp_path / "parts", resume=True)
+    whole = simulate(config(3), tmp_path / "whole")
+    simulate(config(2), tmp_path / "parts")
+    resumed = simulate(config(3), tmp_path / "parts", resume=True)
     assert resumed.sha256() == whole.sha256()
 
 

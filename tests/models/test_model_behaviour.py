@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import play, tiny
+from conftest import simulate, tiny
 from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn import functional as F
@@ -135,7 +135,7 @@ def test_tables_of_integers_are_constants(monkeypatch: pytest.MonkeyPatch, tmp_p
         MODELS, "masked", lambda inputs: Model(OrderedDict(body=Masked(), head=nn.Linear(3, inputs.classes)))
     )
     shape = {"name": {"synthetic": {"samples": 260, "shape": [3], "classes": 4}}}
-    federation = play(tiny(model={"name": "masked"}, data=shape, server=["fedlws"]), tmp_path)
+    federation = simulate(tiny(model={"name": "masked"}, data=shape, server=["fedlws"]), tmp_path)
     model = federation.model()
     assert federation.server.layers.S == sum(p.numel() for p in model.parameters()) == (2 + 1) * 3 + (3 + 1) * 4
     assert model.body.places.tolist() == [2, 0]
@@ -158,7 +158,9 @@ def test_frozen_parameters_stay(frozen, together, monkeypatch: pytest.MonkeyPatc
     local = {"batch_size": 8, "weight_decay": 0.1}
     engine = {"local": {"batch_clients": together}}
     changes = {"model": {"name": "partly_frozen"}, "data": shape, "local": local, "engine": engine}
-    value = {n: play(tiny(**changes, rounds={"total": n}, server=["fedlws"]), tmp_path / str(n)).server for n in (1, 3)}
+    value = {
+        n: simulate(tiny(**changes, rounds={"total": n}, server=["fedlws"]), tmp_path / str(n)).server for n in (1, 3)
+    }
     first, last = (server.layers.state_dict(server.value) for server in value.values())
     for name in first:
         assert torch.equal(first[name], last[name]) == name.startswith(frozen)

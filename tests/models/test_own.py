@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import play, tiny
+from conftest import simulate, tiny
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -134,7 +134,7 @@ def test_a_run_of_one_client_is_gradient_descent_on_the_users_module(
     kind: type[nn.Module], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     with_names(monkeypatch, theirs=kind)
-    federation = play(tiny(**settings("theirs")), tmp_path)
+    federation = simulate(tiny(**settings("theirs")), tmp_path)
     by_hand, _ = federation.spec.network()
     assert type(by_hand) is kind
     rows, data = federation.run.partition.train[0], federation.run.data
@@ -174,9 +174,9 @@ def test_methods_find_head_and_latents(method: str, monkeypatch: pytest.MonkeyPa
     stack = "weighting" if method == "ccn" else "client"
     changes = settings("ours", clients=3, **{stack: [method]})
     changes["local"] |= {"batch_size": 8, "momentum": 0.9}
-    one = play(tiny(**changes), tmp_path / "ours")
+    one = simulate(tiny(**changes), tmp_path / "ours")
     mlp = {"name": "mlp", "options": {"hidden": [7]}}
-    other = play(tiny(**changes | {"model": mlp}), tmp_path / "mlp")
+    other = simulate(tiny(**changes | {"model": mlp}), tmp_path / "mlp")
     assert one.server.layers.head == "out"
     torch.testing.assert_close(one.server.value, other.server.value, rtol=1e-5, atol=1e-6)
 
@@ -188,7 +188,7 @@ def test_only_methods_that_need_a_head_ask_for_one(monkeypatch: pytest.MonkeyPat
             if method.needs_head:
                 with pytest.raises(ConfigError, match=rf"{stack}\.0\.{name}: needs {method.needs_head} of the model's"):
                     prepare(tiny(**settings("conv", clients=3, **{stack: [name]})))
-    play(tiny(**settings("conv", clients=3, client=["fedala"])), tmp_path)
+    simulate(tiny(**settings("conv", clients=3, client=["fedala"])), tmp_path)
 
 
 def test_the_page_says_which_methods_need_a_head() -> None:
@@ -210,7 +210,7 @@ def test_a_head_that_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -
             return super().forward(x).log_softmax(1)
 
     monkeypatch.setitem(MODELS, "logs", builder_of(Logs, head="fc"))
-    federation = play(tiny(**settings("logs", clients=3, client=["fedrep"])), tmp_path)
+    federation = simulate(tiny(**settings("logs", clients=3, client=["fedrep"])), tmp_path)
     layers = federation.server.layers
     of_head = [
         spec.name for spec in layers.tensors if spec.stop > layers.span("head").start and spec.kind == "parameter"
@@ -231,7 +231,7 @@ def test_stages_that_a_model_declares(monkeypatch: pytest.MonkeyPatch, tmp_path:
         stages = ("head",)
 
     with_names(monkeypatch, declared=Declared, forgotten=Forgotten)
-    layers = play(tiny(**settings("declared")), tmp_path).server.layers
+    layers = simulate(tiny(**settings("declared")), tmp_path).server.layers
     assert [(spec.name, spec.stage) for spec in layers.tensors[::2]] == [("features.1.weight", 0), ("head.weight", 1)]
     with pytest.raises(ModelError, match=r"its stages are head, and its tensor features\.1\.weight is in none of them"):
         prepare(tiny(**settings("forgotten")))
@@ -239,7 +239,7 @@ def test_stages_that_a_model_declares(monkeypatch: pytest.MonkeyPatch, tmp_path:
 
 def test_lazy_modules_are_made_by_training_samples(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     with_names(monkeypatch, lazy=lazy)
-    federation = play(tiny(**settings("lazy")), tmp_path)
+    federation = simulate(tiny(**settings("lazy")), tmp_path)
     assert federation.model().state_dict()["1.weight"].shape == (5, math.prod(SHAPE))
 
 
@@ -248,7 +248,7 @@ def test_tables_of_integers_are_constants_until_training_changes_them(
 ) -> None:
     """A constant is not sent, but is in the file; one that changes is averaged as BatchNorm's counters are."""
     with_names(monkeypatch, masked=Masked)
-    federation = play(tiny(**settings("masked", clients=3)), tmp_path)
+    federation = simulate(tiny(**settings("masked", clients=3)), tmp_path)
     saved = read_tensors(tmp_path / "model.safetensors")
     assert saved["seen"].tolist() == [ROUNDS, ROUNDS]
     assert saved["places"].tolist() == [4, 3, 2, 1, 0]
@@ -275,7 +275,7 @@ def test_a_table_that_changes_later_is_no_constant(monkeypatch: pytest.MonkeyPat
     with_names(monkeypatch, late=Late)
     changes = settings("late", clients=3)
     with pytest.raises(Exception, match="training has changed the model's table table, which no client sends"):
-        play(tiny(**changes | {"local": {"batch_size": 2}}), tmp_path)
+        simulate(tiny(**changes | {"local": {"batch_size": 2}}), tmp_path)
 
 
 class Remembers(Plain):
@@ -342,7 +342,7 @@ def test_the_tensor_that_became_infinite_is_named(monkeypatch: pytest.MonkeyPatc
     changes = settings("masked", rounds={"total": 2, "participation": 1.0, "on_client_failure": "stop"})
     changes["local"] |= {"lr": 1e18, "epochs": 9, "momentum": 0.99, "weight_decay": 1e18}
     with pytest.raises(Exception, match=r"(features\.1|head)\.\w+ is the first tensor that became so"):
-        play(tiny(**changes), tmp_path)
+        simulate(tiny(**changes), tmp_path)
 
 
 def test_initial_parameters_of_a_saved_model(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -358,8 +358,8 @@ def test_initial_parameters_of_a_saved_model(monkeypatch: pytest.MonkeyPatch, tm
         prepare(tiny(**changes))
     changes["model"]["init_except"] = ["head"]
     frozen = {"lr": 1e-30, "batch_size": 1000, "momentum": 0.0, "weight_decay": 0.0}
-    found = play(tiny(**changes | {"local": frozen}), tmp_path / "run").model().state_dict()
-    drawn = play(tiny(**settings("plain") | {"local": frozen}), tmp_path / "drawn").model().state_dict()
+    found = simulate(tiny(**changes | {"local": frozen}), tmp_path / "run").model().state_dict()
+    drawn = simulate(tiny(**settings("plain") | {"local": frozen}), tmp_path / "drawn").model().state_dict()
     for name, tensor in found.items():
         assert torch.equal(tensor, (drawn if name.startswith("head") else saved)[name]), name
     changes["model"]["init_except"] = ["fc"]

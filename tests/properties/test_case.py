@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from case import Case, Traced, cases
-from conftest import play, tiny
+from conftest import simulate, tiny
 from test_engines import outcome
 from test_hashes import known
 
@@ -23,14 +23,14 @@ SEEDS = {"feddyn": 4}  # With 3, an activation is within rounding of 0: on which
 def test_case(
     case: Case, subtests: pytest.Subtests, ran: Callable[..., Federation], warm_ray: MakeEngine, tmp_path: Path
 ) -> None:
-    whole = play(tiny(**case.changes, **TRACED), tmp_path / "local")
+    whole = simulate(tiny(**case.changes, **TRACED), tmp_path / "local")
     with subtests.test("the third round is recomputed"):
         recomputed(case, whole, tmp_path / "seeded")
     with subtests.test("its bits are known"):
         assert whole.sha256() == known(case.method)
     with subtests.test("Ray's bits are those of one process"):
         on_ray = tiny(**case.changes, engine={"ray": {"clients_per_actor": -(-whole.cohort_size // 2)}})
-        assert outcome(play(on_ray, tmp_path / "ray", make_engine=warm_ray)) == outcome(whole)
+        assert outcome(simulate(on_ray, tmp_path / "ray", make_engine=warm_ray)) == outcome(whole)
     with subtests.test("a resumed run ends with the bits of one that was not interrupted"):
         resumed(case, whole, tmp_path / "parts")
     with subtests.test("it collapses"):
@@ -41,7 +41,7 @@ def recomputed(case: Case, whole: Federation, folder: Path) -> None:
     """The third round again, in float64 from the traced files."""
     assert case.recompute is not None
     federation = (
-        play(tiny(seed=SEEDS[case.method], **case.changes, **TRACED), folder) if case.method in SEEDS else whole
+        simulate(tiny(seed=SEEDS[case.method], **case.changes, **TRACED), folder) if case.method in SEEDS else whole
     )
     round_ = Traced(federation.folder, 2, federation)
     assert len(round_.clients) == federation.cohort_size
@@ -60,7 +60,7 @@ def resumed(case: Case, whole: Federation, folder: Path) -> None:
     begun.step()
     begun.close()
     assert begun.sha256() != whole.sha256()
-    assert play(config, folder, resume=True).sha256() == whole.sha256()
+    assert simulate(config, folder, resume=True).sha256() == whole.sha256()
 
 
 def collapses(case: Case, ran: Callable[..., Federation]) -> None:

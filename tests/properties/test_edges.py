@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from case import Case, cases
-from conftest import play, table, tiny
+from conftest import simulate, table, tiny
 from sabotage import HardTimes
 from safetensors.torch import save_file
 
@@ -58,7 +58,7 @@ def test_hard_times(case: Case, dead_layer, monkeypatch, tmp_path):
             model={"init": dead_layer}, rounds={"total": 3, "participation": 1.0}, local={"batch_size": 32},
         )
     )  # fmt: skip
-    federation = play(config, tmp_path)
+    federation = simulate(config, tmp_path)
     sizes = federation.partition.sizes
     assert (sizes == 0).sum() == 1
     assert table(tmp_path, "rounds")["clients_ok"].tolist() == [7, 7, 6]
@@ -81,7 +81,7 @@ def test_alone(case: Case, tmp_path):
     partition = {"dirichlet_counts": {"alpha": 0.8, "clients": 1}}
     name = {"synthetic": {"samples": 60, "shape": [1, 8, 8], "classes": 4}}
     rounds = {"total": 2, "participation": 1.0}
-    federation = play(tiny(**changed(case, data={"name": name, "partition": partition}, rounds=rounds)), tmp_path)
+    federation = simulate(tiny(**changed(case, data={"name": name, "partition": partition}, rounds=rounds)), tmp_path)
     assert federation.server.value.isfinite().all()
     assert table(tmp_path, "clients")["weight"].tolist() == [1.0, 1.0]
     assert np.isfinite(noted(tmp_path)).all()

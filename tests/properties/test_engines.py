@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from conftest import play, tiny
+from conftest import simulate, tiny
 from ray import cloudpickle
 from torch import Tensor, nn
 
@@ -61,21 +61,21 @@ def outcome(federation: Federation) -> dict[str, Any]:
 def test_reduction_in_pieces(tmp_path, warm_ray, monkeypatch):
     """A model that travels in many messages is the same model."""
     changes = {**FIVE, **MATRIX["fedldf"]}
-    whole = outcome(play(tiny(**changes), tmp_path / "whole"))
+    whole = outcome(simulate(tiny(**changes), tmp_path / "whole"))
     monkeypatch.setattr(raysim.engine.sums, "CHUNK", 100)
     on_ray = tiny(**changes, engine={"ray": {"clients_per_actor": 2, "fan_in": 2}})
-    assert outcome(play(on_ray, tmp_path / "pieces", make_engine=warm_ray)) == whole
+    assert outcome(simulate(on_ray, tmp_path / "pieces", make_engine=warm_ray)) == whole
 
 
 @pytest.mark.parametrize("name", MATRIX)
 def test_packing_and_fan_in(name, subtests, tmp_path, warm_ray):
     changes = {**FIVE, **MATRIX[name]}
-    local = outcome(play(tiny(**changes), tmp_path / "local"))
-    assert local["sha256"] != play(tiny(**changes, seed=4), tmp_path / "seed").sha256()
+    local = outcome(simulate(tiny(**changes), tmp_path / "local"))
+    assert local["sha256"] != simulate(tiny(**changes, seed=4), tmp_path / "seed").sha256()
     for packing, (clients_per_actor, fan_in) in PACKINGS.items():
         with subtests.test(packing):
             engine = {"ray": {"clients_per_actor": clients_per_actor, "fan_in": fan_in}}
-            assert outcome(play(tiny(**changes, engine=engine), tmp_path / packing, make_engine=warm_ray)) == local
+            assert outcome(simulate(tiny(**changes, engine=engine), tmp_path / packing, make_engine=warm_ray)) == local
 
 
 def numbers(client: int, t: int, size: int) -> Tensor:
@@ -124,7 +124,7 @@ def test_a_mean_whose_terms_are_exact_is_exact(weighting, subtests, tmp_path, wa
                 data={"name": {"npz": "toy.npz"}, "partition": "natural", "root": str(tmp_path)}, engine=engine,
                 model={"name": "zeros"}, client=["sends"], weighting=weighting, rounds={"participation": 1.0},
             )  # fmt: skip
-            federation = play(config, tmp_path / name, make_engine=local_engine if engine == "local" else warm_ray)
+            federation = simulate(config, tmp_path / name, make_engine=local_engine if engine == "local" else warm_ray)
             sent = [numbers(client, 2, 4 * 17) for client in range(4)]
             expected = sent[0] / 2 + sent[1] / 4 + sent[2] / 8 + sent[3] / 8
             assert federation.server.value.tolist() == expected.tolist()

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import play, tiny
+from conftest import simulate, tiny
 from torch import nn
 
 KNOWN: dict[str, Any] = json.loads(Path(__file__).with_name("hashes.json").read_text())
@@ -41,7 +41,7 @@ def known(name: str) -> str:
 
 
 def test_a_traced_run_and_its_files(tmp_path: Path) -> None:
-    federation = play(tiny(**SCAFFOLD, record={"trace": "rounds"}), tmp_path / "traced")
+    federation = simulate(tiny(**SCAFFOLD, record={"trace": "rounds"}), tmp_path / "traced")
     assert federation.sha256() == known("traced")
     digest = hashlib.sha256()
     for path in sorted((tmp_path / "traced" / "trace").rglob("*.safetensors")):

@@ -9,7 +9,7 @@ from types import UnionType
 from typing import Annotated, Any
 
 import pytest
-from conftest import play, tiny
+from conftest import simulate, tiny
 from test_switches import CATALOGUE, SWITCHES, sections_of
 
 from raysim.config import Config, ConfigError, catalogue_of, fields_of, from_dict, to_dict
@@ -167,7 +167,7 @@ def test_the_greatest_rates_are_no_errors_in_the_code(subtests: pytest.Subtests,
                 config = from_dict(
                     put({**raw, "rounds": {**raw["rounds"], "total": 2}}, place, shaped(hint, GREATEST_FLOAT))
                 )
-                play(config, tmp_path / path)
+                simulate(config, tmp_path / path)
             except (ConfigError, RoundFailed) as error:
                 if "error in a client's code" in str(error):
                     raise

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import play, table, tiny
+from conftest import simulate, table, tiny
 
 from raysim.methods import CLIENTS, STEPS, WEIGHTINGS
 
@@ -118,7 +118,7 @@ def test_every_field_has_another_value():
 
 
 def sections_of(name: str) -> dict[str, Any]:
-    """The configuration in which one method is played, without the method."""
+    """The configuration in which one method is run, without the method."""
     role, switches = CATALOGUE[name][0], SWITCHES[name]
     sections: dict[str, Any] = {
         "data": {
@@ -136,7 +136,7 @@ def sections_of(name: str) -> dict[str, Any]:
 def outcome(name: str, own: dict[str, Any], folder: Path) -> tuple[Any, ...]:
     """Hash of the run, scores of the clients' models, and whether something was recorded."""
     role, switches = CATALOGUE[name][0], SWITCHES[name]
-    federation = play(tiny(**sections_of(name), **{role: [{name: {**switches.base, **own}}]}), folder)
+    federation = simulate(tiny(**sections_of(name), **{role: [{name: {**switches.base, **own}}]}), folder)
     personal = table(folder, "personal") if role == "client" else {}
     recorded = table(folder, "notes")["value"].tolist() if (folder / "notes").exists() else []
     return federation.sha256(), [column.tolist() for column in personal.values()], recorded

@@ -22,7 +22,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 from case import cases
-from conftest import play, tiny
+from conftest import simulate, tiny
 from matplotlib.axis import Axis, XAxis
 from matplotlib.collections import FillBetweenPolyCollection, PathCollection
 from matplotlib.figure import Figure
@@ -70,7 +70,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("stored")
     for name, changes in STORED.items():
         rounds = {"total": 4, "participation": 0.4, "evaluate_every": 2}
-        play(tiny(name=name, rounds=rounds, **changes), folder / name)
+        simulate(tiny(name=name, rounds=rounds, **changes), folder / name)
     return folder
 
 

@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
-from conftest import play, table, tiny
+from conftest import simulate, table, tiny
 
 from raysim.config import Config, ConfigError, to_dict
 from raysim.engine.base import StateLost
-from raysim.federation import Federation, Round, RunParts, play_round
+from raysim.federation import Federation, Round, RunParts, run_round
 from raysim.store.sinks import Sink, Sinks, TensorBoard, Wandb
 
 ROUNDS = {"total": 5, "participation": 0.4, "evaluate_every": 2, "checkpoint_every": 2}
@@ -49,7 +49,7 @@ def test_tensorboard_has_every_round_once_after_a_crash(tmp_path: Path) -> None:
     crashed.write_down()  # round 2, which is after the last checkpoint
     crashed.writer.sinks._open["TensorBoard"]._writer.flush()  # type: ignore[attr-defined]
     crashed.engine.close()
-    play(config, tmp_path / "run", resume=True)
+    simulate(config, tmp_path / "run", resume=True)
     events = EventAccumulator(str(tmp_path / "run" / "tensorboard"))
     events.Reload()
     found = {tag: [(e.step, e.value) for e in events.Scalars(tag)] for tag in events.Tags()["scalars"]}
@@ -64,17 +64,17 @@ def test_tensorboard_has_every_round_once_after_a_crash(tmp_path: Path) -> None:
 def test_tensorboard_has_every_round_once_after_states_were_lost(tmp_path: Path) -> None:
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    played: list[int] = []
+    ran: list[int] = []
 
     def lossy(run: RunParts, t: int, **options: Any) -> Round:
-        played.append(t)
-        done = play_round(run, t, **options)
-        if len(played) == 4:
+        ran.append(t)
+        done = run_round(run, t, **options)
+        if len(ran) == 4:
             raise StateLost("gone")
         return done
 
-    play(with_sinks("tensorboard"), tmp_path, play=lossy)
-    assert played == [0, 1, 2, 3, 2, 3, 4]
+    simulate(with_sinks("tensorboard"), tmp_path, run_round=lossy)
+    assert ran == [0, 1, 2, 3, 2, 3, 4]
     events = EventAccumulator(str(tmp_path / "tensorboard"))
     events.Reload()
     assert [event.step for event in events.Scalars("train_loss")] == [1, 2, 3, 4, 5]
@@ -93,7 +93,7 @@ def test_mlflow_has_every_round_and_setting(tmp_path: Path, monkeypatch: pytest.
     client = mlflow.MlflowClient(tracking_uri=uri)
     experiment = client.get_experiment_by_name("tests").experiment_id
     assert [run.info.status for run in client.search_runs([experiment])] == ["KILLED"]
-    play(config, tmp_path / "run", resume=True)
+    simulate(config, tmp_path / "run", resume=True)
     (run,) = client.search_runs([experiment])
     assert (run.info.status, run.info.run_name) == ("FINISHED", "tiny")
     assert run.data.params["local.lr"] == str(to_dict(config)["local"]["lr"])
@@ -109,7 +109,7 @@ def test_wandb_gets_every_round_offline(tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.setattr(
         wandb.Run, "log", lambda run, data, step: (logged.append((step, data)), real(run, data, step=step))
     )
-    play(with_sinks({"wandb": {"mode": "offline", "project": "tests"}}), tmp_path / "run")
+    simulate(with_sinks({"wandb": {"mode": "offline", "project": "tests"}}), tmp_path / "run")
     (events,) = (tmp_path / "run" / "wandb").glob("offline-run-*/*.wandb")
     identity = (tmp_path / "run" / "wandb.id").read_text()
     assert events.name == f"run-{identity}.wandb"
@@ -143,7 +143,7 @@ def test_a_sink_changes_no_bit_and_its_failure_ends_no_run(tmp_path: Path) -> No
     federation.close()
     assert failures == ["Broken failed and receives no more of this run: the disk is full"]
     assert len(table(tmp_path / "run", "rounds")["round"]) == 5
-    assert digest == play(with_sinks("tensorboard"), tmp_path / "with").sha256()
+    assert digest == simulate(with_sinks("tensorboard"), tmp_path / "with").sha256()
 
 
 def test_of_a_row_the_numbers_are_sent(tmp_path: Path) -> None:
@@ -173,7 +173,7 @@ def test_a_missing_package_is_named_before_anything_starts(tmp_path: Path, monke
 def test_prometheus_finds_the_numbers_of_a_run(tmp_path: Path, cluster: Any) -> None:
     import ray
 
-    play(with_sinks("ray_metrics"), tmp_path)  # this process is connected to the cluster, as a driver is
+    simulate(with_sinks("ray_metrics"), tmp_path)  # this process is connected to the cluster, as a driver is
     numbers = {name: values[5] for name, values in recorded(tmp_path).items() if 5 in values}
     numbers |= {"round": 5, "clients_per_second": numbers["clients_ok"] / numbers["seconds"]}
     names = ("round", "accuracy", "loss", "train_loss", "bytes_up", "clients_ok", "clients_per_second")

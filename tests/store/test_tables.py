@@ -18,7 +18,7 @@ from raysim.store.parts import MERGE, DamagedTable
 from raysim.store.tables import FLUSH_SECONDS, PHASES, TABLES, Recorder, read, schema, write_table
 
 
-def played(recorder: Recorder, t: int, clients: int = 3) -> None:
+def ran(recorder: Recorder, t: int, clients: int = 3) -> None:
     """A round's rows, recognisable by their round."""
     recorder.add("clients", round=t, client=range(clients), samples=np.full(clients, t), status="ok")
     recorder.add("notes", round=t, method="m", name="tau", layer=["a", "b"], value=np.array([t, -t], np.float32))
@@ -148,7 +148,7 @@ def test_parts_stay_few_and_end_as_one(tmp_path):
 def test_flushes_wait_for_their_time(tmp_path):
     clock = ManualClock()
     recorder = Recorder(tmp_path, clock=clock)
-    played(recorder, 0)
+    ran(recorder, 0)
     clock.sleep(FLUSH_SECONDS - 1)
     recorder.maybe_flush()
     assert rounds_of(tmp_path, "rounds") == []
@@ -187,7 +187,7 @@ def writing(tmp_path, monkeypatch):
 
     def write() -> None:
         for t in range(3):
-            played(recorder, t)
+            ran(recorder, t)
             recorder.flush()
         recorder.close()
 
@@ -258,7 +258,7 @@ def written(folder: Path) -> None:
     """Rounds 0 to 19 in parts 0-3, 4-7, ..., 16-19, as an interrupted run leaves them."""
     recorder = Recorder(folder)
     for t in range(20):
-        played(recorder, t)
+        ran(recorder, t)
         if t % 4 == 3:
             recorder.flush()
 
@@ -276,7 +276,7 @@ def test_resuming_removes_later_rounds(tmp_path, start, merged):
     assert rounds_of(tmp_path, "notes") == [t for t in range(start) for _ in range(2)]
     last = [path.name.split("-")[2] for path in (tmp_path / "rounds").iterdir()]
     assert max(last, default="") == (f"{start - 1:06d}" if start else "")
-    played(recorder, start)
+    ran(recorder, start)
     recorder.close()
     assert rounds_of(tmp_path, "clients") == [t for t in range(start + 1) for _ in range(3)]
     assert read(tmp_path, "partition").equals(partition)

@@ -31,7 +31,7 @@ RELEASE_SECONDS = 10  # to wait at a run's end until the cluster has its share b
 
 
 class Playable(Protocol):
-    """What can be played in the driver: a federation."""
+    """What runs in the driver: a federation."""
 
     def step(self) -> dict[str, Any] | None: ...
 
@@ -159,7 +159,7 @@ class RemoteFederation:
         # A driver that died before it could describe its run has left nothing to resume.
         self._resume = self._resume or (self._out / "manifest.json").exists()
         if self._deaths == ATTEMPTS:
-            when = f"after round {self._furthest + 1}" if self._furthest >= 0 else "before a round was played"
+            when = f"after round {self._furthest + 1}" if self._furthest >= 0 else "before the first round"
             raise MachineFailure(f"the driver died {ATTEMPTS} times {when}: {why}. The run can be resumed")
         self._untold.append(Event("driver", f"the driver died: {why}; another goes on from the last checkpoint"))
 

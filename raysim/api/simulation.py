@@ -1,4 +1,4 @@
-"""One run that is played round by round. `run`, `stream` and `resume` make it; the command line plays through it, too."""
+"""One run, round by round. `run`, `stream` and `resume` make it, and so does the command line."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
+from raysim.api.interrupts import Interrupts
+from raysim.api.launch import launcher
 from raysim.config import Config, ConfigError, check_unchanged
 from raysim.core.event import Event
 from raysim.engine.ray.placement import Resources
@@ -17,8 +19,6 @@ from raysim.federation.code import check_code
 from raysim.federation.extend import rewrite
 from raysim.federation.lock import finished_result, how_to_continue, run_lock, without_effect
 from raysim.late import nn
-from raysim.play.interrupts import Interrupts
-from raysim.play.launch import launcher
 from raysim.store.atomic import replacing
 from raysim.store.manifest import FAILED
 from raysim.store.tables import OPEN
@@ -29,7 +29,7 @@ class Stopped(KeyboardInterrupt):
 
 
 @dataclass(frozen=True)
-class PlayedRound:
+class RoundResult:
     """The result of a round. Scores are fractions and losses nats where the task is classification; None where the round
     was not evaluated."""
 
@@ -46,7 +46,7 @@ class PlayedRound:
     messages: tuple[str, ...]  # what failed, and what was done about it
 
     @classmethod
-    def of(cls, summary: Mapping[str, Any]) -> PlayedRound:
+    def of(cls, summary: Mapping[str, Any]) -> RoundResult:
         """From what `Federation.step` returns."""
         rest = dict(summary)
         number, messages = rest.pop("round") + 1, tuple(rest.pop("messages"))
@@ -61,8 +61,8 @@ class PlayedRound:
         return self.accuracy if self.headline == "accuracy" else self.metrics.get(self.headline or "")
 
 
-class Simulation(Iterator[PlayedRound]):
-    """Every step of the iteration plays a round; a loop over it may be left and taken up again.
+class Simulation(Iterator[RoundResult]):
+    """Every step of the iteration runs a round; a loop over it may be left and taken up again.
 
     After the last round the run is finished: its model and its result are on disk, and all that was started has been
     stopped. To stop earlier call `stop`, leave a `with` block, or drop the object. After a Ctrl-C the round in progress is
@@ -74,7 +74,7 @@ class Simulation(Iterator[PlayedRound]):
         resources: Resources | None = None, interrupts: Interrupts | None = None, accept_changed_code: bool = False,
     ):  # fmt: skip
         """`resources` are the run's part of a cluster that it shares (default: what is free); `interrupts` those of a
-        caller who handles signals itself. Raises `ConfigError` where another process plays the run in `folder`, or,
+        caller who handles signals itself. Raises `ConfigError` where another process uses the run in `folder`, or,
         with `resume`, where it began with settings that make other bits or, unless that is accepted, with other code of
         the user's."""
         self.config, self.folder = config, folder
@@ -103,7 +103,7 @@ class Simulation(Iterator[PlayedRound]):
     def __exit__(self, *_: object) -> None:
         self.stop()
 
-    def __next__(self) -> PlayedRound:
+    def __next__(self) -> RoundResult:
         if self.result is not None:
             raise StopIteration
         if self._asked_to_stop:
@@ -121,7 +121,7 @@ class Simulation(Iterator[PlayedRound]):
             self.stop()
             raise StopIteration
         self._asked_to_stop = interrupts.received is not None
-        return PlayedRound.of(summary)
+        return RoundResult.of(summary)
 
     def start(self) -> None:
         """Start the engine, where the first round has not done it. Raises what is wrong with data, model or cluster."""

@@ -32,9 +32,9 @@ def test_a_notebook(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     cells = [nbformat.v4.new_code_cell(cell.format(settings=settings)) for cell in CELLS]
     notebook = nbformat.v4.new_notebook(cells=cells)
     kernel.execute(notebook, tmp_path, allow_errors=True)
-    started, played, shown, typo, no_table = (cell.outputs for cell in notebook.cells)
+    started, ran, shown, typo, no_table = (cell.outputs for cell in notebook.cells)
     assert started == []
-    [live] = played  # and no warning beside it
+    [live] = ran  # and no warning beside it
     assert live.data["text/plain"].startswith("round 3/3   accuracy")
     for html in (live.data["text/html"], shown[0].data["text/html"]):
         assert "fedavg, 3 of 3 rounds, finished" in html

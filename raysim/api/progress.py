@@ -9,11 +9,11 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from raysim.api.lines import scored
 from raysim.clock import CLOCK, Clock
-from raysim.play.lines import scored
 
 if TYPE_CHECKING:
-    from raysim.play.simulation import PlayedRound
+    from raysim.api.simulation import RoundResult
 
 MINUTE = 60.0
 TOLD, REDRAWN = (
@@ -56,7 +56,7 @@ class Lines:
     def __exit__(self, *error: object) -> None:
         pass
 
-    def show(self, round: PlayedRound) -> None:
+    def show(self, round: RoundResult) -> None:
         print(round_line(round), flush=True)
 
 
@@ -74,7 +74,7 @@ class Minutes:
     def __exit__(self, *error: object) -> None:
         pass
 
-    def show(self, round: PlayedRound) -> None:
+    def show(self, round: RoundResult) -> None:
         if (now := self._clock.now()) - self._told >= MINUTE:
             self._told = now
             print(round_line(round), file=sys.stderr, flush=True)
@@ -98,7 +98,7 @@ class Cell:
             self._draw()
         self._handle.update(self._shown(), raw=True)
 
-    def show(self, round: PlayedRound) -> None:
+    def show(self, round: RoundResult) -> None:
         self._line = round_line(round)
         self._bar = f'<progress value="{round.number}" max="{round.rounds}"></progress>'
         now = self._clock.now()
@@ -138,7 +138,7 @@ class Bar:
     def __exit__(self, *error: object) -> None:
         self._progress.stop()
 
-    def show(self, round: PlayedRound) -> None:
+    def show(self, round: RoundResult) -> None:
         done, total = round.number, round.rounds
         if self._task is None:  # a resumed run does not begin at 0
             self._task = self._progress.add_task("", total=total, completed=done - 1)
@@ -150,18 +150,18 @@ class Bar:
             self._progress.console.out(round_line(round), highlight=False)
 
 
-def round_line(round: PlayedRound) -> str:
+def round_line(round: RoundResult) -> str:
     """One line on a round."""
     clients = f"clients {round.clients_ok} ok, {round.clients_failed} failed"
     return "   ".join((position(round), *scores(round), clients, f"{round.seconds:.2f} s"))
 
 
-def position(round: PlayedRound) -> str:
+def position(round: RoundResult) -> str:
     """`round  5/20`: people count from 1."""
     return f"round {round.number:>{len(str(round.rounds))}}/{round.rounds}"
 
 
-def scores(round: PlayedRound) -> list[str]:
+def scores(round: RoundResult) -> list[str]:
     """The headline of the global model and of the clients' own, whichever were tested, and the loss."""
     name, score, tested = round.headline, round.score, round.loss is not None
     personal = round.metrics.get("personal_accuracy_micro" if name == "accuracy" else f"personal_{name}")

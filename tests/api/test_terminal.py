@@ -16,13 +16,13 @@ from clocks import ManualClock
 from conftest import tiny
 
 import raysim
-from raysim.play.lines import header
-from raysim.play.preview import _lasting
-from raysim.play.progress import Minutes, round_line
-from raysim.play.simulation import PlayedRound
-from raysim.play.terminal import play
+from raysim.api.lines import header
+from raysim.api.preview import _lasting
+from raysim.api.progress import Minutes, round_line
+from raysim.api.simulation import RoundResult
+from raysim.api.terminal import run_in_terminal
 
-PLAYED = PlayedRound(
+RESULT = RoundResult(
     number=5, rounds=20, headline="accuracy", accuracy=None, loss=None, train_loss=0.5, clients_ok=3,
     clients_failed=1, seconds=1.234, metrics={"personal_accuracy_micro": 0.875}, messages=(),
 )  # fmt: skip
@@ -36,7 +36,7 @@ def shown(write: int, read: int, folder: Path, monkeypatch: pytest.MonkeyPatch) 
         text = reader.submit(read_to_the_end, read)
         with open(write, "w") as stream:
             monkeypatch.setattr(sys, "stdout", stream)
-            assert play(tiny(), folder, resume=False) == 0
+            assert run_in_terminal(tiny(), folder, resume=False) == 0
     os.close(read)
     return text.result()
 
@@ -77,15 +77,15 @@ def test_a_script_says_where_its_run_is_and_then_a_line_a_minute(
     with Minutes(tmp_path / "run", clock) as shown:
         for number in range(1, 8):
             clock.sleep(25)
-            shown.show(replace(PLAYED, number=number))
+            shown.show(replace(RESULT, number=number))
     said = capfd.readouterr()
     first, *lines = said.err.splitlines()
     assert first == f"raysim: the run is in {tmp_path / 'run'}"
     assert [line[:11] for line in lines] == ["round  3/20", "round  6/20"]
-    raysim.run(tiny(), out=tmp_path / "played")
+    raysim.run(tiny(), out=tmp_path / "ran")
     raysim.run(tiny(), out=tmp_path / "silent", progress=False)
     said = capfd.readouterr()
-    assert (said.out, said.err) == ("", f"raysim: the run is in {tmp_path / 'played'}\n")
+    assert (said.out, said.err) == ("", f"raysim: the run is in {tmp_path / 'ran'}\n")
 
 
 def test_a_pipe_has_a_plain_line_a_round(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -100,11 +100,11 @@ def test_a_pipe_has_a_plain_line_a_round(tmp_path: Path, monkeypatch: pytest.Mon
 
 def test_a_round_shows_the_clients_own_models_where_the_global_one_is_not_tested() -> None:
     line = "round  5/20   personal 87.50 %   train loss  0.5000   clients 3 ok, 1 failed   1.23 s"
-    assert re.sub(" {4,}", "   ", round_line(PLAYED)) == line
-    assert "accuracy       -" in round_line(replace(PLAYED, metrics={}))
-    assert "accuracy 12.50 %" in round_line(replace(PLAYED, accuracy=0.125))
-    assert "rmse  0.7500" in round_line(replace(PLAYED, headline="rmse", metrics={"rmse": 0.75}))
-    assert "accuracy" not in round_line(replace(PLAYED, headline=None, metrics={}))
+    assert re.sub(" {4,}", "   ", round_line(RESULT)) == line
+    assert "accuracy       -" in round_line(replace(RESULT, metrics={}))
+    assert "accuracy 12.50 %" in round_line(replace(RESULT, accuracy=0.125))
+    assert "rmse  0.7500" in round_line(replace(RESULT, headline="rmse", metrics={"rmse": 0.75}))
+    assert "accuracy" not in round_line(replace(RESULT, headline=None, metrics={}))
 
 
 def test_times_and_shares_are_written_as_people_write_them() -> None:

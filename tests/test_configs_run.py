@@ -1,7 +1,7 @@
-"""Every table and figure of the papers, at every scale, played on a handful of samples of the right shape, and drawn.
+"""Every table and figure of the papers, at every scale, ran on a handful of samples of the right shape, and drawn.
 
 What a cell's code does hangs on its methods and switches, the shape of its data, its partition and its network, not on the
-size of a number, unless that is 0. So a cell is played if its methods (with all that is recorded), or its data,
+size of a number, unless that is 0. So a cell is run if its methods (with all that is recorded), or its data,
 partition and network, have not been met before in any file; else the run that had those methods stands for it. Of a table
 with several axes every choice comes, each with the first choices of the other axes. A slow network is replaced by a small
 one, with BatchNorm; that each can be built and trained is the business of tests/models. But every cell's methods are asked
@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from conftest import OPTIONS, play
+from conftest import OPTIONS, simulate
 from safetensors.numpy import save_file
 from test_configs import CONFIGS, OF_PAPERS, commands, item_of, without_table
 from torch import nn
@@ -163,7 +163,7 @@ def chosen(item: Item, scale: str) -> dict[Cell, Sequence[Any]]:
 
 
 @pytest.fixture(scope="module")
-def played(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+def ran(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """Folders of the runs so far, by their methods and by their materials."""
     return {}
 
@@ -179,8 +179,8 @@ def having_the_data(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.chdir(tmp_path)
 
 
-def run_of(config: Config, played: dict[str, Path], folder: Path) -> Path:
-    """Where a run that does the same as this configuration has been played."""
+def run_of(config: Config, ran: dict[str, Path], folder: Path) -> Path:
+    """Where a run that does the same as this configuration has been run."""
     raw = alike(changed := shrunk(config))
     held = SHAPES[named(config.data.name)]
     raw["name"] = ""
@@ -188,12 +188,12 @@ def run_of(config: Config, played: dict[str, Path], folder: Path) -> Path:
     materials = json.dumps([held, data["partition"], data["client_test_frac"], model["name"]], sort_keys=True)
     everyone = config.rounds.participation == 1
     methods = json.dumps([raw, everyone, data["proxy"], model["bn_stats"], len(held[0])], sort_keys=True)
-    if methods not in played or materials not in played:
-        if (materials in played or raw["record"]["trace"]) and len(held[0]) == 3 and not held[2]:
+    if methods not in ran or materials not in ran:
+        if (materials in ran or raw["record"]["trace"]) and len(held[0]) == 3 and not held[2]:
             changed["data"]["name"] = "mnist"  # the quickest images, for the measures of traced runs above all
-        play(read(changed, config.clients), folder)
-        played[materials] = played[methods] = folder
-    return played[methods]
+        simulate(read(changed, config.clients), folder)
+        ran[materials] = ran[methods] = folder
+    return ran[methods]
 
 
 @cache
@@ -288,8 +288,8 @@ def shows(name: str, run: Run) -> bool:
     return True
 
 
-def check(item: Item, played: dict[str, Path], folder: Path) -> None:
-    """Play the cells of every scale. Each heading must have a number, and whatever the file names must be drawn."""
+def check(item: Item, ran: dict[str, Path], folder: Path) -> None:
+    """Run the cells of every scale. Each heading must have a number, and whatever the file names must be drawn."""
     folder.mkdir()
     copy = folder / item.path.name
     copy.write_text(without_table(item.path), encoding="utf-8")
@@ -298,9 +298,7 @@ def check(item: Item, played: dict[str, Path], folder: Path) -> None:
         cells = chosen(item, scale)
         found = dict(zip(cells, runs(copy, cells.values(), folder / "runs" / scale), strict=True))
         assert not [fault for point in found.values() for fault in misfits(point.config)]
-        points = {
-            cell: replace(point, folder=run_of(point.config, played, point.folder)) for cell, point in found.items()
-        }
+        points = {cell: replace(point, folder=run_of(point.config, ran, point.folder)) for cell, point in found.items()}
         opened |= {point.folder: Run(point.folder) for point in points.values() if point.folder not in opened}
         assert "| " in table_text(item, points, scale, ())
         for heading, measure in item.table.headings(scale).items():
@@ -311,14 +309,14 @@ def check(item: Item, played: dict[str, Path], folder: Path) -> None:
 @pytest.mark.filterwarnings("ignore:pfedme", "error:.*model.bn_stats")
 @pytest.mark.parametrize("paper", PAPERS)
 def test_cells_run_and_what_the_file_names_is_drawn(
-    paper: str, played: dict[str, Path], tmp_path: Path, subtests: pytest.Subtests
+    paper: str, ran: dict[str, Path], tmp_path: Path, subtests: pytest.Subtests
 ) -> None:
     for path in (path for path in OF_PAPERS if path.parent.name == paper):
         with subtests.test(path.stem):
-            check(item_of(path), played, tmp_path / path.stem)
+            check(item_of(path), ran, tmp_path / path.stem)
 
 
-def test_what_is_wrong_is_found(played: dict[str, Path], tmp_path: Path, subtests: pytest.Subtests) -> None:
+def test_what_is_wrong_is_found(ran: dict[str, Path], tmp_path: Path, subtests: pytest.Subtests) -> None:
     """Though the configuration is valid."""
     for name, right, wrong, fault in (
         ("fedlaw/figure7", "instruments: [heterogeneity]", "instruments: []", "no cell has 'last overlap of classes'"),
@@ -332,4 +330,4 @@ def test_what_is_wrong_is_found(played: dict[str, Path], tmp_path: Path, subtest
             broken = tmp_path / "broken.yaml"
             broken.write_text(text.replace(right, wrong), encoding="utf-8")
             with pytest.raises(AssertionError, match=re.escape(fault)):
-                check(Item(name, broken), played, tmp_path / fault)
+                check(Item(name, broken), ran, tmp_path / fault)

@@ -106,8 +106,8 @@ SETTINGS: dict[str, Any] = {
     "evaluate": {"metrics": ["doubt"]}, "record": {"instruments": ["drift"]},
 }  # fmt: skip
 ON_RAY = {"ray": {"clients_per_actor": 3}}  # one actor: its start takes longer than the runs
-PLAY = f"""
-def played(engine):
+RUN = f"""
+def ran(engine):
     run = raysim.run({SETTINGS!r}, out=f"out/{{engine}}", engine={{"local": "local", "ray": {ON_RAY!r}}}[engine])
     doubts = run["rounds"]["metric.doubt"].to_pylist()
     assert run.result["final"] > 0.85 and doubts[0] > doubts[-1] > 0, doubts
@@ -115,7 +115,7 @@ def played(engine):
     assert isinstance(run.model()(torch.zeros(2, 5)), torch.Tensor)
     return run.result["sha256"]
 """
-PRINT = "print(played('local'), played('ray'), sep='\\n')"
+PRINT = "print(ran('local'), ran('ray'), sep='\\n')"
 ENTRIES = {
     "methods": "SignSGD", "models": "Net", "datasets": "points", "partitions": "in_turn", "tasks": "Focal",
     "metrics": "doubt", "instruments": "Drift",
@@ -138,7 +138,7 @@ def lines(*command: object, **settings: Any) -> list[str]:
 
 def test_in_a_script(environment: dict[str, str], tmp_path: Path) -> None:
     script = tmp_path / "mine.py"
-    script.write_text(OWN + PLAY + f'if __name__ == "__main__":\n    {PRINT}\n')
+    script.write_text(OWN + RUN + f'if __name__ == "__main__":\n    {PRINT}\n')
     local, ray = lines(script, env=environment, cwd=tmp_path)[-2:]
     assert local == ray
 
@@ -149,7 +149,7 @@ def test_in_a_notebook(environment: dict[str, str], tmp_path: Path) -> None:
 
     parts = OWN.split("\n\n\n")
     method = next(part for part in parts if "SignSGD" in part)
-    cells = [parts[0], method.replace("1e-2", "1e-3"), *parts[1:], PLAY, PRINT]
+    cells = [parts[0], method.replace("1e-2", "1e-3"), *parts[1:], RUN, PRINT]
     notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(cell) for cell in cells])
     kernel.execute(notebook, tmp_path, env=environment)
     printed = "".join(out.text for out in notebook.cells[-1].outputs if out.get("name") == "stdout")

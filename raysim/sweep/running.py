@@ -1,4 +1,4 @@
-"""Playing the runs of a sweep: what is finished is left alone, what was stopped goes on."""
+"""The runs of a sweep, one after another or in parallel: finished ones stay, stopped ones go on."""
 
 from __future__ import annotations
 
@@ -7,21 +7,21 @@ import traceback
 from collections.abc import Sequence
 from contextlib import ExitStack
 
+from raysim.api.errors import faults_of, shown
+from raysim.api.launch import check_address, check_joined
+from raysim.api.terminal import run_in_terminal
 from raysim.config import RayEngineConfig
 from raysim.federation.code import check_code
-from raysim.play.errors import faults_of, shown
-from raysim.play.launch import check_address, check_joined
-from raysim.play.terminal import play
 from raysim.sweep.grid import Point
-from raysim.sweep.parallel import carried, play_parallel
+from raysim.sweep.parallel import carried, run_parallel
 
 
-def play_all(
+def run_all(
     points: Sequence[Point], address: str | None = None, at_once: int | None = 1, accept_changed_code: bool = False
 ) -> int:
-    """Play what is not finished; returns the exit code. A run that fails does not keep the others from being played.
+    """Run what is not finished; returns the exit code. A run that fails does not keep the others from being run.
 
-    `at_once` runs at a time, None: as many as the machine carries. One at a time they are played in this process, with
+    `at_once` runs at a time, None: as many as the machine carries. One at a time they run in this process, with
     one cluster for all; several each in a process of its own. Raises `ConfigError` where no run joins
     the cluster at `address`, or where code of the user's has changed since a run began, unless that is accepted: the
     others would not be comparable. Raises `DataError` where data cannot be downloaded.
@@ -35,7 +35,7 @@ def play_all(
         repr((point.config.data.name, point.config.data.folder)): point.config.data for point in left
     }.values():
         data.name.fetch(data.folder)  # here, where a failure ends it, and not in every run
-    print(f"{len(points)} runs, of which {len(points) - len(left)} are finished", flush=True)
+    print(f"{len(points)} runs, {len(points) - len(left)} of them finished", flush=True)
     with ExitStack() as stack:
         joined = None
         on_ray = [point.config.engine for point in left if isinstance(point.config.engine, RayEngineConfig)]
@@ -48,7 +48,7 @@ def play_all(
         most = min(len(left), at_once or carried([point.config for point in left])) if left else 0
         if most > 1:
             print(f"{most} at a time\n", flush=True)
-            failed, stopped = play_parallel(left, most, joined, accept_changed_code)
+            failed, stopped = run_parallel(left, most, joined, accept_changed_code)
         else:
             failed, stopped = _in_turn(left, address, accept_changed_code)
     if stopped:
@@ -69,7 +69,7 @@ def _in_turn(points: Sequence[Point], address: str | None, accept_changed_code: 
         print(f"\nrun {number} of {len(points)}", flush=True)
         try:
             joins = isinstance(point.config.engine, RayEngineConfig)
-            stopped = play(
+            stopped = run_in_terminal(
                 point.config, point.folder, address if joins else None, resume=point.saved,
                 accept_changed_code=accept_changed_code,
             )  # fmt: skip

@@ -1,4 +1,4 @@
-"""Where a run is played: in this process, or on a Ray cluster that is joined or started for it."""
+"""Where a run computes: in this process, or on a Ray cluster that is joined or started for it."""
 
 from __future__ import annotations
 

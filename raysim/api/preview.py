@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from raysim.api.lines import aligned, bytes_, header, unused
 from raysim.config import Config, RayEngineConfig
 from raysim.core.cohort import AskedCohort
 from raysim.core.server import Downlink
@@ -23,7 +24,6 @@ from raysim.host.host import ClientHost
 from raysim.host.messages import ClientResult
 from raysim.late import torch
 from raysim.machine import free_memory
-from raysim.play.lines import aligned, bytes_, header, unused
 
 
 def preview(config: Config, address: str | None = None) -> str:
@@ -40,7 +40,7 @@ def preview(config: Config, address: str | None = None) -> str:
     held = data.x.nbytes if isinstance(data.x, np.ndarray) else streamed
     memory = processes * HOST_BYTES + hosts * training + held + run.cohort_size * FLOAT * layers.S
     rows = [
-        ("clients", f"{partition.clients}, of which {run.cohort_size} a round"),
+        ("clients", f"{partition.clients}, {run.cohort_size} a round"),
         ("samples", f"{sizes.sum():,} to train on, {sizes.min():,} to {sizes.max():,} a client; "
                     f"{len(partition.server_test):,} to test on"
                     + (f"; {unused(nobodys, len(data.y))}" if (nobodys := len(partition.unused(data))) else "")),
@@ -80,7 +80,7 @@ def _lasting(seconds: float) -> str:
 
 
 class _NoEngine:
-    """Takes the place of the engine of a run that is not played."""
+    """Takes the place of the engine of a run that does not start."""
 
     def begin(self, value: torch.Tensor) -> None:
         pass
@@ -104,7 +104,7 @@ def _traffic(run: RunParts) -> str:
     counted = ledger(trained, early.mixture, Downlink(), server, run.aggregator, replace(run.spec, probes=()))
     up, down = (sum(int(counted[name].sum()) for name in counted if name.startswith(way)) for way in ("up_", "down_"))
     known = not run.config.client and len(run.config.weighting) == sum(w.plans_early for w in run.config.weighting)
-    doubt = "" if known else "; what methods add or leave out while they train is not in it"
+    doubt = "" if known else " (excludes traffic that depends on the data)"
     return f"up {bytes_(up)}   down {bytes_(down)} in a round{doubt}"
 
 

@@ -1,4 +1,4 @@
-"""raysim from Python: runs are played, streamed, stopped, continued and looked at, in-process as on Ray."""
+"""raysim from Python: runs are started, streamed, stopped, continued and looked at, in-process as on Ray."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from conftest import play, table, tiny
+from conftest import simulate, table, tiny
 
 import raysim
 from raysim.config import ConfigError, load, to_dict
@@ -36,7 +36,7 @@ def test_all_that_is_promised_is_there() -> None:
 
 def test_run_is_what_the_engine_plays(tmp_path: Path) -> None:
     run = raysim.run(settings(), out=tmp_path / "run", progress=False)
-    assert run.result["sha256"] == play(tiny(**FOUR), tmp_path / "straight").sha256()
+    assert run.result["sha256"] == simulate(tiny(**FOUR), tmp_path / "straight").sha256()
     assert run.state == "finished"
     assert run["rounds"].num_rows == 4
 
@@ -145,8 +145,8 @@ class Enough(Exception):
     pass
 
 
-def stops_after(number: int, seen: list[raysim.PlayedRound]) -> Any:
-    def on_round(round: raysim.PlayedRound) -> None:
+def stops_after(number: int, seen: list[raysim.RoundResult]) -> Any:
+    def on_round(round: raysim.RoundResult) -> None:
         seen.append(round)
         if round.number == number:
             raise Enough
@@ -158,11 +158,11 @@ def test_a_callback_sees_each_round_and_its_error_leaves_a_run_that_goes_on(tmp_
     """Although checkpoints are rare: the rounds that it has seen are saved."""
     rare = settings(rounds={"total": 4, "participation": 0.4, "evaluate_every": 2, "checkpoint_every": 100})
     whole = raysim.run(rare, out=tmp_path / "whole")
-    seen: list[raysim.PlayedRound] = []
+    seen: list[raysim.RoundResult] = []
     with pytest.raises(Enough):
         raysim.run(rare, out=tmp_path / "run", on_round=stops_after(3, seen))
     stopped = raysim.load(tmp_path / "run")
-    assert (stopped.state, stopped.played) == ("stopped", 3)
+    assert (stopped.state, stopped.rounds_done) == ("stopped", 3)
     longer = raysim.resume(stopped, on_round=stops_after(5, seen))
     assert longer.result["sha256"] == whole.result["sha256"]
     assert [round.number for round in seen] == [1, 2, 3, 4]
@@ -174,7 +174,7 @@ def test_a_callback_sees_each_round_and_its_error_leaves_a_run_that_goes_on(tmp_
 def test_a_run_is_played_by_one_at_a_time(tmp_path: Path) -> None:
     with raysim.stream(settings(), out=tmp_path / "run") as simulation:
         next(simulation)
-        with pytest.raises(ConfigError, match="another process is playing this run"):
+        with pytest.raises(ConfigError, match="another process uses this run"):
             raysim.resume(tmp_path / "run")
 
 
@@ -187,7 +187,7 @@ def test_runs_on_ray_in_one_kernel_leak_no_cluster(tmp_path: Path, idle: Callabl
     local = raysim.run(settings(), out=tmp_path / "local")
     assert run.result["sha256"] == local.result["sha256"]
     assert idle()
-    seen: list[raysim.PlayedRound] = []
+    seen: list[raysim.RoundResult] = []
     with pytest.raises(Enough):
         raysim.run(on_ray, out=tmp_path / "called", on_round=stops_after(2, seen))
     assert idle()

@@ -1,4 +1,4 @@
-"""One run in a terminal: played, shown, and stopped when asked to."""
+"""One run in a terminal: its progress, and how it stops."""
 
 from __future__ import annotations
 
@@ -7,18 +7,18 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from raysim.play.errors import shown
-from raysim.play.interrupts import Interrupts
-from raysim.play.lines import ending, header
-from raysim.play.progress import progress
+from raysim.api.errors import shown
+from raysim.api.interrupts import Interrupts
+from raysim.api.lines import ending, header
+from raysim.api.progress import progress
 
 if TYPE_CHECKING:
+    from raysim.api.simulation import Simulation
     from raysim.config import Config
     from raysim.engine.ray.placement import Resources
-    from raysim.play.simulation import Simulation
 
 
-def play(
+def run_in_terminal(
     config: Config, folder: Path, address: str | None = None, *, resume: bool, resources: Resources | None = None,
     accept_changed_code: bool = False,
 ) -> int:  # fmt: skip
@@ -27,8 +27,8 @@ def play(
     `resources` are the run's part of a cluster that it shares; without, it takes what is free. With `resume`, `config`
     may differ from what the folder says in all that `check_unchanged` allows, and the folder then says so too.
     """
+    from raysim.api.simulation import Simulation
     from raysim.federation.lock import how_to_continue
-    from raysim.play.simulation import Simulation
     from raysim.store.manifest import read_manifest
 
     interrupts = Interrupts(signal.SIGINT, signal.SIGTERM)
@@ -60,7 +60,7 @@ def play(
 
 def _rounds(run: Simulation, interrupts: Interrupts) -> int:
     """Rounds until the run is complete or interrupted; returns the exit code."""
-    from raysim.play.simulation import Stopped
+    from raysim.api.simulation import Stopped
 
     reported: set[str] = set()
     try:

@@ -17,10 +17,10 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 import raysim
+from raysim.api.lines import header
+from raysim.api.preview import preview
 from raysim.config import ConfigError
 from raysim.data import DataError, Dataset
-from raysim.play.lines import header
-from raysim.play.preview import preview
 from raysim.registry import REGISTRY
 
 RNG = np.random.default_rng(0)

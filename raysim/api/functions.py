@@ -1,4 +1,4 @@
-"""What a script or a notebook calls to play runs, in the words of the command line."""
+"""What a script or a notebook calls to start and continue runs, in the words of the command line."""
 
 from __future__ import annotations
 
@@ -7,6 +7,9 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from raysim.api.folder import new_folder
+from raysim.api.progress import progress_of_script
+from raysim.api.simulation import RoundResult, Simulation
 from raysim.config import STACKS, Config, ConfigError, from_dict, load, to_dict
 from raysim.config.schema import DataConfig
 from raysim.config.shipped import find
@@ -15,14 +18,11 @@ from raysim.data.given import as_dataset
 from raysim.data.sources import Given
 from raysim.data.sources import Source as DataSource
 from raysim.federation.code import saved_config
-from raysim.play.folder import new_folder
-from raysim.play.progress import progress_of_script
-from raysim.play.simulation import PlayedRound, Simulation
 from raysim.plugins import registered
 from raysim.report.runs import Run
 
 Source = str | Path | Mapping[str, Any] | Config
-OnRound = Callable[[PlayedRound], object]
+OnRound = Callable[[RoundResult], object]
 
 
 def read_config(config: Source, **settings: Any) -> Config:
@@ -71,7 +71,7 @@ def _named(path: str, value: Any) -> tuple[str, Any]:
 def stream(
     config: Source, *, out: str | Path | None = None, address: str | None = None, **settings: Any
 ) -> Simulation:  # fmt: skip
-    """A run to be played round by round: `for round in raysim.stream("quickstart"): print(round.accuracy)`.
+    """A run, round by round: `for round in raysim.stream("quickstart"): print(round.accuracy)`.
 
     `config` and `settings` are those of `read_config`. `out` is the run's folder (default: a new one in `record.dir`),
     `address` a Ray cluster to join (default: RAY_ADDRESS, or the one that `raysim up` keeps, or a local one for this run).
@@ -86,19 +86,19 @@ def run(
     config: Source, *, out: str | Path | None = None, address: str | None = None, progress: bool | None = None,
     on_round: OnRound | None = None, **settings: Any,
 ) -> Run:  # fmt: skip
-    """Play a whole run, as `stream` describes it, and return it to be looked at.
+    """Run a whole simulation, as `stream` describes it, and return the saved run.
 
     `progress` shows a bar, in a notebook with the run's curve; None: also without a terminal, as a line a minute on the
     standard error. `on_round` is called in this process with the result of each
     round. Where it raises, the rounds so far are saved, all is stopped, and `resume` can continue the run.
     """
-    return _played(stream(config, out=out, address=address, **settings), progress, on_round)
+    return _to_its_end(stream(config, out=out, address=address, **settings), progress, on_round)
 
 
 def continued(
     run: str | Path | Run, *, address: str | None = None, accept_changed_code: bool = False, **settings: Any
 ) -> Simulation:
-    """A saved run to be played on, round by round. See `resume`."""
+    """Continue a saved run round by round. See `resume`."""
     folder = run.folder if isinstance(run, Run) else Path(run)
     config = saved_config(folder, _changes(settings))
     simulation = Simulation(config, folder, resume=True, address=address, accept_changed_code=accept_changed_code)
@@ -116,10 +116,10 @@ def resume(
     metric of yours is not what the run began with: `accept_changed_code` goes on with it as it is now. `progress` and
     `on_round` as in `run`."""
     simulation = continued(run, address=address, accept_changed_code=accept_changed_code, **settings)
-    return _played(simulation, progress, on_round)
+    return _to_its_end(simulation, progress, on_round)
 
 
-def _played(simulation: Simulation, progress: bool | None, on_round: OnRound | None) -> Run:
+def _to_its_end(simulation: Simulation, progress: bool | None, on_round: OnRound | None) -> Run:
     with simulation, progress_of_script(simulation.folder, progress) as shown:
         for round in simulation:
             if shown:

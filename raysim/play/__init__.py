@@ -1,1 +1,0 @@
-"""One run, played: from Python or in a terminal, round by round, stopped and continued."""
