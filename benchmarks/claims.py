@@ -32,7 +32,7 @@ from raysim.store.manifest import manifest
 from raysim.sweep.grid import Point
 from raysim.sweep.items import Cell, Item, find
 from raysim.sweep.scores import SCORES
-from raysim.sweep.text import sheets, table_text
+from raysim.sweep.text import paper_tables, table_text
 
 Scores = dict[str, dict[str, dict[int, float]]]  # by heading, row and seed
 
@@ -51,12 +51,12 @@ def difference(a: Mapping[int, float], b: Mapping[int, float]) -> dict[str, Any]
 def of_table(item: Item, points: Mapping[Cell, Point], scale: str) -> Scores:
     """What a reproduced table says."""
     return {
-        " ".join(filter(None, (sheet.title, column.heading))): {
+        " ".join(filter(None, (paper_table.title, column.heading))): {
             row: {seed: score for seed, score in entry.by_seed.items() if math.isfinite(score)}
-            for row, entry in zip(sheet.rows, column.entries, strict=True)
+            for row, entry in zip(paper_table.rows, column.entries, strict=True)
         }
-        for sheet in sheets(item, points, scale)
-        for column in sheet.columns
+        for paper_table in paper_tables(item, points, scale)
+        for column in paper_table.columns
     }
 
 

@@ -40,8 +40,8 @@ from raysim.core.client import ClientMethod, LocalRun
 from raysim.core.cohort import AskedCohort
 from raysim.core.local_run import RoundInfo
 from raysim.core.server import Downlink
+from raysim.core.server_model import ServerModel
 from raysim.core.tree import BLOCK
-from raysim.core.workbench import Workbench
 from raysim.engine.collectives import HostedCohort
 from raysim.engine.scheduler import Scheduler
 from raysim.federation import Federation, aggregator, host_spec, local_engine
@@ -199,7 +199,7 @@ def learned(trained: Trained, server_steps: int, limit: float) -> dict[str, Any]
 
     def split(epochs: int) -> tuple[float, float, float, float]:
         """Seconds of a step's pass and of its rest, and of what comes once: the passes of the losses, and the rest."""
-        with stopwatch(Workbench, "gradient", "mean_loss") as passes, stopwatch(LearnedWeights, "learn") as learning:
+        with stopwatch(ServerModel, "gradient", "mean_loss") as passes, stopwatch(LearnedWeights, "learn") as learning:
             total = trained.aggregate(trained.fedlaw(epochs))
         (learn,), steps = learning["learn"], epochs * steps_an_epoch
         gradients, losses = sum(passes["gradient"]), sum(passes["mean_loss"])

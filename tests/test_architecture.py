@@ -22,7 +22,7 @@ ROOT = Path(raysim.__file__).parent
 # those inside functions.
 FLOORS = (
     {"definition", "errors"},
-    {"clock", "late", "machine", "paths", "printable", "registry", "version"},
+    {"clock", "lazy", "machine", "paths", "printable", "registry", "version"},
     {"core", "store"},
     {"data", "models", "methods", "analysis"},
     {"config", "host", "report"},

@@ -20,7 +20,7 @@ from raysim.cli.app import app
 from raysim.config import Catalogue, ConfigError, load, read_entry
 from raysim.config.shipped import find
 from raysim.data import SOURCES
-from raysim.report.figures import FIGURES, Portrait
+from raysim.report.figures import FIGURES, SingleRunFigure
 from raysim.sweep.grid import runs
 from raysim.sweep.items import PAPERS, Item
 from raysim.sweep.table import Scale, Table
@@ -132,7 +132,7 @@ def check_command(item: Item, command: Sequence[str]) -> None:
         case "plot":
             figure = FIGURES[given["name"].partition(":")[0]]
             several = given["runs"] != [Path("RUN")]
-            assert not (isinstance(figure, Portrait) and several), f"{given['name']} shows one run"
+            assert not (isinstance(figure, SingleRunFigure) and several), f"{given['name']} shows one run"
             assert str(given["out"]) == "FIG"
         case "measure":
             read_entry(Catalogue("measure", MEASURES), given["name"], given["overrides"] or ())

@@ -38,7 +38,7 @@ from raysim.federation.saved import SavedRun
 from raysim.models import Inputs, build
 from raysim.report import NoData, summary
 from raysim.report.canvas import Canvas
-from raysim.report.figures import FIGURES, Portrait, draw
+from raysim.report.figures import FIGURES, SingleRunFigure, draw
 from raysim.report.runs import Run
 from raysim.sweep.grid import Point, runs
 from raysim.sweep.items import PAPERS, Cell, Item
@@ -266,7 +266,7 @@ def drawn(item: Item, runs: Sequence[Run]) -> None:
                 write(name, MEASURES[name](**OPTIONS[name] | MEASURED.get(name, {})), SavedRun(runs[-1].folder))
                 runs = [Run(run.folder) for run in runs]
             case ["plot", name, *_]:
-                if isinstance(FIGURES[name.partition(":")[0]], Portrait):
+                if isinstance(FIGURES[name.partition(":")[0]], SingleRunFigure):
                     assert any(shows(name, run) for run in reversed(runs)), f"no run has the data for {name}"
                 else:
                     draw(name, runs)

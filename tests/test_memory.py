@@ -35,7 +35,7 @@ METHODS = {
 def usage(host: ClientHost | None = None) -> dict[str, int]:
     """Of this process; on a host, its actor is the argument. Arrays and tensors are counted where something holds them."""
     if host is not None:
-        host.samples.forget()  # a host keeps the samples of its clients, and in any round it may be given another client
+        host.samples.clear()  # a host keeps the samples of its clients, and in any round it may be given another client
     gc.collect()
     objects = gc.get_objects()
     found = {"objects": len(objects)}

@@ -226,7 +226,7 @@ def trained(engine: Engine, t: int) -> HostedCohort:
     return HostedCohort(engine, scheduler, scheduler.train())
 
 
-def draw(bench: workbench.Workbench) -> torch.Tensor:
+def draw(server_model: workbench.ServerModel) -> torch.Tensor:
     return torch.rand(4)  # as dropout does
 
 

@@ -14,8 +14,8 @@ from raysim.core.flat import FlatModel
 from raysim.core.layers import LayerMap
 from raysim.core.samples import Samples
 from raysim.core.server import ProxyData
+from raysim.core.server_model import ServerModel
 from raysim.core.task import Classification
-from raysim.core.workbench import Workbench
 
 SAMPLES, FEATURES, CLASSES = 12, 5, 3
 
@@ -43,24 +43,24 @@ class ProxyCohort(ToyCohort):
         super().__init__(server, updates, sizes or list(range(1, clients + 1)))
         self.flat = FlatModel(model, layers, dtype=torch.float64)
 
-    def bench(self) -> Workbench:
-        return Workbench(
+    def server_model(self) -> ServerModel:
+        return ServerModel(
             self.flat, self.server.value, self.updates, lambda rows: Samples(self.x[rows], self.y[rows]),
             Classification(),
         )  # fmt: skip
 
     def compute(self, function: Callable[..., Any], *payload: Any, models: bool = False) -> Any:
-        result = function(self.bench(), *payload)
+        result = function(self.server_model(), *payload)
         return result.clone() if isinstance(result, Tensor) else tuple(r.detach().clone() for r in result)
 
     def dots(self, with_: Tensor, layers: LayerMap) -> Tensor:
         return layers.dots(self.updates[:, : len(with_)], with_)
 
     def predict(self, rows: np.ndarray) -> Tensor:
-        bench = self.bench()
+        server_model = self.server_model()
 
         def logits(value: Tensor) -> Tensor:
-            bench.load(value)
-            return bench.logits(rows)
+            server_model.load(value)
+            return server_model.logits(rows)
 
         return torch.stack([logits(m) for m in self.models])

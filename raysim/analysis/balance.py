@@ -11,7 +11,7 @@ from raysim.core.facts import RunFacts
 from raysim.core.note import Note
 from raysim.core.round_view import RoundView
 from raysim.core.server import Population
-from raysim.late import torch
+from raysim.lazy import torch
 
 
 @dataclass(frozen=True)

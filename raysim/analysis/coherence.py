@@ -12,7 +12,7 @@ from raysim.core.mixture import Mixture
 from raysim.core.note import Note
 from raysim.core.round_view import RoundView
 from raysim.core.server import Population
-from raysim.late import Tensor, torch
+from raysim.lazy import Tensor, torch
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from raysim.analysis.instrument import Instrument
 from raysim.core.note import Note
 from raysim.core.round_view import RoundView
 from raysim.core.server import Population
-from raysim.late import F, torch
+from raysim.lazy import F, torch
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ import pyarrow as pa
 
 from raysim.analysis.run_view import RunView
 from raysim.errors import Explained
-from raysim.late import torch
+from raysim.lazy import torch
 from raysim.store import tables
 
 

@@ -13,7 +13,7 @@ from raysim.core.probe import Probe
 from raysim.core.round_view import RoundView
 from raysim.core.samples import take
 from raysim.core.server import Population
-from raysim.late import Tensor, no_grad, torch
+from raysim.lazy import Tensor, no_grad, torch
 
 BATCH = 256  # samples of one pass
 

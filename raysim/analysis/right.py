@@ -10,7 +10,7 @@ from pydantic import PositiveInt
 from raysim.analysis.measure import Measure, MeasureError, Taken
 from raysim.analysis.run_view import RunView
 from raysim.core.task import Classification
-from raysim.late import torch
+from raysim.lazy import torch
 from raysim.store import tables
 
 

@@ -11,7 +11,7 @@ import numpy as np
 from raysim.core.layers import LayerMap
 from raysim.core.samples import Samples
 from raysim.core.task import Task
-from raysim.late import Tensor, nn
+from raysim.lazy import Tensor, nn
 
 Part = Literal["test", "train"]
 Score = Callable[[Tensor], tuple[float, float]]  # a model [S] -> its mean loss and the headline of the task

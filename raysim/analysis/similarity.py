@@ -11,7 +11,7 @@ from raysim.core.layers import LayerMap
 from raysim.core.note import Note
 from raysim.core.round_view import RoundView
 from raysim.core.server import Population
-from raysim.late import Tensor
+from raysim.lazy import Tensor
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveInt
 
 from raysim.analysis.measure import Measure, MeasureError, Taken
 from raysim.analysis.run_view import RunView
-from raysim.late import Tensor, torch
+from raysim.lazy import Tensor, torch
 
 COLUMNS = 1 << 16  # parameters that are brought to float64 at once
 

@@ -11,7 +11,7 @@ from pydantic import NonNegativeInt, PositiveInt
 
 from raysim.analysis.measure import Measure, MeasureError, Taken
 from raysim.analysis.run_view import RunView
-from raysim.late import torch
+from raysim.lazy import torch
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,7 @@ from raysim.federation.round import learning_rate, round_info, sample
 from raysim.host.footprint import training_bytes
 from raysim.host.host import ClientHost
 from raysim.host.messages import ClientResult
-from raysim.late import torch
+from raysim.lazy import torch
 from raysim.machine import free_memory
 
 

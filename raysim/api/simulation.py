@@ -18,7 +18,7 @@ from raysim.engine.ray.placement import Resources
 from raysim.federation.code import check_code
 from raysim.federation.extend import rewrite
 from raysim.federation.lock import finished_result, how_to_continue, run_lock, without_effect
-from raysim.late import nn
+from raysim.lazy import nn
 from raysim.store.atomic import replacing
 from raysim.store.manifest import FAILED
 from raysim.store.tables import OPEN

@@ -78,7 +78,7 @@ def export(
 
 
 def _write_model(run: Run, which: Literal["final", "best"], to: To, path: Path) -> None:
-    from raysim.late import torch
+    from raysim.lazy import torch
     from raysim.report import ReportError, need
     from raysim.store.atomic import replacing
 

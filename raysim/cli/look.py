@@ -29,15 +29,15 @@ def report(
     from raysim.report import ReportError
     from raysim.report.groups import compare
     from raysim.report.page import write
+    from raysim.report.paper_table import chosen, render
     from raysim.report.runs import find
-    from raysim.report.sheet import chosen, render
     from raysim.report.summary import summarise
 
     with reported():
         if columns and not format:
             raise ReportError("--column chooses columns of the table that --format prints; name a format as well.")
         if format:
-            print(render([chosen(summarise(compare(find(runs)), target).sheet, columns or ())], format), end="")
+            print(render([chosen(summarise(compare(find(runs)), target).paper_table, columns or ())], format), end="")
             return
         summary = write(find(runs), out, target)
         print(printable(f"{summary.sentence}\n{out}", lines=True))

@@ -94,10 +94,10 @@ def reproduce(
 ) -> None:
     """Run a table or figure of a paper and print it beside the paper's numbers; the same command continues."""
     from raysim.config import ConfigError
-    from raysim.report.sheet import write_table
+    from raysim.report.paper_table import write_table
     from raysim.sweep.items import find, items, listing
     from raysim.sweep.running import run_all
-    from raysim.sweep.text import sheets, table_text
+    from raysim.sweep.text import paper_tables, table_text
 
     with reported():
         if listed:
@@ -114,5 +114,5 @@ def reproduce(
         if any(point.finished for point in points.values()):
             print(printable(f"\n{table_text(chosen, points, scale, overrides or ())}", lines=True))
             if format:
-                print(f"\ntable   {write_table(sheets(chosen, points, scale), folder, format)}")
+                print(f"\ntable   {write_table(paper_tables(chosen, points, scale), folder, format)}")
     raise typer.Exit(status)

@@ -13,8 +13,8 @@ from raysim.core.hooks import check_type, check_vector, misused
 from raysim.core.mixture import Mixture
 from raysim.core.note import Note, method_name
 from raysim.core.server import STAGES, Downlink, DownlinkRule, ModelStore, Server, ServerStep, Weighting
-from raysim.core.workbench import Workbench
-from raysim.late import Tensor, torch
+from raysim.core.server_model import ServerModel
+from raysim.lazy import Tensor, torch
 
 
 @dataclass(frozen=True)
@@ -24,12 +24,12 @@ class EarlyPlan:
     mixture: Mixture
     notes: list[Note]
     memory: dict[str, Any]  # what the server then remembers
-    once: dict[int, int]  # see `Server.once`
+    once: dict[int, int]  # see `Server.one_time_scalars`
 
     def adopt(self, server: Server) -> None:
         """Let `server`, on a fork of which this was planned, note and remember what the plan did."""
         server.notes.extend(self.notes)
-        server.memory, server.once = self.memory, self.once
+        server.memory, server.one_time_scalars = self.memory, self.once
 
 
 @dataclass(frozen=True)
@@ -110,7 +110,7 @@ class Aggregator:
             part, target = server.layers.span(self.personal_layers), target.clone()
             target[part] = server.value[part]
         if self.bn_stats == "recalibrate" and server.layers.B:
-            target = cohort.compute(Workbench.recalibrated, target, server.proxy.rows)
+            target = cohort.compute(ServerModel.recalibrated, target, server.proxy.rows)
         return target
 
     def applied(self, i: int, target: Tensor, mixture: Mixture, cohort: Cohort, server: Server) -> Tensor:

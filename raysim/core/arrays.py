@@ -6,7 +6,7 @@ import warnings
 
 import numpy as np
 
-from raysim.late import Tensor, torch
+from raysim.lazy import Tensor, torch
 
 
 def on_device(array: np.ndarray, device: torch.device) -> Tensor:

@@ -9,7 +9,7 @@ from raysim.core.local_run import LocalRun
 from raysim.core.note import method_name
 from raysim.core.optim import Rows
 from raysim.core.outputs import Outputs, mapped
-from raysim.late import Tensor, nn, torch
+from raysim.lazy import Tensor, nn, torch
 
 ForSteps = dict[str, dict[str, Tensor]]  # what methods have made for their steps, by method and name
 Seen = tuple[Tensor, Tensor, Tensor, ForSteps]  # parameters and gradient [P], the model received [S]

@@ -16,7 +16,7 @@ from raysim.core.optim import OptimizerSpec
 from raysim.core.probe import Probe
 from raysim.core.samples import Samples
 from raysim.core.server import DownlinkRule, ServerStep
-from raysim.late import Tensor, nn
+from raysim.lazy import Tensor, nn
 
 # With it come the classes that a method written by a user names.
 __all__ = ["ClientMethod", "ClientStack", "LocalRun", "Samples", "Upload", "exclusive_hooks", "overrides"]

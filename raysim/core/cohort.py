@@ -11,7 +11,7 @@ import numpy as np
 from raysim.core.layers import LayerMap
 from raysim.core.mixture import Mixture
 from raysim.core.probe import Probe
-from raysim.late import Tensor, torch
+from raysim.lazy import Tensor, torch
 
 
 @dataclass(frozen=True)
@@ -121,6 +121,6 @@ class Cohort(Protocol):
 
     def compute(self, function: Callable[..., Any], *payload: Any, models: bool = False) -> Any:
         """The server's work on data, on one host with a GPU where there is one: `function(workbench, *payload)`, see
-        `raysim.core.workbench`. Tensors among the arguments, and the tensor or tuple of tensors that it returns, change
+        `raysim.core.server_model`. Tensors among the arguments, and the tensor or tuple of tensors that it returns, change
         the device on the way. With `models` the workbench has all updates [K, S]; raises `MemoryError` as `gather`."""
         ...

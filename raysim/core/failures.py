@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from raysim.late import torch
+from raysim.lazy import torch
 
 Cause = Literal["client", "code", "machine"]
 

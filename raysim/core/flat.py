@@ -9,7 +9,7 @@ from typing import Any
 
 from raysim.core.layers import LayerMap
 from raysim.core.outputs import Outputs
-from raysim.late import Tensor, nn, torch
+from raysim.lazy import Tensor, nn, torch
 
 
 class FlatModel:

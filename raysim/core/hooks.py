@@ -12,7 +12,7 @@ from typing import Any
 
 from raysim.core.outputs import each
 from raysim.errors import Explained
-from raysim.late import Tensor, torch
+from raysim.lazy import Tensor, torch
 
 STORAGE = ("value", "params", "buffers", "grad")  # of the model, which hooks write into
 

@@ -10,7 +10,7 @@ from functools import cached_property
 from raysim.core.grouping import GROUPINGS, GroupingError
 from raysim.core.layout import Layout, TensorSpec, constants_of, tensors_of
 from raysim.core.segments import Segments, indices, segments_of
-from raysim.late import Tensor, nn, torch
+from raysim.lazy import Tensor, nn, torch
 
 __all__ = ["GROUPINGS", "GroupingError", "LayerMap", "TensorSpec"]
 

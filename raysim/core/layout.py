@@ -8,7 +8,7 @@ from functools import cached_property
 from typing import Any
 
 from raysim.errors import Explained
-from raysim.late import Tensor, nn, torch
+from raysim.lazy import Tensor, nn, torch
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from raysim.core.outputs import mapped
 from raysim.core.rng import generator, seeded, stream_seed
 from raysim.core.samples import ClientData, batch_slices, take
 from raysim.core.task import Task
-from raysim.late import Tensor, torch
+from raysim.lazy import Tensor, torch
 
 
 @dataclass(frozen=True)

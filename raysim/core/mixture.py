@@ -8,7 +8,7 @@ from functools import cached_property
 import numpy as np
 
 from raysim.core.layers import LayerMap
-from raysim.late import Tensor, torch
+from raysim.lazy import Tensor, torch
 
 
 @dataclass(frozen=True)

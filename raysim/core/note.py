@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from raysim.late import Tensor
+from raysim.lazy import Tensor
 
 FELL_BACK = "fell_back"
 """The note, 1 or 0, of a method with a way out where its rule gives nothing; the end of a run counts those rounds.

@@ -7,7 +7,7 @@ import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from raysim.late import Tensor, torch
+from raysim.lazy import Tensor, torch
 
 WHOLE = slice(None)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from raysim.late import Tensor, torch
+from raysim.lazy import Tensor, torch
 
 Outputs = Any  # a tensor in nearly all models
 

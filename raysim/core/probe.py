@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from raysim.core.local_run import LocalRun
-from raysim.late import Tensor
+from raysim.lazy import Tensor
 
 
 class Probe:

@@ -11,7 +11,7 @@ from types import FunctionType
 
 import numpy as np
 
-from raysim.late import torch
+from raysim.lazy import torch
 
 SERVER = -1  # the "client" of draws made by the server
 

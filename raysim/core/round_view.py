@@ -6,7 +6,7 @@ from typing import Protocol
 
 from raysim.core.cohort import Cohort
 from raysim.core.mixture import Mixture
-from raysim.late import Tensor
+from raysim.lazy import Tensor
 
 
 class RoundView(Protocol):

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
 
-from raysim.late import Tensor, torch
+from raysim.lazy import Tensor, torch
 
 
 class Samples(NamedTuple):

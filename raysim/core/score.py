@@ -10,7 +10,7 @@ from typing import Any
 
 from raysim.core.hooks import HookError, check_samples
 from raysim.core.outputs import Outputs, each, leaves, mapped
-from raysim.late import F, Tensor, torch
+from raysim.lazy import F, Tensor, torch
 
 Sums = Any  # a number or a tensor, or a tuple or mapping of them
 

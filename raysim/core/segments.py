@@ -14,7 +14,7 @@ from functools import cached_property, lru_cache
 import numpy as np
 
 from raysim.core.layout import TensorSpec
-from raysim.late import Tensor, torch
+from raysim.lazy import Tensor, torch
 
 RUN = 1 << 13  # elements whose squares one BLAS call adds: it may share more among threads, which changes the order
 SQUARES = 1e-30, 1e38  # between these a sum of float32 squares has neither vanished nor overflowed

@@ -17,7 +17,7 @@ from raysim.core.mixture import Mixture
 from raysim.core.note import FELL_BACK, Note
 from raysim.core.probe import Probe
 from raysim.core.rng import SERVER, generator, seeded_for, stream_seed
-from raysim.late import Tensor, nn, torch
+from raysim.lazy import Tensor, nn, torch
 
 STAGES = ("select", "weigh", "multiply", "rescale")
 
@@ -108,7 +108,9 @@ class Server:
     notes: list[Note] = field(default_factory=list)  # of this round
     batches: list[np.ndarray] = field(default_factory=list)  # rows of every batch that the server drew this round
     statistics: Tensor | None = None  # [B] what weight learning on proxy data left this round, for `bn_stats: proxy`
-    once: dict[int, int] = field(default_factory=dict)  # numbers that clients sent this round, and never again
+    one_time_scalars: dict[int, int] = field(
+        default_factory=dict
+    )  # numbers that clients sent this round, and never again
 
     @property
     def params(self) -> Tensor:
@@ -136,7 +138,7 @@ class Server:
 
     def fork(self) -> Server:
         """A copy to plan on: what it notes and remembers does not reach this one."""
-        return replace(self, memory=dict(self.memory), notes=[], once={})
+        return replace(self, memory=dict(self.memory), notes=[], one_time_scalars={})
 
     def fell_back(self, method: object, happened: bool) -> None:
         """Record whether `method` could not do its work this round and left the plan as it was; see `FELL_BACK`."""

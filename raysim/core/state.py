@@ -12,7 +12,7 @@ from contextlib import suppress
 from dataclasses import fields, is_dataclass
 from typing import Any, Union, get_args, get_origin, get_type_hints
 
-from raysim.late import Tensor, torch
+from raysim.lazy import Tensor, torch
 
 _SCALARS: dict[type, str] = {bool: "bool", int: "int64", float: "float64"}
 _Path = tuple[str, ...]

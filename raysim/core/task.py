@@ -17,7 +17,7 @@ import numpy as np
 from raysim.core import score
 from raysim.core.hooks import check_samples, check_sums
 from raysim.core.score import Metric, Score, Tally, scores_of
-from raysim.late import F, Tensor, torch
+from raysim.lazy import F, Tensor, torch
 from raysim.registry import REGISTRY, Table
 
 

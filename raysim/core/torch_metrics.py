@@ -9,7 +9,7 @@ from typing import Any
 
 from raysim.core.hooks import HookError
 from raysim.core.score import Metric, Sums
-from raysim.late import Tensor, torch
+from raysim.lazy import Tensor, torch
 
 
 def is_torchmetrics(entry: object) -> bool:

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from raysim.late import Tensor, torch
+from raysim.lazy import Tensor, torch
 
 Node = tuple[int, int]
 Piece = tuple[int, int, np.ndarray]  # start, stop, float64 weights of the clients

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from raysim.core.bounds import Fraction, NonNegative, NonNegativeInt
-from raysim.late import Tensor, torch
+from raysim.lazy import Tensor, torch
 
 
 class Augmentation(ABC):

@@ -22,7 +22,7 @@ from raysim.engine.shares import Pace
 from raysim.errors import Explained
 from raysim.host.device import keep_freed_memory
 from raysim.host.messages import Arrays, HostSpec
-from raysim.late import Tensor, torch
+from raysim.lazy import Tensor, torch
 
 Handle = Any  # a value, or a reference to one
 Result = TypeVar("Result")
@@ -95,7 +95,7 @@ class Engine(ABC):
     client_models: ChainMap[int, Handle] = field(default_factory=ChainMap)  # last uploads, where a method asks for them
     spans: list[Span] = field(default_factory=list)  # of this round
     events: list[Event] = field(default_factory=list)  # since somebody looked
-    alone: set[str] = field(default_factory=set)  # reasons, already told, why clients did not train together
+    unbatched_reasons: set[str] = field(default_factory=set)  # already reported: why clients trained one by one
     pace: Pace = field(default_factory=Pace)  # what clients cost, and how fast the hosts are
 
     def __post_init__(self) -> None:

@@ -18,7 +18,7 @@ from raysim.engine.base import Call, Engine, Handle
 from raysim.engine.scheduler import Scheduler, TrainedCohort
 from raysim.engine.sums import aggregation, chunks, destinations, merge_up, place, sum_request
 from raysim.host.messages import ClientResult, SparseVector, SumDestination, SumRequest
-from raysim.late import Tensor, torch
+from raysim.lazy import Tensor, torch
 
 
 class HostedCohort:

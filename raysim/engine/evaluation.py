@@ -12,7 +12,7 @@ from raysim.core.score import Score
 from raysim.core.server import Downlink
 from raysim.engine.base import Call, Engine, Span
 from raysim.engine.requests import Requests
-from raysim.engine.scheduler import Visited, shares
+from raysim.engine.scheduler import ClientResults, shares
 
 
 def evaluate(engine: Engine, rows: np.ndarray, t: int) -> Score:
@@ -34,14 +34,14 @@ def evaluate(engine: Engine, rows: np.ndarray, t: int) -> Score:
 
 def evaluate_clients(
     engine: Engine, round_info: RoundInfo, clients: Sequence[int], downlink: Downlink
-) -> Visited:  # fmt: skip
+) -> ClientResults:  # fmt: skip
     """For each client the model it would now be given, tested on its own test samples."""
     requests = Requests(engine, round_info, tuple(clients), downlink)
 
-    def score() -> Visited:
+    def score() -> ClientResults:
         visits = [(i, share) for i, share in enumerate(shares(engine, clients)) if share]
         replies = engine.ask([requests.call(i, "personal", share) for i, share in visits])
-        return Visited(
+        return ClientResults(
             {client: result for results in replies for client, result in results.items()},
             {client: i for i, share in visits for client in share},
         )

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from raysim.engine.base import Call, Engine, Span
 from raysim.host.distances import blocks_of
-from raysim.late import Tensor, torch
+from raysim.lazy import Tensor, torch
 
 
 @dataclass(frozen=True)

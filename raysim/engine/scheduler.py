@@ -20,9 +20,9 @@ from raysim.engine.shares import cut
 from raysim.engine.sums import aggregation, destinations, merge_up
 from raysim.host.messages import ClientResult, SumDestination, SumRequest, TrainReply
 
-VISIT_BYTES = 1 << 30  # states and models that a host holds back until a visit ends; after it they may be spilled
+WORK_UNIT_BYTES = 1 << 30  # states and models that a host holds back until a visit ends; after it they may be spilled
 Result = TypeVar("Result")
-Visit = tuple[int, ...]  # clients that a host trains in one call
+WorkUnit = tuple[int, ...]  # clients that a host trains in one call
 
 
 def nothing() -> None:
@@ -38,7 +38,7 @@ class EarlySum:
 
 
 @dataclass(frozen=True)
-class Visited:
+class ClientResults:
     """What came back from clients, and the hosts on which they were last tried."""
 
     results: Mapping[int, ClientResult]  # of every client asked, without arrays
@@ -46,7 +46,7 @@ class Visited:
 
 
 @dataclass(frozen=True)
-class TrainedCohort(Visited):
+class TrainedCohort(ClientResults):
     """The result of training: who came back, with what numbers, and the sum that was made on the way.
 
     The arrays that clients made (models, states, traces) are not here. The round's `Scheduler` knows where they rest.
@@ -78,7 +78,7 @@ class Scheduler:
         self.engine = engine
         self.spans: list[Span] = []  # of this round
         engine.spans = self.spans
-        self.held: dict[int, Visit] = {}  # host -> the clients whose models, or whose part of the early sum, it has
+        self.held: dict[int, WorkUnit] = {}  # host -> the clients whose models, or whose part of the early sum, it has
         self.states: dict[int, Handle] = {}
         self.models: dict[int, Handle] = {}
         self.traces: dict[int, Handle] = {}
@@ -151,15 +151,15 @@ class Scheduler:
 
         return collect
 
-    def _visits(self, share: Visit) -> list[Visit]:
-        """Split a host's share into visits of whole groups, so that what one visit returns stays below `VISIT_BYTES`."""
+    def _visits(self, share: WorkUnit) -> list[WorkUnit]:
+        """Split a host's share into visits of whole groups, so that what one visit returns stays below `WORK_UNIT_BYTES`."""
         engine = self.engine
         per_client = 4 * engine.layers.S * (2 * engine.stateful + engine.spec.stack.peer_models)
         groups = self._groups(share)
-        most = max(1, VISIT_BYTES // (per_client or 1) // engine.spec.batch_clients)
+        most = max(1, WORK_UNIT_BYTES // (per_client or 1) // engine.spec.batch_clients)
         return [tuple(itertools.chain(*groups[i : i + most])) for i in range(0, len(groups), most)]
 
-    def _groups(self, clients: Visit) -> list[Visit]:
+    def _groups(self, clients: WorkUnit) -> list[WorkUnit]:
         """The groups in which some clients train, whole: to the same bits they train in no other company."""
         return [*dict.fromkeys(map(self._requests.group, clients))]
 
@@ -177,7 +177,7 @@ class Scheduler:
                 raise MachineFailure(f"client {client} had trained, but it could not be repeated: {status}")
 
     def _run(
-        self, queue: dict[int, list[Visit]], sums_to: Mapping[int, SumDestination] | None = None,
+        self, queue: dict[int, list[WorkUnit]], sums_to: Mapping[int, SumDestination] | None = None,
         while_training: Callable[[], None] = nothing,
     ) -> None:  # fmt: skip
         """Train each host's visits, one at a time, in waves over all hosts."""
@@ -210,7 +210,7 @@ class Scheduler:
         held = {i: tuple(c for c in visit if self._results[c].status == "ok") for i, visit in sorted(self.held.items())}
         self.held = {i: clients for i, clients in held.items() if clients}
 
-    def _begin(self, wave: list[tuple[int, Visit]], sums_to: Mapping[int, SumDestination]) -> list[list[Handle]]:
+    def _begin(self, wave: list[tuple[int, WorkUnit]], sums_to: Mapping[int, SumDestination]) -> list[list[Handle]]:
         """Begin the visits of a wave; with `sums_to`, the merging of their sums too. Handles of the replies' objects."""
         engine, options = self.engine, self._options | {"early_plan": self._early_plan}
         begun = [
@@ -221,7 +221,7 @@ class Scheduler:
             self.early_total = merge_up(engine, self._early_plan, partials, sums_to)
         return begun
 
-    def _after_loss(self, host: int, visit: Visit, lost: HostLost) -> list[Visit]:
+    def _after_loss(self, host: int, visit: WorkUnit, lost: HostLost) -> list[WorkUnit]:
         """The visits to try after one whose host was lost: first the same visit, then each group alone, in all `ATTEMPTS`
         times."""
         self._tries.update(visit)
@@ -232,7 +232,7 @@ class Scheduler:
             return []
         return self._groups(visit) if self._tries[visit[0]] > 1 else [visit]
 
-    def _after_failure(self, reply: TrainReply, host: int, visit: Visit) -> list[tuple[int, Visit]]:
+    def _after_failure(self, reply: TrainReply, host: int, visit: WorkUnit) -> list[tuple[int, WorkUnit]]:
         """Who of a visit trains again, and on which host: those that failed and may do so, and who trains together with
         them, on the next one."""
         failed = [c for c in visit if reply.results[c].cause in self._retried]
@@ -251,8 +251,8 @@ class Scheduler:
         return again
 
     def _take(
-        self, reply: TrainReply, host: int, visit: Visit, arrays: list[Handle]
-    ) -> list[tuple[int, Visit]]:  # fmt: skip
+        self, reply: TrainReply, host: int, visit: WorkUnit, arrays: list[Handle]
+    ) -> list[tuple[int, WorkUnit]]:  # fmt: skip
         """Keep what a visit brought; `arrays` are those of the first client, then those of the next. Returns the visits
         that are to follow for those that it did not bring."""
         again = self._after_failure(reply, host, visit)
@@ -261,7 +261,9 @@ class Scheduler:
         self._holders[host] = self.engine.hosts[host]
         self._results |= reply.results
         self._trained_by |= dict.fromkeys(visit, host)
-        self._tell_alone({result.alone for result in reply.results.values() if result.alone})
+        self._report_unbatched(
+            {result.unbatched_reason for result in reply.results.values() if result.unbatched_reason}
+        )
         asked = ("return_states", self.states), ("return_models", self.models), ("trace", self.traces)
         places = [place for option, place in asked if self._options[option]]
         handles = iter(arrays)
@@ -273,22 +275,22 @@ class Scheduler:
         self.spans.append(Span(host, "train", reply.started, reply.stopped))
         return again
 
-    def _tell_alone(self, reasons: set[str]) -> None:
+    def _report_unbatched(self, reasons: set[str]) -> None:
         """Tell once why clients did not train together."""
         engine = self.engine
-        for why in sorted(reasons - engine.alone):
+        for why in sorted(reasons - engine.unbatched_reasons):
             told = f"the engine's batch_clients is {engine.spec.batch_clients}, but clients train one by one: {why}"
             engine.events.append(Event("run", told))
-        engine.alone |= reasons
+        engine.unbatched_reasons |= reasons
 
 
 def initialize(
     engine: Engine, round_info: RoundInfo, clients: Sequence[int], downlink: Downlink
-) -> tuple[Visited, dict[int, Handle]]:  # fmt: skip
+) -> tuple[ClientResults, dict[int, Handle]]:  # fmt: skip
     """Let `clients` (sorted) initialise from the published model without training; and the new states of those that could."""
     requests = Requests(engine, round_info, tuple(clients), downlink)
 
-    def start() -> tuple[Visited, dict[int, Handle]]:
+    def start() -> tuple[ClientResults, dict[int, Handle]]:
         visits = [(i, share) for i, share in enumerate(shares(engine, clients)) if share]
         begun = [engine.train(requests.call(i, "initialize", share, return_states=True)) for i, share in visits]
         replies = engine.fetch([(i, reply) for (i, _), (reply, *_) in zip(visits, begun, strict=True)])
@@ -299,12 +301,12 @@ def initialize(
             for client, handle in zip(share, states, strict=True)
             if results[client].status == "ok"
         }
-        return Visited(results, {client: i for i, share in visits for client in share}), states
+        return ClientResults(results, {client: i for i, share in visits for client in share}), states
 
-    return engine.retry_after_loss(start) if clients else (Visited({}, {}), {})
+    return engine.retry_after_loss(start) if clients else (ClientResults({}, {}), {})
 
 
-def shares(engine: Engine, clients: Sequence[int]) -> list[Visit]:
+def shares(engine: Engine, clients: Sequence[int]) -> list[WorkUnit]:
     """Split a sorted cohort into contiguous runs of whole groups, one for each host, so that the most expensive one costs
     least."""
     together = engine.spec.batch_clients

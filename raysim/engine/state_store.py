@@ -52,7 +52,7 @@ class StateStore:
             array: np.ndarray = file.get_tensor(name)
             return array
 
-    def forget(self, number: int) -> None:
+    def drop(self, number: int) -> None:
         if number in self._memory:
             self.bytes -= size(self._memory.pop(number))
         else:
@@ -102,7 +102,7 @@ class StoredArrays(Mapping[str, np.ndarray]):
 
     def __init__(self, state_store: StateStore, number: int, names: tuple[str, ...]):
         self._store, self._number, self._names = state_store, number, names
-        weakref.finalize(self, state_store.forget, number).atexit = False
+        weakref.finalize(self, state_store.drop, number).atexit = False
 
     def __getitem__(self, name: str) -> np.ndarray:
         if name not in self._names:

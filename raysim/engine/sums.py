@@ -15,7 +15,7 @@ from raysim.core.mixture import Mixture
 from raysim.engine.base import Call, Engine, Handle
 from raysim.engine.merging import schedule
 from raysim.host.messages import SumDestination, SumRequest
-from raysim.late import Tensor
+from raysim.lazy import Tensor
 
 CHUNK = 1 << 23  # floats of one message of a reduction: larger models travel in pieces, so that levels overlap
 

@@ -29,7 +29,7 @@ from raysim.federation.learned import class_weights, misfits, task
 from raysim.federation.trial import tried, unscored
 from raysim.host.device import NO_FP16
 from raysim.host.messages import HostSpec
-from raysim.late import Tensor, nn, torch
+from raysim.lazy import Tensor, nn, torch
 from raysim.models import Inputs, builder
 from raysim.store.documents import DamagedFile, read_tensors
 

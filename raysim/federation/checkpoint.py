@@ -25,7 +25,7 @@ from pydantic import Field
 from typing_extensions import TypedDict
 
 from raysim.errors import Explained
-from raysim.late import Tensor
+from raysim.lazy import Tensor
 from raysim.paths import UnsafeName, below
 from raysim.store.atomic import as_safetensors, creating, own_folder, remove_temporary, subfolder, write_json
 from raysim.store.documents import OPEN_SHAPE, DamagedFile, read_json

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from raysim.config import RoundsConfig
 from raysim.core.event import Event
 from raysim.core.failures import Cause
-from raysim.engine.scheduler import TrainedCohort, Visited
+from raysim.engine.scheduler import ClientResults, TrainedCohort
 from raysim.errors import Explained
 
 
@@ -15,7 +15,7 @@ class RoundFailed(Explained, RuntimeError):
     """A round that cannot be completed: clients could not be trained, or the new model is not finite."""
 
 
-def check_visited(visited: Visited, nodes: Sequence[str], doing: str, rounds: RoundsConfig) -> list[Event]:
+def check_results(visited: ClientResults, nodes: Sequence[str], doing: str, rounds: RoundsConfig) -> list[Event]:
     """The clients that were left out, and why; `nodes` are the machines of the hosts, `doing` says when it was.
 
     Raises `RoundFailed` where one failed for the code's or the machine's reasons, or for its own and none may.
@@ -39,8 +39,8 @@ def check_visited(visited: Visited, nodes: Sequence[str], doing: str, rounds: Ro
 
 
 def check_trained(trained: TrainedCohort, nodes: Sequence[str], rounds: RoundsConfig) -> list[Event]:
-    """`check_visited` of a round's training; too many may not fail."""
-    failed = check_visited(trained, nodes, f"round {trained.round_info.t + 1}", rounds)
+    """`check_results` of a round's training; too many may not fail."""
+    failed = check_results(trained, nodes, f"round {trained.round_info.t + 1}", rounds)
     came = len(trained.clients)
     if trained.asked and came < rounds.min_clients:
         least = f"rounds.min_clients is {rounds.min_clients}"

@@ -20,7 +20,7 @@ from raysim.federation.resume import RunCheckpoints, check_init, check_samples, 
 from raysim.federation.round import Round, RunRound, run_round
 from raysim.federation.scores import round_summary
 from raysim.federation.writer import Finished, Tracer, Writer, describe
-from raysim.late import nn, torch
+from raysim.lazy import nn, torch
 
 
 class Stopwatch:

@@ -14,7 +14,7 @@ from raysim.engine.ray.placement import Resources
 from raysim.federation.builder import checked_data
 from raysim.federation.loop import Federation
 from raysim.host.device import NO_FP16
-from raysim.late import torch
+from raysim.lazy import torch
 
 
 @contextmanager

@@ -27,8 +27,8 @@ from raysim.engine.evaluation import evaluate, evaluate_clients
 from raysim.engine.model_store import HostedModels
 from raysim.engine.scheduler import Scheduler, initialize, nothing
 from raysim.federation.builder import RunParts
-from raysim.federation.failures import RoundFailed, check_trained, check_visited
-from raysim.late import Tensor
+from raysim.federation.failures import RoundFailed, check_results, check_trained
+from raysim.lazy import Tensor
 from raysim.store.tables import PHASES
 
 
@@ -83,7 +83,7 @@ def run_round(
     server, engine, aggregator = run.server, run.engine, run.aggregator
     engine.grow()
     server.t, server.lr, server.notes = t, learning_rate(run, t), []
-    server.once, server.batches, server.statistics = {}, [], None
+    server.one_time_scalars, server.batches, server.statistics = {}, [], None
     info, sizes = round_info(server), server.population.sizes
     drawn = sample(server.seed, t, info.clients, run.cohort_size)
     clients = tuple(c for c, n in zip(drawn, sizes[list(drawn)].tolist(), strict=True) if n)
@@ -109,7 +109,7 @@ def run_round(
         others = tuple(sorted({*sizes.nonzero().flatten().tolist()} - {*drawn}))
         sent = aggregator.downlink(others, HostedModels(engine), server)
         visited, new_states = initialize(engine, info, others, sent)
-        events += check_visited(visited, engine.nodes, f"round {t + 1}, its initialisation", run.config.rounds)
+        events += check_results(visited, engine.nodes, f"round {t + 1}, its initialisation", run.config.rounds)
         started = Started(others, sent, new_states)
     phases.end("train")
 
@@ -193,7 +193,7 @@ def evaluate_personal(run: RunParts, t: int) -> tuple[dict[int, Score], list[Eve
     server = replace(run.server, t=t, lr=learning_rate(run, t), notes=[])
     downlink = run.aggregator.downlink(clients, HostedModels(run.engine), server)
     visited = evaluate_clients(run.engine, round_info(server), clients, downlink)
-    left_out = check_visited(visited, run.engine.nodes, f"round {t}, test of its own model", run.config.rounds)
+    left_out = check_results(visited, run.engine.nodes, f"round {t}, test of its own model", run.config.rounds)
     return {client: result.test for client, result in visited.results.items() if result.test}, left_out
 
 

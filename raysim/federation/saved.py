@@ -17,7 +17,7 @@ from raysim.core.task import Task
 from raysim.federation import host_spec, partitioned
 from raysim.federation.code import saved_config
 from raysim.host.host import ClientHost
-from raysim.late import Tensor, nn, torch
+from raysim.lazy import Tensor, nn, torch
 from raysim.paths import command
 from raysim.store.documents import read_tensors
 from raysim.store.manifest import read_manifest

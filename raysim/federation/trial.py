@@ -15,7 +15,7 @@ from raysim.core.score import Metric
 from raysim.core.task import Task
 from raysim.data import Dataset
 from raysim.host.messages import HostSpec
-from raysim.late import Tensor, nn, torch
+from raysim.lazy import Tensor, nn, torch
 from raysim.models.structure import outside
 
 ONE_SEED = "Let it draw from the global generator of torch, NumPy or Python, or keep it in the state_dict"

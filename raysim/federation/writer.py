@@ -24,7 +24,7 @@ from raysim.federation.round import Round
 from raysim.federation.scoreboard import Scoreboard
 from raysim.federation.scores import fallen_back, personal_summary, run_summary
 from raysim.host.messages import ClientResult
-from raysim.late import Tensor, torch
+from raysim.lazy import Tensor, torch
 from raysim.store.atomic import replacing, write_json, write_tensors
 from raysim.store.code import record
 from raysim.store.documents import about_tensors

@@ -17,7 +17,7 @@ from raysim.host.evaluator import Evaluator
 from raysim.host.messages import ClientResult, HostSpec
 from raysim.host.samples import SampleSource
 from raysim.host.trainer import Trainer, not_finite
-from raysim.late import Tensor, nn, torch
+from raysim.lazy import Tensor, nn, torch
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ class BatchedTrainer(Trainer):
             self._download = None  # it is large
         if isinstance(trained, str):
             result, vectors = super().train(download, client, update, check)
-            result.alone = trained or None
+            result.unbatched_reason = trained or None
             return result, vectors
         update.copy_(trained.update)
         if trained.result.status == "ok" and check and not finite(update):

@@ -13,7 +13,7 @@ from raysim.core.local_run import ClientState, LocalRun
 from raysim.core.note import method_name
 from raysim.core.state import pack, unpack
 from raysim.host.messages import Arrays, HostSpec
-from raysim.late import Tensor, torch
+from raysim.lazy import Tensor, torch
 
 RESERVED = ("previous", "personal", "buffers", "optimizer")  # the simulator's own entries
 

@@ -7,7 +7,7 @@ import os
 import sys
 from typing import Any
 
-from raysim.late import torch
+from raysim.lazy import torch
 from raysim.store.manifest import kernels, switches
 
 NO_FP16 = (

@@ -12,7 +12,7 @@ from raysim.core.arrays import on_device
 from raysim.core.layers import LayerMap
 from raysim.host.messages import Arrays
 from raysim.host.trained import Blocks, TrainedModels
-from raysim.late import Tensor, torch
+from raysim.lazy import Tensor, torch
 
 MODELS_AT_ONCE = 128  # whose distances to the others are taken at once, at most
 SHARES = 16  # blocks that there are of few models as well, for several hosts

@@ -9,7 +9,7 @@ import numpy as np
 
 from raysim.core.arrays import on_device
 from raysim.host.messages import Arrays, TrainRequest
-from raysim.late import Tensor, torch
+from raysim.lazy import Tensor, torch
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from raysim.core.rng import SERVER, stream_seed
 from raysim.core.score import Score, scores_of
 from raysim.host.messages import HostSpec
 from raysim.host.samples import SampleSource
-from raysim.late import Tensor, no_grad, torch
+from raysim.lazy import Tensor, no_grad, torch
 
 
 class Evaluator:

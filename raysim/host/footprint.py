@@ -8,7 +8,7 @@ from typing import Any
 from raysim.core.arrays import tensor_of
 from raysim.core.rng import preserved
 from raysim.host.messages import HostSpec
-from raysim.late import Tensor, nn, torch
+from raysim.lazy import Tensor, nn, torch
 
 VECTORS = 5  # of the model's size: received, trained, its gradient, the optimiser's, a sum of updates
 

@@ -14,7 +14,7 @@ from raysim.core.flat import FlatModel
 from raysim.core.layers import LayerMap
 from raysim.core.rng import SERVER, preserved, seed_globals, seeded_for, stream_seed
 from raysim.core.score import Score
-from raysim.core.workbench import Workbench
+from raysim.core.server_model import ServerModel
 from raysim.data import Dataset, Partition
 from raysim.host import distances
 from raysim.host.batched_trainer import BatchedTrainer
@@ -35,7 +35,7 @@ from raysim.host.samples import SampleSource
 from raysim.host.sums import LogEntry, PartialSums
 from raysim.host.trained import TrainedModels
 from raysim.host.trainer import Trainer
-from raysim.late import Tensor, torch
+from raysim.lazy import Tensor, torch
 
 PREDICT_BATCH = 512  # samples; part of the bits, and so none of the settings
 
@@ -207,10 +207,10 @@ class ClientHost:
             updates = torch.empty(sum(map(len, models)), self.layers.S, device=self.device)
             for rows, of_host in zip(places, models, strict=True):
                 updates[list(rows)] = on_device(of_host, self.device)
-        bench = Workbench(self.flat, on_device(value, self.device), updates, self.samples.rows, self.task)
+        server_model = ServerModel(self.flat, on_device(value, self.device), updates, self.samples.rows, self.task)
         with self._global_streams():
             seed_globals(seed, self.device)
-            result = function(bench, *(p.to(self.device) if isinstance(p, torch.Tensor) else p for p in payload))
+            result = function(server_model, *(p.to(self.device) if isinstance(p, torch.Tensor) else p for p in payload))
         # Copies: what a function returns may lie in the model's own storage, which others will use.
         if isinstance(result, torch.Tensor):
             return result.detach().to("cpu", copy=True)

@@ -25,7 +25,7 @@ from raysim.core.rng import initial, may_draw, preserved, seed_globals, seed_lay
 from raysim.core.score import Score
 from raysim.core.task import Task
 from raysim.data.augment import Augmentation
-from raysim.late import Tensor, nn, torch
+from raysim.lazy import Tensor, nn, torch
 from raysim.models import Inputs, assemble
 from raysim.models.staged import ModelError
 from raysim.models.structure import called, structure_of
@@ -230,7 +230,7 @@ class ClientResult:
     model: Arrays | None = None  # {"value": [S]}, what it has uploaded
     trace: Arrays | None = None
     cause: Cause | None = None  # of a status that is not "ok"
-    alone: str | None = None  # why it did not train together with others, though it was to
+    unbatched_reason: str | None = None  # why it trained alone, where `batch_clients` asked for more
 
 
 @dataclass

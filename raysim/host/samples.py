@@ -13,7 +13,7 @@ from raysim.core.samples import ClientData, Samples
 from raysim.data import DataError, Dataset, Partition
 from raysim.data.augment import Augmentation, augmented
 from raysim.data.dataset import first_wrong
-from raysim.late import Tensor, torch
+from raysim.lazy import Tensor, torch
 
 CACHE_BYTES = 64 << 20  # model inputs that stay in a CPU's memory; to make others again takes about 2 % of a round
 DECODED_BYTES = 256 << 20  # ... where they would have to be read and decoded again
@@ -103,8 +103,8 @@ class SampleSource:
         x = self.data.transform(x.clone() if x.is_cuda and x.is_floating_point() else x)
         return x.contiguous(memory_format=torch.channels_last) if self.channels_last and x.dim() == 4 else x
 
-    def forget(self) -> None:
-        """Free the memory of what was kept."""
+    def clear(self) -> None:
+        """Free the memory of the samples."""
         self._cache, self._room, self._stored = {}, self._most, {}
 
     def _brought(

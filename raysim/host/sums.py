@@ -16,7 +16,7 @@ from raysim.core.layers import LayerMap
 from raysim.host import distances
 from raysim.host.messages import SumDestination, SumRequest, Sums
 from raysim.host.trained import TrainedModels
-from raysim.late import Tensor, torch
+from raysim.lazy import Tensor, torch
 
 LogEntry = tuple[str, float, float, int]  # phase, start, stop (seconds since the epoch), bytes sent to other hosts
 

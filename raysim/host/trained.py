@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from raysim.core import segments, tree
-from raysim.late import Tensor, torch
+from raysim.lazy import Tensor, torch
 
 Blocks = Callable[[int, int], Any]  # (start, stop) -> [k, stop - start] of k vectors, for a `tree.WeightedSum`
 

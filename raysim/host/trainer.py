@@ -20,7 +20,7 @@ from raysim.host.download import Download
 from raysim.host.evaluator import Evaluator
 from raysim.host.messages import ClientResult, HostSpec, SparseVector
 from raysim.host.samples import SampleSource
-from raysim.late import Tensor, torch
+from raysim.lazy import Tensor, torch
 
 
 class Trainer:
@@ -176,7 +176,7 @@ class Trainer:
         if breaks_device(error):
             raise error  # whoever trains here next would fail, too
         if out_of_memory(error):
-            self.samples.forget()
+            self.samples.clear()
         cause = cause_of(error)
         line = " ".join(f"{type(error).__name__}: {error}".split())
         if isinstance(error, HookError):  # which says where

@@ -9,7 +9,7 @@ from raysim.core.bounds import NonNegative
 from raysim.core.cohort import Cohort
 from raysim.core.mixture import Mixture
 from raysim.core.server import Server, ServerStep
-from raysim.late import Tensor, torch
+from raysim.lazy import Tensor, torch
 
 EPS = 1e-12
 

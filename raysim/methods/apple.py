@@ -15,7 +15,7 @@ from raysim.core.layers import LayerMap
 from raysim.core.mixture import Mixture
 from raysim.core.pairs import Pairs, entries, sparse
 from raysim.core.server import Downlink, DownlinkRule, ModelStore, Server, ServerStep
-from raysim.late import Tensor, torch
+from raysim.lazy import Tensor, torch
 
 
 @dataclass

@@ -17,7 +17,7 @@ from raysim.core.mixture import Mixture
 from raysim.core.probe import Probe
 from raysim.core.samples import batch_slices
 from raysim.core.server import Server, Weighting
-from raysim.late import Tensor, nn, no_grad, torch
+from raysim.lazy import Tensor, nn, no_grad, torch
 
 EPS = 1e-12
 SWEEP = 512  # samples of one forward pass over a client's data

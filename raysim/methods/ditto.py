@@ -8,7 +8,7 @@ from typing import Literal
 from raysim.core.bounds import NonNegative, NonNegativeInt
 from raysim.core.client import ClientMethod, LocalRun
 from raysim.core.layers import LayerMap
-from raysim.late import Tensor
+from raysim.lazy import Tensor
 
 
 @dataclass

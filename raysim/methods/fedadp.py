@@ -14,7 +14,7 @@ from raysim.core.facts import RunFacts
 from raysim.core.layers import LayerMap
 from raysim.core.mixture import Mixture
 from raysim.core.server import Server, ServerStep
-from raysim.late import Tensor, nn, torch
+from raysim.lazy import Tensor, nn, torch
 
 EPS = 1e-12
 

@@ -11,7 +11,7 @@ from raysim.core.bounds import NonNegative, NonNegativeInt
 from raysim.core.client import ClientMethod, LocalRun
 from raysim.core.facts import RunFacts
 from raysim.core.layers import LayerMap
-from raysim.late import Tensor, torch
+from raysim.lazy import Tensor, torch
 
 MAX_EPOCHS = 100  # the rule for convergence may never be met
 

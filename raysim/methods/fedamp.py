@@ -11,7 +11,7 @@ from raysim.core.client import ClientMethod, LocalRun
 from raysim.core.facts import RunFacts
 from raysim.core.pairs import sparse
 from raysim.core.server import Downlink, DownlinkRule, ModelStore, Server
-from raysim.late import Tensor, torch
+from raysim.lazy import Tensor, torch
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from raysim.core.bounds import Positive
 from raysim.core.cohort import Cohort
 from raysim.core.mixture import Mixture
 from raysim.core.server import Server, ServerStep, Weighting
-from raysim.late import Tensor
+from raysim.lazy import Tensor
 
 
 @dataclass(frozen=True)

@@ -12,8 +12,8 @@ from raysim.core.cohort import Cohort
 from raysim.core.facts import RunFacts
 from raysim.core.mixture import Mixture
 from raysim.core.server import Server
-from raysim.core.workbench import Workbench
-from raysim.late import Tensor, torch
+from raysim.core.server_model import ServerModel
+from raysim.lazy import Tensor, torch
 from raysim.methods.server_ft import Recipe, ServerFT, refuse_parts
 
 EPS = 1e-12
@@ -88,10 +88,10 @@ def directions(cohort: Cohort, server: Server) -> tuple[Tensor, Tensor, Tensor]:
     return mean, variance, tensors.per_parameter(length.mean(0)).to(mean.dtype)
 
 
-def summed_logits(bench: Workbench, values: Tensor, rows: np.ndarray) -> Tensor:
+def summed_logits(server_model: ServerModel, values: Tensor, rows: np.ndarray) -> Tensor:
     """[n, C] of models `values` [M, S] in eval mode."""
     total = torch.zeros(())
     for value in values:
-        bench.load(value)
-        total = total.to(value.device) + bench.logits(rows)
+        server_model.load(value)
+        total = total.to(value.device) + server_model.logits(rows)
     return total

@@ -10,7 +10,7 @@ from raysim.core.cohort import Cohort
 from raysim.core.facts import RunFacts
 from raysim.core.mixture import Mixture
 from raysim.core.server import Server
-from raysim.late import Tensor
+from raysim.lazy import Tensor
 from raysim.methods.server_ft import Recipe, ServerFT, refuse_parts
 
 

@@ -11,7 +11,7 @@ from raysim.core.facts import RunFacts
 from raysim.core.layers import LayerMap
 from raysim.core.mixture import Mixture
 from raysim.core.server import Server, Weighting
-from raysim.late import Tensor, nn, torch
+from raysim.lazy import Tensor, nn, torch
 
 
 @dataclass(frozen=True)
@@ -80,4 +80,4 @@ def ask_once(server: Server, clients: tuple[int, ...], classes: int) -> None:
     first = server.memory["feddisco"] = server.memory.get("feddisco", never).clone()  # the round, or -1
     new = [c for c, round_ in zip(clients, first[list(clients)].tolist(), strict=True) if round_ in (-1, server.t)]
     first[new] = server.t
-    server.once |= dict.fromkeys(new, classes)
+    server.one_time_scalars |= dict.fromkeys(new, classes)

@@ -14,7 +14,7 @@ from raysim.core.mixture import Mixture
 from raysim.core.note import FELL_BACK
 from raysim.core.pairs import Pairs, entries, sparse
 from raysim.core.server import Downlink, DownlinkRule, ModelStore, Server, ServerStep
-from raysim.late import Tensor, no_grad, torch
+from raysim.lazy import Tensor, no_grad, torch
 
 EPS = 1e-5  # the authors'
 

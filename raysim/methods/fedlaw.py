@@ -15,8 +15,8 @@ from raysim.core.facts import RunFacts
 from raysim.core.mixture import Mixture
 from raysim.core.optim import Adam, OptimizerSpec
 from raysim.core.server import Server, Weighting
-from raysim.core.workbench import Workbench
-from raysim.late import Tensor, torch
+from raysim.core.server_model import ServerModel
+from raysim.lazy import Tensor, torch
 from raysim.methods.fedlws import FedLWS
 
 # Stochastic weight averaging, as the released code schedules it.
@@ -303,28 +303,28 @@ class Models(Protocol):
 class Stacked:
     """All updates as one matrix on one device: a product forward and a product back."""
 
-    def __init__(self, bench: Workbench, updates: Tensor, rows: np.ndarray, batch_size: int):
-        P = bench.layers.P
-        self.bench, self.batch_size = bench, batch_size
-        self.server, self.updates = bench.value[:P], updates[:, :P]  # w_g [P], Δ [K, P]
-        self.objective = bench.objective(rows)
-        bench.load(bench.value)
+    def __init__(self, server_model: ServerModel, updates: Tensor, rows: np.ndarray, batch_size: int):
+        P = server_model.layers.P
+        self.server_model, self.batch_size = server_model, batch_size
+        self.server, self.updates = server_model.value[:P], updates[:, :P]  # w_g [P], Δ [K, P]
+        self.objective = server_model.objective(rows)
+        server_model.load(server_model.value)
 
     def mix(self, lam: Tensor, gamma: Tensor) -> None:
-        mixed = self.bench.flat.params
+        mixed = self.server_model.flat.params
         torch.addmv(self.server, self.updates.T, lam.to(mixed.dtype), out=mixed).mul_(gamma.to(mixed.dtype))
 
     def slopes(self, lam: Tensor, gamma: Tensor, batch: Tensor) -> tuple[Tensor, Tensor]:
         self.mix(lam, gamma)
-        grad = self.bench.gradient(self.objective, batch)
+        grad = self.server_model.gradient(self.objective, batch)
         return (self.server @ grad).double(), (self.updates @ grad).double()
 
     def loss(self, lam: Tensor, gamma: Tensor) -> Tensor:
         self.mix(lam, gamma)
-        return self.bench.mean_loss(self.objective, self.batch_size)
+        return self.server_model.mean_loss(self.objective, self.batch_size)
 
     def statistics(self) -> Tensor:
-        return self.bench.flat.buffers
+        return self.server_model.flat.buffers
 
 
 @dataclass
@@ -360,20 +360,22 @@ class Distributed:
         return self.buffers
 
 
-def fit_stacked(bench: Workbench, law: LearnedWeights, p: Tensor, orders: Tensor, rows: Any, *updates: Tensor) -> Any:
+def fit_stacked(
+    server_model: ServerModel, law: LearnedWeights, p: Tensor, orders: Tensor, rows: Any, *updates: Tensor
+) -> Any:
     """`law.fit` over the updates [K, S] given, or those of the cohort."""
-    models = updates[0] if updates else bench.updates
+    models = updates[0] if updates else server_model.updates
     assert models is not None
-    return law.fit(Stacked(bench, models, rows, law.batch_size), p, orders)
+    return law.fit(Stacked(server_model, models, rows, law.batch_size), p, orders)
 
 
-def gradient_of(bench: Workbench, value: Tensor, rows: np.ndarray) -> tuple[Tensor, Tensor]:
+def gradient_of(server_model: ServerModel, value: Tensor, rows: np.ndarray) -> tuple[Tensor, Tensor]:
     """Gradient [P] of the loss of `value` [S] on `rows`, and the running statistics [B] after them."""
-    bench.load(value)
-    objective = bench.objective(rows)
-    return bench.gradient(objective, torch.arange(len(rows), device=value.device)), bench.flat.buffers
+    server_model.load(value)
+    objective = server_model.objective(rows)
+    return server_model.gradient(objective, torch.arange(len(rows), device=value.device)), server_model.flat.buffers
 
 
-def mean_loss_of(bench: Workbench, value: Tensor, rows: np.ndarray, batch_size: int) -> Tensor:
-    bench.load(value)
-    return bench.mean_loss(bench.objective(rows), batch_size)
+def mean_loss_of(server_model: ServerModel, value: Tensor, rows: np.ndarray, batch_size: int) -> Tensor:
+    server_model.load(value)
+    return server_model.mean_loss(server_model.objective(rows), batch_size)

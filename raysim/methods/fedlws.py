@@ -13,7 +13,7 @@ from raysim.core.layers import LayerMap, TensorSpec
 from raysim.core.mixture import Mixture
 from raysim.core.probe import LayerDistance, Probe
 from raysim.core.server import Server, ServerStep
-from raysim.late import Tensor, torch
+from raysim.lazy import Tensor, torch
 
 EPS = 1e-12
 

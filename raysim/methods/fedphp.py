@@ -9,7 +9,7 @@ from raysim.core.bounds import NonNegative
 from raysim.core.client import ClientMethod, LocalRun, Upload
 from raysim.core.facts import RunFacts
 from raysim.core.layers import LayerMap
-from raysim.late import Tensor, torch
+from raysim.lazy import Tensor, torch
 
 BANDWIDTHS = (10.0, 15.0, 20.0, 50.0)
 

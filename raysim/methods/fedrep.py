@@ -8,7 +8,7 @@ from typing import ClassVar
 from raysim.core.bounds import NonNegativeInt
 from raysim.core.client import ClientMethod, LocalRun
 from raysim.core.layers import LayerMap
-from raysim.late import nn
+from raysim.lazy import nn
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from raysim.core.cohort import Cohort
 from raysim.core.layers import LayerMap
 from raysim.core.mixture import Mixture
 from raysim.core.server import Server, ServerStep
-from raysim.late import Tensor, nn, torch
+from raysim.lazy import Tensor, nn, torch
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from raysim.core.local_run import LocalRun
 from raysim.core.mixture import Mixture
 from raysim.core.probe import Probe
 from raysim.core.server import Server, Weighting
-from raysim.late import Tensor, torch
+from raysim.lazy import Tensor, torch
 
 EPS = 1e-12
 

@@ -8,7 +8,7 @@ from typing import ClassVar
 from raysim.core.bounds import NonNegative
 from raysim.core.client import ClientMethod, LocalRun
 from raysim.core.facts import RunFacts
-from raysim.late import F, Tensor, torch
+from raysim.lazy import F, Tensor, torch
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from raysim.core.bounds import NonNegative, Positive
 from raysim.core.client import ClientMethod, LocalRun
 from raysim.core.facts import RunFacts
 from raysim.core.layers import LayerMap
-from raysim.late import Tensor, torch
+from raysim.lazy import Tensor, torch
 
 
 @dataclass

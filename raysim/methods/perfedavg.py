@@ -7,7 +7,7 @@ from typing import ClassVar
 
 from raysim.core.bounds import NonNegative
 from raysim.core.client import ClientMethod, LocalRun
-from raysim.late import Tensor
+from raysim.lazy import Tensor
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from raysim.core.client import ClientMethod, LocalRun
 from raysim.core.facts import RunFacts
 from raysim.core.layers import LayerMap
 from raysim.core.server import ServerStep
-from raysim.late import Tensor
+from raysim.lazy import Tensor
 from raysim.methods.fedavg import StepSize
 
 

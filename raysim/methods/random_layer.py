@@ -10,7 +10,7 @@ from raysim.core.facts import RunFacts
 from raysim.core.layers import LayerMap
 from raysim.core.mixture import Mixture
 from raysim.core.server import Server, Weighting, check_senders
-from raysim.late import torch
+from raysim.lazy import torch
 
 
 @dataclass(frozen=True)

@@ -14,8 +14,8 @@ from raysim.core.facts import RunFacts
 from raysim.core.mixture import Mixture
 from raysim.core.optim import OptimizerSpec
 from raysim.core.server import ProxyData, Server, ServerStep
-from raysim.core.workbench import Workbench
-from raysim.late import Tensor, torch
+from raysim.core.server_model import ServerModel
+from raysim.lazy import Tensor, torch
 
 # The released code makes the server's optimiser as it makes the clients', and never decays its learning rate.
 OFFICIAL_LR, OFFICIAL = 0.08, OptimizerSpec("sgd", momentum=0.9, weight_decay=5e-4)
@@ -88,40 +88,42 @@ def refuse_parts(facts: RunFacts) -> str | None:
 
 
 def train_on_proxy(
-    bench: Workbench, how: ServerFT, value: Tensor, rows: np.ndarray, orders: Tensor, momentum: Tensor | None,
+    server_model: ServerModel, how: ServerFT, value: Tensor, rows: np.ndarray, orders: Tensor, momentum: Tensor | None,
     taught: Tensor | None, recipe: Recipe,
 ) -> Any:  # fmt: skip
     """The trained value [S], the optimiser's momentum [P] and the objective before and after [2]."""
-    bench.load(value)
-    objective = bench.objective(rows) if taught is None else bench.distillation(rows, taught, recipe.temperature)
-    before = bench.mean_loss(objective, how.batch_size)
+    server_model.load(value)
+    objective = (
+        server_model.objective(rows) if taught is None else server_model.distillation(rows, taught, recipe.temperature)
+    )
+    before = server_model.mean_loss(objective, how.batch_size)
     spec, lr = (OFFICIAL, OFFICIAL_LR) if how.server_ft_official else (OptimizerSpec("adam", betas=how.betas), how.lr)
-    optimizer = spec.build(bench.flat.params, bench.flat.grad, lr)
+    optimizer = spec.build(server_model.flat.params, server_model.flat.grad, lr)
     if momentum is not None:
         optimizer.load({"momentum": momentum})
     mean, total = torch.zeros_like(value), sum(len(order.split(how.batch_size)) for order in orders)
     done = since = 0  # batches: all, and those since the last gain
     held = recipe.validation
-    best, best_value = 0.0 if held is None else bench.quality(held), value
+    best, best_value = 0.0 if held is None else server_model.quality(held), value
     for epoch, order in enumerate(orders):
         for batch in order.split(how.batch_size):
             if recipe.cosine:
                 optimizer.lr = lr * (1 + math.cos(math.pi * done / total)) / 2
-            bench.gradient(objective, batch)
+            server_model.gradient(objective, batch)
             optimizer.step()
             done, since = done + 1, since + 1
         if recipe.swa:
-            mean += (bench.flat.value - mean) / (epoch + 1)
+            mean += (server_model.flat.value - mean) / (epoch + 1)
         if held is not None:
-            quality = bench.quality(held)
+            quality = server_model.quality(held)
             if quality > best:
-                best, best_value, since = quality, bench.flat.value.clone(), 0
+                best, best_value, since = quality, server_model.flat.value.clone(), 0
             elif since >= recipe.patience:
                 break
     if recipe.swa:
-        bench.load(mean)
+        server_model.load(mean)
     if held is not None:
-        bench.load(best_value)
-    after = bench.mean_loss(objective, how.batch_size)
+        server_model.load(best_value)
+    after = server_model.mean_loss(objective, how.batch_size)
     last = optimizer.state().get("momentum", value.new_empty(0))
-    return bench.flat.value, last, torch.stack([before, after])
+    return server_model.flat.value, last, torch.stack([before, after])

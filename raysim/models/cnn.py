@@ -7,7 +7,7 @@ from math import prod
 from typing import TYPE_CHECKING
 
 from raysim.core.bounds import Count
-from raysim.late import nn
+from raysim.lazy import nn
 from raysim.models.staged import Inputs, ModelError, classifier, stage, width
 
 if TYPE_CHECKING:

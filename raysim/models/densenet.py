@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from raysim.late import nn
+from raysim.lazy import nn
 from raysim.models.staged import Inputs, classifier, stage
 
 if TYPE_CHECKING:

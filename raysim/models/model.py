@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from raysim.late import Tensor, nn
+from raysim.lazy import Tensor, nn
 
 
 class Model(nn.Sequential):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from raysim.late import F, Tensor, nn, torch
+from raysim.lazy import F, Tensor, nn, torch
 from raysim.models.staged import stage
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from functools import update_wrapper
 from typing import Any
 
-from raysim.late import nn
+from raysim.lazy import nn
 from raysim.models.staged import Inputs
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from raysim.errors import Explained
-from raysim.late import nn, torch
+from raysim.lazy import nn, torch
 
 if TYPE_CHECKING:
     from raysim.models.model import Model

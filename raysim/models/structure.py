@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from raysim.core.arrays import tensor_of
-from raysim.late import Tensor, nn, torch
+from raysim.lazy import Tensor, nn, torch
 from raysim.models.staged import ModelError
 
 

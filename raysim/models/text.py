@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from raysim.core.bounds import Count, Probability
-from raysim.late import nn
+from raysim.lazy import nn
 from raysim.models.staged import Inputs, classifier, stage
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from raysim.late import nn
+from raysim.lazy import nn
 from raysim.models.staged import Inputs, ModelError, stage, width
 
 if TYPE_CHECKING:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from raysim.late import Tensor, nn, torch
+from raysim.lazy import Tensor, nn, torch
 
 PATCH, WIDTH, DEPTH, HEADS, HEAD_WIDTH, MLP_WIDTH = 4, 512, 6, 8, 64, 512
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from raysim.late import nn
+from raysim.lazy import nn
 from raysim.models.cnn import dense
 from raysim.models.staged import Inputs, classifier, stage, width
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from raysim.core.bounds import Probability
-from raysim.late import nn
+from raysim.lazy import nn
 from raysim.models.staged import Inputs, ModelError, classifier, stage
 
 if TYPE_CHECKING:

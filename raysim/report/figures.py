@@ -10,12 +10,12 @@ from raysim.report import (
     NoData,
     ReportError,
     clients,
+    confusion,
     costs,
     curves,
     landscape,
     measured,
     quantities,
-    right,
     series,
     shrinking,
     updates,
@@ -39,7 +39,7 @@ class Comparison:
 
 
 @dataclass(frozen=True)
-class Portrait:
+class SingleRunFigure:
     """A figure of one run."""
 
     of: Callable[..., Canvas | Chart]  # (run), or (run, variant)
@@ -59,7 +59,7 @@ BYTES = {  # what tells two variants apart
     "traffic": "Against all that was sent, by the clients and to them.",
 }
 
-FIGURES: dict[str, Comparison | Portrait] = {
+FIGURES: dict[str, Comparison | SingleRunFigure] = {
     "scores": Comparison(curves.final_scores),
     "pareto": Comparison(curves.pareto),
     "accuracy": Comparison(curves.accuracy, AGAINST),
@@ -69,8 +69,8 @@ FIGURES: dict[str, Comparison | Portrait] = {
     "personal": Comparison(curves.personal, AGAINST),
     "worst": Comparison(curves.worst, AGAINST),
     "clients": Comparison(clients.client_accuracy),
-    "personalization": Comparison(right.personalization),
-    "class-accuracy": Comparison(right.class_accuracy),
+    "personalization": Comparison(confusion.personalization),
+    "class-accuracy": Comparison(confusion.class_accuracy),
     "lambda-size": Comparison(clients.weights_by_size),
     "norm": Comparison(shrinking.norm),
     "coherence": Comparison(updates.coherence, always(updates.COHERENCES)),
@@ -88,21 +88,21 @@ FIGURES: dict[str, Comparison | Portrait] = {
     "traffic": Comparison(costs.traffic),
     "parameters": Comparison(costs.parameters),
     "seconds": Comparison(costs.seconds),
-    "partition": Portrait(clients.partition),
-    "sizes": Portrait(clients.sizes),
-    "lambda": Portrait(clients.weights),
-    "layers": Portrait(quantities.layers, quantities.layer_names),
-    "notes": Portrait(quantities.notes, quantities.note_names),
-    "shrinking": Portrait(shrinking.shrinking),
-    "coherence-groups": Portrait(updates.coherence_groups),
-    "classes": Portrait(updates.classes),
-    "objective": Portrait(updates.objective),
-    "simplex": Portrait(landscape.simplex, always(("surface", "optima"))),
-    "confusion": Portrait(right.confusion),
-    "transport": Portrait(measured.transport),
-    "trajectory": Portrait(landscape.trajectory),
-    "timeline": Portrait(costs.timeline),
-    "utilisation": Portrait(costs.utilisation),
+    "partition": SingleRunFigure(clients.partition),
+    "sizes": SingleRunFigure(clients.sizes),
+    "lambda": SingleRunFigure(clients.weights),
+    "layers": SingleRunFigure(quantities.layers, quantities.layer_names),
+    "notes": SingleRunFigure(quantities.notes, quantities.note_names),
+    "shrinking": SingleRunFigure(shrinking.shrinking),
+    "coherence-groups": SingleRunFigure(updates.coherence_groups),
+    "classes": SingleRunFigure(updates.classes),
+    "objective": SingleRunFigure(updates.objective),
+    "simplex": SingleRunFigure(landscape.simplex, always(("surface", "optima"))),
+    "confusion": SingleRunFigure(confusion.confusion),
+    "transport": SingleRunFigure(measured.transport),
+    "trajectory": SingleRunFigure(landscape.trajectory),
+    "timeline": SingleRunFigure(costs.timeline),
+    "utilisation": SingleRunFigure(costs.utilisation),
 }
 
 
@@ -126,7 +126,7 @@ def find(name: str, groups: Sequence[Group]) -> Canvas | Chart:
         hint = f" Did you mean {near[0]!r}?" if near else ""
         raise ReportError(f"there is no figure {name!r}.{hint} There are {', '.join(FIGURES)}.")
     runs = runs_of(groups)
-    if isinstance(entry, Portrait) and len(runs) > 1:
+    if isinstance(entry, SingleRunFigure) and len(runs) > 1:
         raise ReportError(f"{base} shows one run, but {len(runs)} were given.")
     shown = groups if isinstance(entry, Comparison) else runs[0]
     with styled():
@@ -152,7 +152,7 @@ def available(runs: Sequence[RunFolder]) -> list[str]:
     """Names of the figures for which these runs have the data."""
     found, groups = [], compare(runs)
     for name in names(runs[0]):
-        if len(runs) > 1 and isinstance(FIGURES[name.partition(":")[0]], Portrait):
+        if len(runs) > 1 and isinstance(FIGURES[name.partition(":")[0]], SingleRunFigure):
             continue
         try:
             find(name, groups)

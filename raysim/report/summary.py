@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from raysim.report.folder import RunFolder
 from raysim.report.groups import Group, runs_of
-from raysim.report.sheet import Column, Entry, Sheet
+from raysim.report.paper_table import Column, Entry, PaperTable
 from raysim.report.significance import LEVEL, differ
 from raysim.store.tables import OPEN
 
@@ -65,7 +65,7 @@ class Summary:
     sentence: str
     scores: Table
     costs: Table
-    sheet: Sheet
+    paper_table: PaperTable
 
 
 METRIC = OPEN["rounds"].prefix
@@ -185,7 +185,9 @@ def summarise(groups: Sequence[Group], target: float | None = None) -> Summary:
     sentence = " ".join(filter(None, (_sentence(groups, by, target), _unfinished(runs))))
     left, right = _columns(groups, scored, 1), _columns(groups, spent, -1)
     labels = tuple(group.label for group in groups)
-    return Summary(target, sentence, _table(labels, left), _table(labels, right), Sheet("", labels, (*left, *right)))
+    return Summary(
+        target, sentence, _table(labels, left), _table(labels, right), PaperTable("", labels, (*left, *right))
+    )
 
 
 def _unfinished(runs: Sequence[RunFolder]) -> str:

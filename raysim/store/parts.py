@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 import pyarrow as pa
 
-from raysim.late import pc, pq
+from raysim.lazy import pc, pq
 from raysim.store.atomic import own_folder, remove_temporary, replacing
 from raysim.store.documents import DamagedFile
 

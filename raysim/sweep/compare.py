@@ -12,12 +12,12 @@ from raysim.sweep.grid import Point
 
 def compare(points: Sequence[Point], folder: Path, target: float | None = None, kind: str | None = None) -> None:
     """Print the comparison of the finished runs, if there are any, and write their report into the folder; with `kind`,
-    a format of `sheet.ENDINGS`, also the table."""
+    a format of `paper_table.ENDINGS`, also the table."""
     from raysim.report import MissingExtra
     from raysim.report.groups import compare as grouped
     from raysim.report.page import write
+    from raysim.report.paper_table import write_table
     from raysim.report.runs import Run
-    from raysim.report.sheet import write_table
     from raysim.report.summary import summarise
 
     runs = [Run(point.folder) for point in points if point.finished]
@@ -27,7 +27,7 @@ def compare(points: Sequence[Point], folder: Path, target: float | None = None, 
     for table in (summary.scores, summary.costs):
         print("\n" + "\n".join(aligned(table, ">")))
     if kind:
-        print(f"\ntable   {write_table([summary.sheet], folder, kind)}")
+        print(f"\ntable   {write_table([summary.paper_table], folder, kind)}")
     page = folder / "report.html"
     try:
         write(runs, page, target)

@@ -71,16 +71,16 @@ def grid(base: Path, changes: Sequence[str], seeds: Sequence[int], out: Path) ->
     methods, values = _methods(base), [axis for axis in map(_values, changes) if axis]
     if not methods:
         return runs(base, [(*others, seed) for seed, *others in itertools.product(last, *values)], out)
-    cells, reached = [], Reached()
+    cells, matched = [], MatchedOverrides()
     for seed, method, *others in itertools.product(last, methods, *values):
-        texts = reached.by(base, (method, seed), [text for _, texts in others for text in texts])
+        texts = matched.by(base, (method, seed), [text for _, texts in others for text in texts])
         cells.append((method, *((name, [new for text in old for new in texts[text]]) for name, old in others), seed))
-    reached.check()
+    matched.check()
     return runs(base, cells, out)
 
 
-class Reached:
-    """Changes of all runs of a comparison, and whether each has reached one.
+class MatchedOverrides:
+    """Changes of all runs of a comparison, and whether each has matched one.
 
     An option of a method, such as `server.0.fedlws.beta=0.2`, reaches the runs that have this method, at whatever place. In
     the others it would put the method, and the baseline would be none.
@@ -103,7 +103,7 @@ class Reached:
         return found
 
     def check(self) -> None:
-        """Raises `ConfigError` where a change has reached no run."""
+        """Raises `ConfigError` where a change has matched no run."""
         faults = []
         for text, times in self._times.items():
             if not times and (match := OPTION.fullmatch(text)):

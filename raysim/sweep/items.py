@@ -15,7 +15,7 @@ from raysim.config.messages import nearest
 from raysim.config.shipped import folder as configurations
 from raysim.paths import natural
 from raysim.store.documents import YAML_BYTES, DamagedFile, parse_yaml, read_bytes, read_yaml
-from raysim.sweep.grid import Choice, Point, Reached, choices, overrides, runs, seeded
+from raysim.sweep.grid import Choice, MatchedOverrides, Point, choices, overrides, runs, seeded
 from raysim.sweep.table import Axis, Label, Table, labels, read_table
 
 PAPERS = {
@@ -78,7 +78,7 @@ class Item:
         if unknown := [name for name in only if name not in there]:
             raise ConfigError(f"--only: {self.name} has no row or column {unknown[0]!r}.{nearest(unknown[0], there)}")
         scaled, (columns, rows) = table.scales[scale], self.axes(scale, only)
-        settings, reached = ("", overrides(scaled.set)), Reached()
+        settings, matched = ("", overrides(scaled.set)), MatchedOverrides()
         axes = [choices(axis) for axis in (*columns, *rows)]
         planned = {}
         for seed, row, column in itertools.product(seeds or scaled.seeds, labels(rows), labels(columns)):
@@ -91,9 +91,9 @@ class Item:
                 for special in (table.cells, scaled.cells)
             )
             cell = [*chosen, *always, settings, *here]
-            changed = [text for texts in reached.by(self.path, cell, changes).values() for text in texts]
+            changed = [text for texts in matched.by(self.path, cell, changes).values() for text in texts]
             planned[Cell(row, column, seed)] = [*cell, ("", changed), seeded(seed)]
-        reached.check()
+        matched.check()
         return planned
 
     def runs(

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from raysim.report.paper_table import Column, Entry, PaperTable
 from raysim.report.runs import Run
-from raysim.report.sheet import Column, Entry, Sheet
 from raysim.report.summary import OverSeeds
 from raysim.store.documents import read_result
 from raysim.sweep.grid import Point, overrides
@@ -39,8 +39,8 @@ def table_text(item: Item, points: Mapping[Cell, Point], scale: str, changes: Se
         else f"mean ± standard deviation over {len(seeds)} seeds of raysim's runs"
     )
     lines += [f"Each cell: {ours} (the paper's number, ours minus the paper's)."]
-    for sheet in sheets(item, points, scale):
-        lines += ["", *([f"{sheet.title}:", ""] if sheet.title else []), *_aligned(sheet)]
+    for paper_table in paper_tables(item, points, scale):
+        lines += ["", *([f"{paper_table.title}:", ""] if paper_table.title else []), *_aligned(paper_table)]
     return "\n".join([*lines, *_fallen_back(points)])
 
 
@@ -54,17 +54,19 @@ def _fallen_back(points: Mapping[Cell, Point]) -> list[str]:
     return ["", f"Fell back in every round: {'; '.join(always)}."] if always else []
 
 
-def sheets(item: Item, points: Mapping[Cell, Point], scale: str) -> list[Sheet]:
+def paper_tables(item: Item, points: Mapping[Cell, Point], scale: str) -> list[PaperTable]:
     """The tables of the finished runs: one for each first choice of the columns, where these have several."""
     opened = {folder: Run(folder) for folder in {point.folder for point in points.values() if point.finished}}
     runs = {cell: opened.get(point.folder) for cell, point in points.items()}
     groups: dict[str, list[Label]] = {}
     for column in dict.fromkeys(cell.column for cell in runs):
         groups.setdefault(column[0] if len(column) > 1 else "", []).append(column)
-    return [_sheet(item, runs, members, scale, name) for name, members in groups.items()]
+    return [_paper_table(item, runs, members, scale, name) for name, members in groups.items()]
 
 
-def _sheet(item: Item, runs: Mapping[Cell, Run | None], columns: Sequence[Label], scale: str, title: str) -> Sheet:
+def _paper_table(
+    item: Item, runs: Mapping[Cell, Run | None], columns: Sequence[Label], scale: str, title: str
+) -> PaperTable:
     """One table of finished runs; with a title, its columns' first choice stands above it."""
     headings = item.table.headings(scale)
     rows = list(dict.fromkeys(cell.row for cell in runs if cell.column in columns))
@@ -83,14 +85,14 @@ def _sheet(item: Item, runs: Mapping[Cell, Run | None], columns: Sequence[Label]
             words = short if len(headings) == 1 and short else ", ".join(filter(None, (short, heading)))
             found.append(Column(words, tuple(entries), BETTER.get(key_of(measure)[0], 0)))
     corner = next(iter(headings)) if len(headings) == 1 and [c.heading for c in found] != list(headings) else ""
-    return Sheet(corner, tuple(shown(row) or item.name for row in rows), tuple(found), title)
+    return PaperTable(corner, tuple(shown(row) or item.name for row in rows), tuple(found), title)
 
 
-def _aligned(sheet: Sheet) -> list[str]:
+def _aligned(paper_table: PaperTable) -> list[str]:
     """The lines of a table in Markdown."""
-    lines = [(sheet.corner, *(column.heading for column in sheet.columns))]
-    for i, row in enumerate(sheet.rows):
-        lines.append((row, *(column.entries[i].text for column in sheet.columns)))
+    lines = [(paper_table.corner, *(column.heading for column in paper_table.columns))]
+    for i, row in enumerate(paper_table.rows):
+        lines.append((row, *(column.entries[i].text for column in paper_table.columns)))
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     rule = tuple("-" * width for width in widths)
     return [

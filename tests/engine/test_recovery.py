@@ -31,8 +31,8 @@ from raysim.engine.base import Call, Engine, Handle, HostLost, MachineFailure
 from raysim.engine.evaluation import evaluate
 from raysim.engine.ray.driver import RemoteFederation, stored
 from raysim.engine.ray.engine import RayEngine
+from raysim.engine.ray.heartbeat import HeartbeatMonitor
 from raysim.engine.ray.pool import Pool
-from raysim.engine.ray.pulse import Stethoscope
 from raysim.federation import Federation, RoundFailed, local_engine, prepare, sample
 from raysim.methods import CLIENTS, WEIGHTINGS
 from raysim.models import MODELS
@@ -71,14 +71,14 @@ def only_the_hung_age(tmp_path, monkeypatch) -> None:
     """Time passes for the actor whose number is in `hung`, and for no other: one that is slow must not be taken to hang."""
     clock, ages = ManualClock(), Counter[str]()
 
-    class Patient(Stethoscope):
+    class Patient(HeartbeatMonitor):
         def listen(self, actor_id: str, limit: float) -> tuple[bool, bool]:
             hangs = (tmp_path / "hung").exists() and (tmp_path / "hung").read_text() == actor_id
             ages[actor_id] += limit * hangs
             clock.seconds = ages[actor_id]
             return super().listen(actor_id, limit)
 
-    monkeypatch.setattr(raysim.engine.ray.engine, "Stethoscope", lambda _: Patient(clock))
+    monkeypatch.setattr(raysim.engine.ray.engine, "HeartbeatMonitor", lambda _: Patient(clock))
 
 
 def test_actors_lost_between_training_and_reduction(tmp_path, warm_ray, ran, only_the_hung_age, monkeypatch):
@@ -114,7 +114,7 @@ def test_an_actor_lost_while_clients_that_do_not_train_initialise(server, tmp_pa
         kill(pid_of(engine.hosts[1]))
         return scheduler.initialize(engine, *args)
 
-    monkeypatch.setattr(scheduler, "VISIT_BYTES", 1)  # two visits a host: sums are asked for once all have trained
+    monkeypatch.setattr(scheduler, "WORK_UNIT_BYTES", 1)  # two visits a host: sums are asked for once all have trained
     rounds = {"total": 1, "participation": 0.5, "evaluate_every": 1}
     changes = {"client": [{"fedala": {"clients": "all"}}], "server": server, "rounds": rounds}
     expected = ran(**changes).sha256()
@@ -135,7 +135,7 @@ def test_actor_killed_while_it_trains(tmp_path, warm_ray, ran, monkeypatch):
             return super().train(call)
 
     monkeypatch.setattr(raysim.engine.ray.engine, "RayEngine", Notes)
-    monkeypatch.setattr(scheduler, "VISIT_BYTES", 1)
+    monkeypatch.setattr(scheduler, "WORK_UNIT_BYTES", 1)
     client = [{"scaffold": {"c_update": "mean_grad"}}, "fedala"]
     changes = {"client": client, "local": {"momentum": 0.0, "weight_decay": 0.0}}
     a, b, c = cohort(t=1)

@@ -86,14 +86,14 @@ def test_dirichlet_samples_are_convex_mixtures():
 def test_clients_their_average_and_samples_teach():
     cohort = ProxyCohort()
     applied(STEP, cohort)
-    target, rows, bench = cohort.reduce(cohort.by_size()), cohort.server.proxy.rows, cohort.bench()
+    target, rows, server_model = cohort.reduce(cohort.by_size()), cohort.server.proxy.rows, cohort.server_model()
     models = [*cohort.models, target, *STEP.sampled(target, cohort, cohort.server)]
     logits = []
     for model in models:
-        bench.load(model)
-        logits.append(bench.logits(rows))
-    bench.load(target)
-    teacher, student = torch.stack(logits).mean(0).log_softmax(1), bench.logits(rows).log_softmax(1)
+        server_model.load(model)
+        logits.append(server_model.logits(rows))
+    server_model.load(target)
+    teacher, student = torch.stack(logits).mean(0).log_softmax(1), server_model.logits(rows).log_softmax(1)
     expected = (teacher.exp() * (teacher - student)).sum(1).mean()
     assert torch.allclose(noted(cohort.server, "proxy_loss_before"), expected, rtol=0, atol=1e-12)
 

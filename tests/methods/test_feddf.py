@@ -9,7 +9,7 @@ from toy import applied, noted
 from toy_proxy import SAMPLES, ProxyCohort
 
 from raysim.config import ConfigError
-from raysim.core.workbench import Workbench
+from raysim.core.server_model import ServerModel
 from raysim.methods.feddf import FedDF
 
 STEP = FedDF(epochs=2, batch_size=5)
@@ -18,10 +18,10 @@ STEP = FedDF(epochs=2, batch_size=5)
 def start(cohort: ProxyCohort) -> tuple[torch.Tensor, torch.Tensor]:
     """Distillation loss of the aggregate, and its gradient [P]."""
     rows = cohort.server.proxy.rows
-    taught, bench = cohort.predict(rows).mean(0).softmax(1), cohort.bench()
-    bench.load(cohort.reduce(cohort.by_size()))
-    objective = bench.distillation(rows, taught, 1.0)
-    return bench.mean_loss(objective, SAMPLES), bench.gradient(objective, torch.arange(SAMPLES)).clone()
+    taught, server_model = cohort.predict(rows).mean(0).softmax(1), cohort.server_model()
+    server_model.load(cohort.reduce(cohort.by_size()))
+    objective = server_model.distillation(rows, taught, 1.0)
+    return server_model.mean_loss(objective, SAMPLES), server_model.gradient(objective, torch.arange(SAMPLES)).clone()
 
 
 @pytest.mark.parametrize("clients", [1, 3])
@@ -65,10 +65,10 @@ def test_without_epochs_it_is_the_aggregate():
 def test_temperature_softens_both_sides():
     cohort = ProxyCohort()
     applied(dataclasses.replace(STEP, temperature=2.0), cohort)
-    rows, bench = cohort.server.proxy.rows, cohort.bench()
+    rows, server_model = cohort.server.proxy.rows, cohort.server_model()
     mean = cohort.predict(rows).mean(0)
-    bench.load(cohort.reduce(cohort.by_size()))
-    teacher, student = (mean / 2).log_softmax(1), (bench.logits(rows) / 2).log_softmax(1)
+    server_model.load(cohort.reduce(cohort.by_size()))
+    teacher, student = (mean / 2).log_softmax(1), (server_model.logits(rows) / 2).log_softmax(1)
     expected = (teacher.exp() * (teacher - student)).sum(1).mean()
     assert torch.allclose(noted(cohort.server, "proxy_loss_before"), expected, rtol=0, atol=1e-12)
 
@@ -77,9 +77,9 @@ def test_the_rate_may_fall_to_zero():
     """Five samples a batch of twelve: six batches of two epochs, with Adam at lr (1 + cos(πi/6))/2; the like of torch's."""
     cohort = ProxyCohort()
     value = applied(dataclasses.replace(STEP, cosine=True), cohort)
-    rows, bench, model = cohort.server.proxy.rows, cohort.bench(), cohort.flat.model
+    rows, server_model, model = cohort.server.proxy.rows, cohort.server_model(), cohort.flat.model
     taught, orders = cohort.predict(rows).mean(0).softmax(1), cohort.server.proxy_orders(STEP, 2, 5)
-    bench.load(cohort.reduce(cohort.by_size()))
+    server_model.load(cohort.reduce(cohort.by_size()))
     adam = torch.optim.Adam(model.parameters(), STEP.lr, STEP.betas)
     cosine = torch.optim.lr_scheduler.CosineAnnealingLR(adam, T_max=6)
     for batch in (b for order in orders for b in order.split(5)):
@@ -88,13 +88,13 @@ def test_the_rate_may_fall_to_zero():
         (taught[batch] * (taught[batch].log() - student)).sum(1).mean().backward()
         adam.step()
         cosine.step()
-    torch.testing.assert_close(value, bench.flat.value, rtol=0, atol=1e-9)
+    torch.testing.assert_close(value, server_model.flat.value, rtol=0, atol=1e-9)
 
 
 def looks(monkeypatch, accuracies: list[float]) -> list[list[int]]:
     """Validation finds these, one after the other; the rows that it was asked about."""
     asked, answers = [], iter(accuracies)
-    monkeypatch.setattr(Workbench, "quality", lambda self, rows: (asked.append(rows.tolist()), next(answers))[1])
+    monkeypatch.setattr(ServerModel, "quality", lambda self, rows: (asked.append(rows.tolist()), next(answers))[1])
     return asked
 
 
@@ -119,10 +119,10 @@ def test_it_stops_where_validation_gains_no_more(monkeypatch):
 
 def test_validation_is_accuracy_in_eval_mode():
     cohort = ProxyCohort(norm=True)
-    bench = cohort.bench()
-    bench.load(cohort.server.value)
+    server_model = cohort.server_model()
+    server_model.load(cohort.server.value)
     expected = cohort.flat.model.eval()(cohort.x[:5]).argmax(1) == cohort.y[:5]
-    assert bench.quality(cohort.server.proxy.rows[:5]) == expected.double().mean()
+    assert server_model.quality(cohort.server.proxy.rows[:5]) == expected.double().mean()
 
 
 def test_patience_needs_validation_samples():

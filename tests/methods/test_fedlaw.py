@@ -57,7 +57,7 @@ def test_quadratic_form():
 @pytest.mark.parametrize("form", ["exp", "quad"])
 def test_gradient_is_that_of_the_loss(form, norm):
     cohort, law = ProxyCohort(norm=norm), FedLAW(form=form, batch_size=SAMPLES)
-    stacked = Stacked(cohort.bench(), cohort.updates, WHOLE.numpy(), SAMPLES)
+    stacked = Stacked(cohort.server_model(), cohort.updates, WHOLE.numpy(), SAMPLES)
     z = law.start(P) + vector(0.3, -0.2, 0.1, -0.15)
     lam, gamma = law.read(z)
     of_server, of_updates = stacked.slopes(lam, gamma, WHOLE)
@@ -67,7 +67,7 @@ def test_gradient_is_that_of_the_loss(form, norm):
         up, down = (stacked.loss(*law.read(z + sign * step * unit)) for sign in (1, -1))
         assert abs(grad[i] - (up - down) / (2 * step)) < 1e-8
     stacked.mix(lam, gamma)
-    along = cohort.flat.params @ stacked.bench.gradient(stacked.objective, WHOLE)  # ⟨w, G⟩
+    along = cohort.flat.params @ stacked.server_model.gradient(stacked.objective, WHOLE)  # ⟨w, G⟩
     if form == "exp":
         assert abs(grad[:-1].sum()) < 1e-14
         assert torch.allclose(grad[-1], along, atol=1e-14)
@@ -181,7 +181,7 @@ def test_identical_clients_keep_their_weights_and_shrink_as_one():
     cohort.server.proxy_orders = lambda *_: orders
     assert torch.allclose(plan(AdaptiveGWS(epochs=5, batch_size=5), cohort).weights, together.weights, atol=1e-7)
     cohort.updates[0] *= 1.001
-    lam = law.read(law.learn(P, orders, Stacked(cohort.bench(), cohort.updates, WHOLE.numpy(), 5).slopes))[0]
+    lam = law.read(law.learn(P, orders, Stacked(cohort.server_model(), cohort.updates, WHOLE.numpy(), 5).slopes))[0]
     assert (lam[-1] - lam[0]).abs().max() > 1e-3
 
 
@@ -342,10 +342,10 @@ def test_what_is_learned_is_recorded():
     assert torch.allclose(lam[0], cohort.by_size().per_client())
     assert torch.allclose(mixture.weights[:, 0], gamma[-1] * lam[-1])
     assert torch.allclose(mixture.buffers.sum(0), torch.ones(mixture.buffers.shape[1]).double())  # γ is for parameters
-    bench = cohort.bench()
+    server_model = cohort.server_model()
     for when, weights in (("before", cohort.by_size()), ("after", mixture)):
-        bench.load(cohort.reduce(weights))
-        loss = torch.nn.functional.cross_entropy(bench.flat.model(cohort.x), cohort.y)
+        server_model.load(cohort.reduce(weights))
+        loss = torch.nn.functional.cross_entropy(server_model.flat.model(cohort.x), cohort.y)
         assert torch.allclose(noted(cohort.server, f"proxy_loss_{when}"), loss)
     assert noted(cohort.server, "proxy_loss_after") < noted(cohort.server, "proxy_loss_before")
 

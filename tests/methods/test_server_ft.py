@@ -26,9 +26,9 @@ def test_without_epochs_it_is_the_aggregate():
 
 def test_training_is_torchs():
     cohort = ProxyCohort(norm=True)
-    bench, start = cohort.bench(), cohort.reduce(cohort.by_size())
-    bench.load(start)
-    model = bench.flat.model
+    server_model, start = cohort.server_model(), cohort.reduce(cohort.by_size())
+    server_model.load(start)
+    model = server_model.flat.model
     adam = torch.optim.Adam(model.parameters(), lr=1e-3, betas=(0.5, 0.999))
     losses = []
     for _ in range(3):
@@ -37,7 +37,7 @@ def test_training_is_torchs():
         loss.backward()
         adam.step()
         losses.append(loss.item())
-    expected = bench.flat.value.clone()
+    expected = server_model.flat.value.clone()
     actual, P = applied(ServerFT(epochs=3), cohort), cohort.layers.P
     for spec in cohort.layers.tensors:
         if spec.name in ("0.bias", "1.running_mean"):
@@ -54,11 +54,11 @@ def test_official_optimizer_is_the_clients_and_keeps_its_momentum():
     actual = cohort.reduce(cohort.by_size())
     value, grad = actual.clone(), torch.zeros(cohort.layers.P, dtype=torch.float64)
     sgd = SGD(OptimizerSpec("sgd", momentum=0.9, weight_decay=5e-4), value, grad, 0.08)
-    bench = cohort.bench()
+    server_model = cohort.server_model()
     for _ in range(2):  # four steps in a row, from where the last ended: only the momentum ties the rounds
         for _ in range(2):
-            bench.load(value)
-            grad.copy_(bench.gradient(bench.objective(cohort.server.proxy.rows), torch.arange(SAMPLES)))
+            server_model.load(value)
+            grad.copy_(server_model.gradient(server_model.objective(cohort.server.proxy.rows), torch.arange(SAMPLES)))
             sgd.step()
         actual = step.apply(actual, cohort.by_size(), cohort, cohort.server)
         assert torch.allclose(actual, value, rtol=0, atol=1e-12)

@@ -17,32 +17,32 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from raysim import machine
 from raysim.core.failures import breaks_device
 from raysim.data import Dataset, Partition
-from raysim.engine.ray.pulse import Pulse
+from raysim.engine.ray.heartbeat import Heartbeat
 from raysim.host.host import ClientHost
 from raysim.host.messages import HostSpec, TrainRequest
-from raysim.late import torch
+from raysim.lazy import torch
 
 
 class HostActor(ClientHost):
-    """A `ClientHost` in a process of its own; with `become` for `__init__`, because a process can serve many runs."""
+    """A `ClientHost` in a process of its own; with `setup` for `__init__`, because a process can serve many runs."""
 
     def __init__(self) -> None:
         self.t = -1
-        self._pulse = Pulse(str(ray.get_runtime_context().get_actor_id()))
+        self._heartbeat = Heartbeat(str(ray.get_runtime_context().get_actor_id()))
 
     def __repr__(self) -> str:
         """What Ray's dashboard and logs call it."""
         return f"Host[{ray.get_runtime_context().get_node_id()[:8]}]"
 
-    def become(self, spec: HostSpec, data: Dataset, partition: Partition, sign_every: float, here: Path) -> str:
+    def setup(self, spec: HostSpec, data: Dataset, partition: Partition, sign_every: float, here: Path) -> str:
         """Be a host of this run, whatever the process was before, with a sign of life at least `sign_every` seconds, and
         with relative paths beginning `here`, where there is such a folder; returns the node it is on."""
         with suppress(OSError):
             os.chdir(here)
         super().__init__(spec, data, partition)
-        self._pulse.send_every(sign_every)
-        self.trainer.before_client = self._pulse.beat
-        self.flat.model.register_forward_pre_hook(self._pulse.batch)
+        self._heartbeat.send_every(sign_every)
+        self.trainer.before_client = self._heartbeat.beat
+        self.flat.model.register_forward_pre_hook(self._heartbeat.batch)
         self._held = 0 if self.device.type == "cuda" else machine.private_memory()
         self._peak_before = self._peak()  # of the process, which may have served another run
         return ray.get_runtime_context().get_node_id()
@@ -63,19 +63,19 @@ class HostActor(ClientHost):
 
     def train_detached(self, request: TrainRequest, *args: Any) -> list[Any]:
         """`train`, with the reply as objects that travel one by one: states, models and traces stay in Ray's store."""
-        with self._pulse.by_client():
+        with self._heartbeat.by_client():
             return self.train(request, *args).detach(request)
 
     def initialize_detached(self, request: TrainRequest, *args: Any) -> list[Any]:
         """`initialize`, with the reply as objects that travel one by one."""
-        with self._pulse.by_client():
+        with self._heartbeat.by_client():
             return self.initialize(request, *args).detach(request)
 
-    def forget(self) -> None:
+    def reset(self) -> None:
         """Free all that the last run has left here."""
-        pulse = self._pulse
+        heartbeat = self._heartbeat
         self.__dict__.clear()
-        self._pulse = pulse
+        self._heartbeat = heartbeat
 
 
 def _watched(method: Callable[..., Any]) -> Callable[..., Any]:
@@ -85,7 +85,7 @@ def _watched(method: Callable[..., Any]) -> Callable[..., Any]:
     @wraps(method)
     def call(self: HostActor, *args: Any, **kwargs: Any) -> Any:
         try:
-            with self._pulse.at_work():
+            with self._heartbeat.at_work():
                 return method(self, *args, **kwargs)
         except Exception as error:
             if breaks_device(error):

@@ -23,7 +23,7 @@ from raysim.engine.ray.deaths import DEATHS, Death
 from raysim.engine.ray.engine import ray_engine
 from raysim.engine.ray.placement import Resources
 from raysim.engine.ray.pool import Pool
-from raysim.late import nn
+from raysim.lazy import nn
 from raysim.registry import REGISTRY, OwnEntry
 
 PACKAGE = Path(__file__).parents[2]

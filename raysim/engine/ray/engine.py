@@ -22,6 +22,7 @@ from raysim.engine.base import Call, Engine, Handle, HostLost, MachineFailure, S
 from raysim.engine.ray.actors import new_actor
 from raysim.engine.ray.cluster import free_resources
 from raysim.engine.ray.deaths import DEATHS, Death
+from raysim.engine.ray.heartbeat import HeartbeatMonitor
 from raysim.engine.ray.placement import (
     GPU_BYTES,
     MEMORY_SHARE,
@@ -33,7 +34,6 @@ from raysim.engine.ray.placement import (
     room,
 )
 from raysim.engine.ray.pool import PING_SECONDS, Pool
-from raysim.engine.ray.pulse import Stethoscope
 from raysim.host.device import NO_FP16
 from raysim.host.footprint import training_bytes
 from raysim.host.messages import HostSpec, TrainRequest
@@ -67,7 +67,7 @@ class RayEngine(Engine):
         self.nodes = sorted(
             self.placement.nodes
         )  # neighbours in the cohort share a machine: sums merge before they travel
-        self._stethoscope = Stethoscope(self.spec.clock)
+        self._monitor = HeartbeatMonitor(self.spec.clock)
         self._measured = False
         self._coming: dict[Any, tuple[Any, str]] = {}  # by the reference that tells when it is ready: actor and node
         self._full: set[str] = set()  # nodes whose GPUs had no memory for another actor
@@ -137,7 +137,7 @@ class RayEngine(Engine):
         idle = self.pool.take(nodes, *share) if self.pool else [None] * len(nodes)
         actors = [actor or new_actor(node, *share) for node, actor in zip(nodes, idle, strict=True)]
         become = self.spec, self._data, self._partition, self._least_timeout / SIGNS, Path.cwd()
-        return [(actor, actor.become.remote(*become)) for actor in actors]
+        return [(actor, actor.setup.remote(*become)) for actor in actors]
 
     @property
     def hosts(self) -> Sequence[Any]:
@@ -182,7 +182,7 @@ class RayEngine(Engine):
         """The host, if it hangs; where it waits for others, those that hang."""
         limit, hanging = self._timeout(), set()
         for i in dict.fromkeys((host, *range(len(self._actors)))):
-            at_work, hangs = self._stethoscope.listen(_id(self._actors[i]), limit)
+            at_work, hangs = self._monitor.listen(_id(self._actors[i]), limit)
             if hangs:
                 hanging.add(i)
             if i == host and (at_work or hangs):
@@ -235,7 +235,7 @@ class RayEngine(Engine):
             gone[self._actors[i]].append(i)
         for actor in gone:
             ray.kill(actor)  # one that could not be reached may be alive
-            self._stethoscope.forget(_id(actor))
+            self._monitor.drop(_id(actor))
         others = [i for i, actor in enumerate(self._actors) if actor not in gone]
         # Those that died with them, for instance with their node, are reported later, one by one.
         dead = self._dead(others)
@@ -342,7 +342,7 @@ class RayEngine(Engine):
         if self.most:
             request_resources(bundles=[])  # of which this run needs none any more
         for actor, node in dict(zip(self._actors, self.nodes, strict=True)).items():
-            self._stethoscope.forget(_id(actor))
+            self._monitor.drop(_id(actor))
             if self.pool:
                 self.pool.give(node, actor, self.placement.cpus, self.placement.gpus)
             else:

@@ -37,7 +37,7 @@ class Pool:
         if self._share != (cpus, gpus):
             self.clear()
         taken = [self._pop(node) for node in nodes]
-        asked = {actor.forget.remote(): i for i, actor in enumerate(taken) if actor}
+        asked = {actor.reset.remote(): i for i, actor in enumerate(taken) if actor}
         for reference in ray.wait(list(asked), num_returns=len(asked), timeout=PING_SECONDS)[0]:
             try:
                 ray.get(reference)
@@ -59,7 +59,7 @@ class Pool:
         if self._share != (cpus, gpus):
             self.clear()
         self._share = (cpus, gpus)
-        actor.forget.remote()
+        actor.reset.remote()
         self._idle.append((node, actor))
 
     def warm(self, config: Config, resources: Resources) -> None:

@@ -14,10 +14,10 @@ from ray.experimental.internal_kv import _internal_kv_del, _internal_kv_get, _in
 from raysim.clock import Clock
 
 EVERY = 15.0  # seconds from one sign to the next, at most: a thousand actors then send 70 a second
-_SPACE = b"raysim.pulse"
+_SPACE = b"raysim.heartbeat"
 
 
-class Pulse:
+class Heartbeat:
     """Sends signs from a thread of its own: that the process lives, whether it is at work, and how far it got."""
 
     def __init__(self, actor_id: str):
@@ -71,7 +71,7 @@ class Pulse:
             self._sooner.clear()
 
 
-class Stethoscope:
+class HeartbeatMonitor:
     """Tells which of some actors hang, by the signs that they send."""
 
     def __init__(self, clock: Clock) -> None:
@@ -92,7 +92,7 @@ class Stethoscope:
             return news[0], False
         return news[0], self._clock.now() - since >= limit
 
-    def forget(self, actor_id: str) -> None:
+    def drop(self, actor_id: str) -> None:
         """The actor is gone."""
         self._heard.pop(actor_id, None)
         _internal_kv_del(actor_id, namespace=_SPACE)

@@ -18,7 +18,7 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 
-class _Late(ModuleType):
+class _Lazy(ModuleType):
     """Stands for the module of this name."""
 
     def __getattr__(self, name: str) -> Any:
@@ -34,8 +34,8 @@ if TYPE_CHECKING:
     import torch.nn.functional as F
     from torch import Tensor, nn
 else:
-    F, nn, torch = map(_Late, ("torch.nn.functional", "torch.nn", "torch"))
-    pc, pq = map(_Late, ("pyarrow.compute", "pyarrow.parquet"))
+    F, nn, torch = map(_Lazy, ("torch.nn.functional", "torch.nn", "torch"))
+    pc, pq = map(_Lazy, ("pyarrow.compute", "pyarrow.parquet"))
     Tensor = Any
 
 

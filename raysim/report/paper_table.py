@@ -73,7 +73,7 @@ class Column:
 
 
 @dataclass(frozen=True)
-class Sheet:
+class PaperTable:
     """A table: what its rows are, and its columns."""
 
     corner: str
@@ -82,27 +82,27 @@ class Sheet:
     title: str = ""
 
 
-def chosen(sheet: Sheet, headings: Sequence[str]) -> Sheet:
+def chosen(paper_table: PaperTable, headings: Sequence[str]) -> PaperTable:
     """The table with these columns alone, in this order; without headings, all. Raises `ReportError` for one that is not there."""
-    by_heading = {column.heading: column for column in sheet.columns}
+    by_heading = {column.heading: column for column in paper_table.columns}
     if unknown := [heading for heading in headings if heading not in by_heading]:
         raise ReportError(f"there is no column {unknown[0]!r}; there are {', '.join(map(repr, by_heading))}.")
-    return replace(sheet, columns=tuple(by_heading[heading] for heading in headings)) if headings else sheet
+    return replace(paper_table, columns=tuple(by_heading[heading] for heading in headings)) if headings else paper_table
 
 
-def render(sheets: Sequence[Sheet], kind: str) -> str:
+def render(paper_tables: Sequence[PaperTable], kind: str) -> str:
     """The tables in a format of `ENDINGS`, with a comment that says how they were made."""
     writer = {"latex": _latex, "csv": _csv, "markdown": _markdown, "html": _html}[kind]
-    text = writer([*made_by(), *LEGEND], sheets)
+    text = writer([*made_by(), *LEGEND], paper_tables)
     return text if kind == "csv" else printable(text, lines=True)  # a program reads the former, to the letter
 
 
-def write_table(sheets: Sequence[Sheet], folder: Path, kind: str) -> Path:
+def write_table(paper_tables: Sequence[PaperTable], folder: Path, kind: str) -> Path:
     """Write the tables into the folder, as `table.tex` and so on; returns where they are."""
     path = folder / f"table.{ENDINGS[kind]}"
     folder.mkdir(parents=True, exist_ok=True)
     with replacing(path) as temporary:
-        temporary.write_text(render(sheets, kind), encoding="utf-8")
+        temporary.write_text(render(paper_tables, kind), encoding="utf-8")
     return path
 
 
@@ -129,17 +129,17 @@ def _source() -> str:
         return version
 
 
-def _cells(sheet: Sheet, plain: Callable[[str], str], *marks: str) -> list[list[str]]:
+def _cells(paper_table: PaperTable, plain: Callable[[str], str], *marks: str) -> list[list[str]]:
     """Rows of texts, the headings first; `marks` are around the best, around the second, and behind what differs."""
     bold, underlined, differs = marks
     columns = []
-    for column in sheet.columns:
+    for column in paper_table.columns:
         cells = [plain(column.heading)]
         for entry, place, apart in zip(column.entries, column.places(), column.differ(), strict=True):
             around = {1: bold, 2: underlined}.get(place, "%s")
             cells.append(around.replace("%s", plain(entry.text)) + differs * apart)
         columns.append(cells)
-    return [list(row) for row in zip([plain(sheet.corner), *map(plain, sheet.rows)], *columns, strict=True)]
+    return [list(row) for row in zip([plain(paper_table.corner), *map(plain, paper_table.rows)], *columns, strict=True)]
 
 
 _TEX = {
@@ -150,42 +150,42 @@ _TEX = {
 }  # fmt: skip
 
 
-def _latex(about: Sequence[str], sheets: Sequence[Sheet]) -> str:
+def _latex(about: Sequence[str], paper_tables: Sequence[PaperTable]) -> str:
     def plain(text: str) -> str:
         return re.sub(r"\s", " ", "".join(_TEX.get(letter, letter) for letter in text))
 
     lines = [f"% {line}" for line in about] + [r"% \usepackage{booktabs}"]
-    for sheet in sheets:
-        head, *rows = _cells(sheet, plain, r"\textbf{%s}", r"\underline{%s}", "$^{*}$")
+    for paper_table in paper_tables:
+        head, *rows = _cells(paper_table, plain, r"\textbf{%s}", r"\underline{%s}", "$^{*}$")
         lines += [
             "",
-            *([f"% {' '.join(sheet.title.split())}"] if sheet.title else []),
-            rf"\begin{{tabular}}{{l{'c' * len(sheet.columns)}}}",
+            *([f"% {' '.join(paper_table.title.split())}"] if paper_table.title else []),
+            rf"\begin{{tabular}}{{l{'c' * len(paper_table.columns)}}}",
         ]
         lines += [r"\toprule", " & ".join(head) + r" \\", r"\midrule"]
         lines += [*(" & ".join(row) + r" \\" for row in rows), r"\bottomrule", r"\end{tabular}"]
     return "\n".join(lines) + "\n"
 
 
-def _markdown(about: Sequence[str], sheets: Sequence[Sheet]) -> str:
+def _markdown(about: Sequence[str], paper_tables: Sequence[PaperTable]) -> str:
     def plain(text: str) -> str:
         return re.sub(r"\s", " ", re.sub(r"([\\|*<`])", r"\\\1", text))
 
     lines = _comment(about)
-    for sheet in sheets:
-        rows = _cells(sheet, plain, "**%s**", "<u>%s</u>", r"\*")
+    for paper_table in paper_tables:
+        rows = _cells(paper_table, plain, "**%s**", "<u>%s</u>", r"\*")
         widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
         rows.insert(1, ["-" * width for width in widths])
-        lines += ["", *([f"{plain(sheet.title)}:", ""] if sheet.title else [])]
+        lines += ["", *([f"{plain(paper_table.title)}:", ""] if paper_table.title else [])]
         lines += [f"| {' | '.join(c.ljust(w) for c, w in zip(row, widths, strict=True))} |" for row in rows]
     return "\n".join(lines) + "\n"
 
 
-def _html(about: Sequence[str], sheets: Sequence[Sheet]) -> str:
+def _html(about: Sequence[str], paper_tables: Sequence[PaperTable]) -> str:
     lines = _comment(about)
-    for sheet in sheets:
-        head, *rows = _cells(sheet, html.escape, "<strong>%s</strong>", "<u>%s</u>", "<sup>*</sup>")
-        lines += ["<table>", *([f"<caption>{html.escape(sheet.title)}</caption>"] if sheet.title else [])]
+    for paper_table in paper_tables:
+        head, *rows = _cells(paper_table, html.escape, "<strong>%s</strong>", "<u>%s</u>", "<sup>*</sup>")
+        lines += ["<table>", *([f"<caption>{html.escape(paper_table.title)}</caption>"] if paper_table.title else [])]
         lines.append(f"<thead><tr>{''.join(f'<th>{cell}</th>' for cell in head)}</tr></thead>")
         lines += ["<tbody>", *(f"<tr>{''.join(f'<td>{cell}</td>' for cell in row)}</tr>" for row in rows)]
         lines += ["</tbody>", "</table>"]
@@ -196,24 +196,24 @@ def _comment(about: Sequence[str]) -> list[str]:
     return ["<!--", *(line.replace("-->", "--&gt;").replace("--!>", "--!&gt;") for line in about), "-->"]
 
 
-def _csv(about: Sequence[str], sheets: Sequence[Sheet]) -> str:
+def _csv(about: Sequence[str], paper_tables: Sequence[PaperTable]) -> str:
     """Means, and standard deviations in columns of their own; what has no number is there as text."""
     stream = io.StringIO()
     writer = csv.writer(stream, lineterminator="\n")
     for line in about[:2]:
         stream.write(f"# {line}\n")
-    for sheet in sheets:
-        numeric = [any(entry.by_seed for entry in column.entries) for column in sheet.columns]
+    for paper_table in paper_tables:
+        numeric = [any(entry.by_seed for entry in column.entries) for column in paper_table.columns]
         named = [
-            heading for column, number in zip(sheet.columns, numeric, strict=True)
+            heading for column, number in zip(paper_table.columns, numeric, strict=True)
             for heading in ([column.heading, f"{column.heading}, std"] if number else [column.heading])
         ]  # fmt: skip
-        if sheet.title:
-            stream.write(f"\n# {' '.join(sheet.title.split())}\n")
-        writer.writerow([sheet.corner, *named])
-        for i, row in enumerate(sheet.rows):
+        if paper_table.title:
+            stream.write(f"\n# {' '.join(paper_table.title.split())}\n")
+        writer.writerow([paper_table.corner, *named])
+        for i, row in enumerate(paper_table.rows):
             cells: list[str] = []
-            for column, number in zip(sheet.columns, numeric, strict=True):
+            for column, number in zip(paper_table.columns, numeric, strict=True):
                 entry = column.entries[i]
                 cells += [_number(entry.mean), _number(entry.std)] if number else [entry.text]
             writer.writerow([row, *cells])

@@ -13,7 +13,7 @@ import pytest
 from test_report import raysim_
 from written import by_hand
 
-from raysim.report.sheet import ENDINGS, Column, Entry, Sheet, made_by, render
+from raysim.report.paper_table import ENDINGS, Column, Entry, PaperTable, made_by, render
 
 SEEDS = (8, 9, 10)
 
@@ -24,7 +24,7 @@ def column(*values: tuple[float, ...], better: int = 1) -> Column:
 
 
 CLOSE = column((80.0, 82.0, 81.0), (79.0, 82.5, 80.0), (50.0, 53.0, 51.0), ())
-SHEET = Sheet("R&D | x", ("A_1", "B<b>", "C, c", "D"), (CLOSE, Column("seed", (Entry("1"),) * 4)))
+TABLE = PaperTable("R&D | x", ("A_1", "B<b>", "C, c", "D"), (CLOSE, Column("seed", (Entry("1"),) * 4)))
 
 
 def test_places_follow_the_means_and_marks_the_tests() -> None:
@@ -38,7 +38,7 @@ def test_places_follow_the_means_and_marks_the_tests() -> None:
 
 
 def test_latex_is_escaped_and_marked() -> None:
-    lines = render([SHEET], "latex").splitlines()
+    lines = render([TABLE], "latex").splitlines()
     assert lines[0] == f"% {made_by()[0]}"
     rows = [line for line in lines if line.endswith(r"\\")]
     assert rows == [
@@ -52,10 +52,10 @@ def test_latex_is_escaped_and_marked() -> None:
 
 
 def test_markdown_and_html_are_escaped_and_marked() -> None:
-    text = render([SHEET], "markdown")
+    text = render([TABLE], "markdown")
     assert r"| R&D \| x | final_(%)" in text
     assert all(cell in text for cell in ("| **81.0 ± x** ", "| <u>80.5 ± x</u> |", r"| 51.3 ± x\* "))
-    text = render([SHEET], "html")
+    text = render([TABLE], "html")
     table = ElementTree.fromstring(text[text.index("<table>") :])
     assert [cell.text for cell in table.iter("strong")] == ["81.0 ± x"]
     assert [cell.text for cell in table.iter("u")] == ["80.5 ± x"]
@@ -64,7 +64,7 @@ def test_markdown_and_html_are_escaped_and_marked() -> None:
 
 
 def test_csv_has_numbers_in_columns_of_their_own() -> None:
-    lines = [line for line in render([SHEET], "csv").splitlines() if not line.startswith("#")]
+    lines = [line for line in render([TABLE], "csv").splitlines() if not line.startswith("#")]
     head, *rows = csv.reader(lines)
     assert head == ["R&D | x", "final_(%)", "final_(%), std", "seed"]
     assert rows[0] == ["A_1", "81", "1", "1"]
@@ -83,9 +83,9 @@ def test_a_comment_cannot_be_left(monkeypatch: pytest.MonkeyPatch) -> None:
             self.tags.append(tag)
 
     page = Found()
-    page.feed(render([SHEET], "html"))
+    page.feed(render([TABLE], "html"))
     assert "script" not in page.tags and "table" in page.tags
-    assert "\nline" not in render([SHEET], "latex")
+    assert "\nline" not in render([TABLE], "latex")
 
 
 def test_the_command_and_the_commit_are_named(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,9 +12,9 @@ from raysim.core.flat import FlatModel
 from raysim.core.layers import LayerMap
 from raysim.core.samples import Samples, take
 from raysim.core.task import Task
-from raysim.late import F, Tensor, nn, no_grad, torch
+from raysim.lazy import F, Tensor, nn, no_grad, torch
 
-SWEEP_BATCH = 128  # samples of one batch of `Workbench.recalibrated`
+SWEEP_BATCH = 128  # samples of one batch of `ServerModel.recalibrated`
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,7 @@ class Objective:
 
 
 @dataclass(frozen=True)
-class Workbench:
+class ServerModel:
     """What a function run by `cohort.compute` works with. The model is the host's: what is loaded into it is a copy."""
 
     flat: FlatModel
