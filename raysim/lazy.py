@@ -1,7 +1,7 @@
 """PyTorch, and of Arrow what computes, imported when something of them is first used. Their import takes seconds, which a
 command that computes nothing does not wait for: modules of raysim take them from here.
 
-`Tensor` is for annotations; whoever asks what a value is asks for `torch.Tensor`.
+`Tensor` is for annotations; code that asks what a value is uses `torch.Tensor`.
 """
 
 from __future__ import annotations

@@ -36,7 +36,7 @@ def computes_bf16() -> bool:
 
 
 def free_memory() -> int | None:
-    """Bytes that new processes find free, within the container's limit; None where the system does not tell."""
+    """Bytes that new processes find free, within the container's limit; None where the system does not say."""
     found = memory_bytes()
     return found and found[1]
 
@@ -55,7 +55,7 @@ def memory_bytes() -> tuple[int, int, bool] | None:
 
 
 def private_memory() -> int:
-    """Bytes in memory that this process shares with no file and no other process; 0 where the system does not tell."""
+    """Bytes in memory that this process shares with no file and no other process; 0 where the system does not say."""
     _, resident, shared, *_ = map(int, (_read(Path("/proc/self/statm")) or "0 0 0").split())
     return (resident - shared) * resource.getpagesize()
 

@@ -1,4 +1,4 @@
-"""Names that become paths, and their order; paths in commands. Whoever makes a path of a name that he has not chosen himself
+"""Names that become paths, and their order; paths in commands. Code that makes a path of a name it has not chosen itself
 makes it here."""
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ class UnsafeName(ValueError):
 def below(folder: Path, name: str) -> Path:
     """The path `name`, which may have folders of its own, below `folder`.
 
-    Nothing is looked up: symbolic links in the folder are the business of whoever reads it. Raises `UnsafeName`.
+    Nothing is looked up: symbolic links in the folder are the reader's business. Raises `UnsafeName`.
     """
     parts = name.split("/")
     if not name or PurePosixPath(name).is_absolute() or not {"", ".", ".."}.isdisjoint(parts):
@@ -37,7 +37,7 @@ def slug(words: str) -> str:
 
 
 def digits(words: str) -> str:
-    """Six digits that tell apart what is called the same."""
+    """Six digits that distinguish equal names."""
     return hashlib.sha256(words.encode()).hexdigest()[:6]
 
 

@@ -1,4 +1,4 @@
-"""Text that somebody else has written, in a terminal."""
+"""Text from files, made safe for a terminal."""
 
 import re
 

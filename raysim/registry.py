@@ -1,6 +1,6 @@
 """Names of all that a configuration can name: methods, models, data sets and so on.
 
-There is one registry. raysim's own rooms fill it with what they hold, a script or a notebook adds its own entries
+There is one registry. raysim's own packages fill it with what they hold, a script or a notebook adds its own entries
 (`register`, or `add` as a decorator), and so do installed packages, by entry points in the groups of `KINDS`:
 
     [project.entry-points."raysim.methods"]
@@ -96,7 +96,7 @@ class Table(MutableMapping[str, T], Generic[T]):
             return self._definitions[name]
         return definition_of(self[name], name in self.given) if name in self else None
 
-    # A mapping: whoever reads sees all entries; an item that is set replaces what was there.
+    # A mapping: a reader sees all entries; an item that is set replaces what was there.
 
     def __getitem__(self, name: str) -> T:
         if name not in self._entries:
@@ -221,7 +221,7 @@ def origin_of(entry: object) -> str:
 def name_in(entries: Mapping[str, type], value: object) -> str:
     """The name of the class of `value`; for a class without one, its own in lower case."""
     known = (name for name, cls in entries.items() if cls is type(value))
-    return next(known, type(value).__name__.lower())  # an actor need not know of an entry made in somebody's script
+    return next(known, type(value).__name__.lower())  # an actor need not know of an entry made in a user's script
 
 
 REGISTRY = Registry()

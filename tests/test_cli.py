@@ -142,7 +142,7 @@ def test_a_dry_run_says_what_the_run_will_be(tiny: Path) -> None:
         assert from_dict(yaml.safe_load(text)) == load(tiny, own[1::2])
         rows = rows.partition("\nclients ")[2]
         said = dict(line.split("  ", 1) for line in f"clients {rows}".splitlines() if "  " in line)
-        assert said["clients"].strip() == "4, of which 2 a round"
+        assert said["clients"].strip() == "4, 2 a round"
         assert said["hosts"].strip() == "this process"
         assert re.match(r" *about [\d.e-]+ s a round, [\d.e-]+ s in all", said["time"])
     ran = raysim("run", tiny, "rounds.total=1")

@@ -176,8 +176,8 @@ SHORT = {  # so that a command takes a second
 ELSEWHERE = {
     "raysim watch": "tests/test_runs.py",
     "raysim reproduce": "tests/test_reproduce.py",
-    "raysim up": "tests/engine/test_kept.py",
-    "raysim down": "tests/engine/test_kept.py",
+    "raysim up": "tests/engine/test_up.py",
+    "raysim down": "tests/engine/test_up.py",
 }
 
 

@@ -14,7 +14,7 @@ from toy import toy_server
 
 from raysim.api.lines import header
 from raysim.config import ConfigError, from_dict, to_dict
-from raysim.core import workbench
+from raysim.core import server_model as on_server
 from raysim.core.local_run import RoundInfo
 from raysim.core.server import Downlink, ProxyData
 from raysim.engine.base import Engine
@@ -148,7 +148,7 @@ def last_round(changes: dict[str, Any], folder: Path) -> Traced:
 
 
 def test_recalibrated_statistics_are_means_over_one_sweep(tmp_path, monkeypatch):
-    monkeypatch.setattr(workbench, "SWEEP_BATCH", 10)  # 24 samples are three batches of eight
+    monkeypatch.setattr(on_server, "SWEEP_BATCH", 10)  # 24 samples are three batches of eight
     round_ = last_round({"model": {"bn_stats": "recalibrate"}}, tmp_path / "recalibrate")
     state = tensors({n: round_.after[n] for n in parameters(round_.after)})
     fresh = {n: torch.zeros(b.shape).double() + n.endswith("var") for n, b in buffers(round_.after).items()}
@@ -226,7 +226,7 @@ def trained(engine: Engine, t: int) -> HostedCohort:
     return HostedCohort(engine, scheduler, scheduler.train())
 
 
-def draw(server_model: workbench.ServerModel) -> torch.Tensor:
+def draw(server_model: on_server.ServerModel) -> torch.Tensor:
     return torch.rand(4)  # as dropout does
 
 

@@ -314,7 +314,7 @@ def test_an_edit_after_the_import_is_not_what_runs(project: Path) -> None:
     changed = (
         "import train, pathlib; path = pathlib.Path('train.py')\npath.write_text(path.read_text().replace('0.5', '9'))"
     )
-    play = "import raysim; raysim.run(train.SETTINGS, out='run')"
+    simulate = "import raysim; raysim.run(train.SETTINGS, out='run')"
     ran = python("-c", f"import sys; sys.argv = ['', '', '1']\n{changed}\n{simulate}", folder=project)
     assert ran.returncode == 0, ran.stderr
     assert "return 0.5" in records(project / "run")["client"]["source"]

@@ -143,7 +143,7 @@ def test_a_small_table_from_end_to_end(item: Item) -> None:
         prox[5],
         *(f"\\{m}{{{prox[5]}}}" for m in ("textbf", "underline")),
     )
-    assert "6 runs, of which 6 are finished" in again.output
+    assert "6 runs, 6 of them finished" in again.output
     assert rows(again.output) == [head, lws, prox]
 
 

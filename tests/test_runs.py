@@ -84,7 +84,7 @@ def test_rm_asks_and_leaves_alone_what_is_no_run_or_is_being_played(ran: Path, m
     with (ran / "half/.lock").open("a") as lock:
         take(lock.fileno())
         refused = command("rm", "runs/r2", "runs/half", "--yes")
-    assert refused.stderr == "runs/half: being run. Stop it first (Ctrl-C).\n"
+    assert refused.stderr == "runs/half: run in progress; stop it first (Ctrl-C).\n"
     assert (ran / "r2").is_dir()
     with (ran / "half/.lock").open("a") as lock:
 
@@ -94,7 +94,7 @@ def test_rm_asks_and_leaves_alone_what_is_no_run_or_is_being_played(ran: Path, m
 
         monkeypatch.setattr("typer.confirm", begun_meanwhile)
         refused = command("rm", "runs/half")
-    assert refused.stderr == "runs/half: being run. Stop it first (Ctrl-C).\n"
+    assert refused.stderr == "runs/half: run in progress; stop it first (Ctrl-C).\n"
     removed = command("rm", ran.resolve() / "r2", "runs/r2", "runs/half", "--yes")
     assert (removed.exit_code, removed.output) == (0, "removed runs/r2\nremoved runs/half\n")
     assert {path.name for path in ran.iterdir()} == {"r10"}

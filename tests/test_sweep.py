@@ -145,18 +145,18 @@ def test_a_sweep_ends_in_one_table_and_one_report(base: Path) -> None:
     result = sweep(base, "--set", "server=[],[fedlws]", "--seeds", "8,9", "--out", "out", "--target", "0.01")
     assert result.exit_code == 0, result.output
     lines = result.output.splitlines()
-    assert lines[0] == "4 runs, of which 0 are finished"
+    assert lines[0] == "4 runs, 0 of them finished"
     scores = next(i for i, line in enumerate(lines) if "final (%)" in line)
     assert lines[scores + 1].split()[:3] == ["fedavg", "8,", "9"]
     assert lines[scores + 2].split()[:5] == ["fedavg", "+", "fedlws", "8,", "9"]
     assert "round to 1 %" in result.output
     assert "fedavg + fedlws" in Path("out/report.html").read_text(encoding="utf-8")
     again = sweep(base, "--set", "server=[],[fedlws]", "--seeds", "8,9", "--out", "out", "--target", "0.01")
-    assert again.output.splitlines()[0] == "4 runs, of which 4 are finished"
+    assert again.output.splitlines()[0] == "4 runs, 4 of them finished"
     assert again.output.splitlines()[1:] == lines[scores - 1 :]  # the same table, and nothing run
 
     more = sweep(base, "--set", "server=[],[fedlws]", "--seeds", "8,9,10", "--out", "out")
-    assert more.output.splitlines()[0] == "6 runs, of which 4 are finished"
+    assert more.output.splitlines()[0] == "6 runs, 4 of them finished"
 
 
 def test_an_address_that_no_run_joins_is_refused(base: Path) -> None:
@@ -242,7 +242,7 @@ def test_several_at_a_time_stop_together_and_give_the_same_bits(
     assert [point.finished for point in points] == [True, False, False]
 
     assert run_all(points) == 1  # one at a time
-    assert "3 runs, of which 1 are finished" in capfd.readouterr().out
+    assert "3 runs, 1 of them finished" in capfd.readouterr().out
     for point in (points[0], points[2]):
         straight = simulate(point.config, Path("straight", point.name)).sha256()
         assert json.loads((point.folder / "result.json").read_text())["sha256"] == straight

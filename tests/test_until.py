@@ -210,7 +210,7 @@ def test_the_best_model_is_that_of_the_best_evaluation(whole: Path, tmp_path: Pa
 
 def test_a_model_that_is_not_of_the_best_round_is_not_taken_for_it(tmp_path: Path) -> None:
     """Rounds 1 to 3 are run with `record.keep_best`, 4 to 6 without, 7 to 9 with it: at the end 8 is the best, or 4."""
-    for last, said in ((0.5, None), (0.3, r"is not of round 4, the best, of which no model was kept")):
+    for last, said in ((0.5, None), (0.3, r"is not of round 4, the best, whose model was not saved")):
         scores = [0.1, 0.3, 0.2, 0.4, 0.2, 0.2, 0.3, last, 0.1]
         folder = tmp_path / str(last)
 
@@ -228,7 +228,7 @@ def test_a_model_that_is_not_of_the_best_round_is_not_taken_for_it(tmp_path: Pat
                 run.finish()
             run.close()
         (message,) = messages
-        assert "record.keep_best: the model of round 4, the best so far, was not kept" in message
+        assert "record.keep_best: the model of round 4, the best so far, was not saved" in message
         if said is None:
             raysim.load(folder).model("best")
             assert about_tensors(folder / "best.safetensors") == {"round": "7"}

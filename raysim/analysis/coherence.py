@@ -23,7 +23,7 @@ class Coherence(Instrument):
     whose 1/m makes it small; `mean` divides by Σ_{i≠j} λ_i λ_j instead and is a mean of cosines. `client` is the mean
     of the cosines between one client and the others. For each of `groups` (name: client ids), `mean_NAME` and
     `paper_NAME` are those of its clients among themselves. An update of zero has no direction, and its client is left
-    out. Counted are the layers that somebody sends.
+    out. Only layers that a client sends count.
 
     No pair is ever formed: with unit vectors ê, Σ_{i≠j} λ_i λ_j c_ij = ‖Σ λ_i ê_i‖² − Σ λ_i², which takes one reduction.
     """

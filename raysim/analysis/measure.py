@@ -19,7 +19,7 @@ from raysim.store import tables
 
 
 class MeasureError(Explained, Exception):
-    """A measure cannot be taken of this run: what it needs was not kept, or its options do not fit."""
+    """A measure cannot be taken of this run: what it needs was not recorded, or its options do not fit."""
 
 
 class MissingExtra(Explained, ImportError):

@@ -18,7 +18,7 @@ from raysim.lazy import Tensor
 class Similarity(Instrument):
     """Cosine of each client's model with the new global one, `client` (CCN, figure 1b); reads the models.
 
-    Counted are the layers that somebody sends.
+    Only layers that a client sends count.
     """
 
     reads_models: ClassVar[bool] = True

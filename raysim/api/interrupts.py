@@ -21,7 +21,7 @@ class Interrupts:
         return self
 
     def install(self) -> None:
-        """Put the handlers in place, again if somebody else has put in others."""
+        """Put the handlers in place, again if other code has put in others."""
         for number in self._before:
             signal.signal(number, self._on)
 

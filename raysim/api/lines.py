@@ -17,7 +17,7 @@ SCORES = (("final", "final"), ("best", "best"), ("mean of last 10", "last10"))  
 
 
 def header(config: Config, manifest: Mapping[str, Any] = MappingProxyType({})) -> str:
-    """One line on what is simulated, of which the run's `manifest` knows the samples."""
+    """One line on what is simulated; the run's `manifest` knows the samples."""
     from raysim.config import CLIENTS, ENGINES, SOURCES, STEPS, WEIGHTINGS, name_in
 
     stack = [name_in(CLIENTS, m) for m in config.client] + [name_in(WEIGHTINGS, m) for m in config.weighting]
@@ -30,7 +30,7 @@ def header(config: Config, manifest: Mapping[str, Any] = MappingProxyType({})) -
         " + ".join(stack) + (" (oracle: learns on test samples)" if config.data.proxy.oracle else ""),
         config.model.name,
         f"{name_in(SOURCES, config.data.name)}, {drawn} clients a round",
-        *([unused(nobodys, manifest["samples"])] if (nobodys := manifest.get("unused_samples")) else []),
+        *([unused(left_out, manifest["samples"])] if (left_out := manifest.get("unused_samples")) else []),
         f"{name_in(ENGINES, config.engine)} engine",
     ]
     return printable(" | ".join(parts))

@@ -43,7 +43,7 @@ def preview(config: Config, address: str | None = None) -> str:
         ("clients", f"{partition.clients}, {run.cohort_size} a round"),
         ("samples", f"{sizes.sum():,} to train on, {sizes.min():,} to {sizes.max():,} a client; "
                     f"{len(partition.server_test):,} to test on"
-                    + (f"; {unused(nobodys, len(data.y))}" if (nobodys := len(partition.unused(data))) else "")),
+                    + (f"; {unused(left_out, len(data.y))}" if (left_out := len(partition.unused(data))) else "")),
         ("model", f"{config.model.name}, {layers.P:,} parameters in {layers.L} layers"),
         ("traffic", _traffic(run)),
         ("hosts", where),

@@ -83,8 +83,8 @@ def data_show(
         counts = partition.label_counts(data)  # [N, C]
         for line in partition_table(partition, counts):
             print(line)
-        if nobodys := len(partition.unused(data)):
-            print(unused(nobodys, len(data.y)))
+        if left_out := len(partition.unused(data)):
+            print(unused(left_out, len(data.y)))
         path = out or below(Path(), f"{settings.name}-partition.png")
         try:
             partition_chart(counts, data.label_names, f"{data.name}, {partition.clients} clients").save(path)

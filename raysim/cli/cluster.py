@@ -1,4 +1,4 @@
-"""`raysim up` and `raysim down`: a cluster that is kept from one run to the next."""
+"""`raysim up` and `raysim down`: a cluster that stays from one run to the next."""
 
 from __future__ import annotations
 

@@ -45,9 +45,10 @@ def report(
 
 def watch(
     runs: Annotated[
-        list[Path] | None, typer.Argument(metavar="[RUN]...", help="Folders that are or hold runs; default: runs.")
+        list[Path] | None,
+        typer.Argument(metavar="[RUN]...", help="Run folders, or folders that contain runs; default: runs."),
     ] = None,
-    port: Annotated[int, typer.Option(min=0, max=65535, help="Of the page; 0: any that is free.")] = 0,
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port; 0 picks a free one.")] = 0,
     every: Annotated[float, typer.Option(min=1, help="Seconds after which the browser asks again.")] = 10,
 ) -> None:
     """Serve the report of runs while they train, to a browser on this machine; Ctrl-C ends it."""

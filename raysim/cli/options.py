@@ -37,7 +37,7 @@ Address = Annotated[
         metavar="ADDRESS", help="Ray cluster to join; default: RAY_ADDRESS, or what `raysim up` keeps, or a new one."
     ),
 ]
-RunPaths = Annotated[list[Path], typer.Argument(metavar="RUN...", help="Folders of runs, or folders that hold some.")]
+RunPaths = Annotated[list[Path], typer.Argument(metavar="RUN...", help="Run folders, or folders that contain runs.")]
 Target = Annotated[
     float | None,
     typer.Option(

@@ -58,7 +58,7 @@ def sweep(
     with reported():
         points = grid(find(config), [*(overrides or ()), *(changes or ())], seed_numbers(seeds), out)
         status = run_all(points, address, runs_at_once(parallel), accept_changed_code)
-        if status < 128:  # after Ctrl-C nobody wants to wait for a report
+        if status < 128:  # after Ctrl-C no report is wanted
             compare(points, out, target, format)
     raise typer.Exit(status)
 
@@ -79,9 +79,7 @@ def reproduce(
     listed: Annotated[bool, typer.Option("--list", help="Name them all, and the data they need.")] = False,
     scale: Annotated[Scale, typer.Option(help="The paper's, a smoke run, or a night's comparison.")] = Scale.full,
     data: Annotated[Path | None, typer.Option(metavar="DIR", help="Where the data are; default: RAYSIM_DATA.")] = None,
-    only: Annotated[
-        list[str] | None, typer.Option(metavar="NAME", help="This row or column alone, or those so named.")
-    ] = None,
+    only: Annotated[list[str] | None, typer.Option(metavar="NAME", help="Only these rows or columns.")] = None,
     seeds: Seeds = "",
     overrides: Overrides = None,
     out: Annotated[

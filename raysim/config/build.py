@@ -27,7 +27,7 @@ from raysim.registry import name_in
 class Unreadable:
     """Stands for a value that has a fault, so that checks of the rest of the configuration can go on without it.
 
-    What is looked up in it is unreadable too; whoever computes with it gets a `TypeError`.
+    What is looked up in it is unreadable too; computing with it raises `TypeError`.
     """
 
     def __getattr__(self, name: str) -> Unreadable:

@@ -162,7 +162,7 @@ def _place_in(stack: str, entries: Sequence[Any], keys: Sequence[str], value: An
 
 def _kept(before: Any, name: Any) -> Any:
     """Another partition, by its bare `name`, with what `before` says and it can take, such as `clients`; but not what its
-    data tell where nothing is said."""
+    data decide where nothing is set."""
     entries = REGISTRY.table("partition")
     if not isinstance(name, str) or name not in entries or not isinstance(before, dict) or len(before) != 1:
         return name

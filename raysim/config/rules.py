@@ -54,7 +54,10 @@ def _check_until(config: Config) -> Found:
     wanted = {f"rounds.until.{name}": getattr(until, name) is not None for name in ("accuracy", "seconds", "patience")}
     for path, asked in (wanted | {"record.keep_best": config.record.keep_best}).items():
         if asked and not (evaluate.global_ or evaluate.personal):
-            yield path, "looks at evaluations, and there are none: evaluate.global is false, evaluate.personal null."
+            yield (
+                path,
+                "needs evaluations: set evaluate.global or evaluate.personal.",
+            )
     if until.loss is not None and not evaluate.global_:
         yield "rounds.until.loss", "is of the global model, which is not evaluated: evaluate.global is false."
 
@@ -150,7 +153,7 @@ def _check_model_settings(config: Config) -> Found:
 
 
 def _unreadable(path: Path) -> str | None:
-    """Why a safetensors file cannot be read, as far as its first bytes tell, which say what each tensor is. One of torch is
+    """Why a safetensors file cannot be read, by its first bytes, which describe each tensor. One of torch is
     looked at when it is read."""
     from safetensors import safe_open
 
@@ -211,7 +214,7 @@ def _check_peers(config: Config) -> Found:
     if keepers and readers:
         yield (
             "client",
-            f"{readers[0]!r} gives clients the models of others, of which {keepers[0]!r} never sends a part.",
+            f"{readers[0]!r} sends clients each other's models, but {keepers[0]!r} keeps part of its model private.",
         )
 
 

@@ -46,7 +46,7 @@ class LocalEngineConfig(EngineConfig):
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """`auto` is the first visible GPU, or the CPU where there is none."""
     state_bytes: NonNegativeInt = 4 << 30
-    """Bytes of client states and peers' models kept in memory between rounds. The rest lies in the last checkpoint, or,
+    """Bytes of client states and peers' models held in memory between rounds. The rest lies in the last checkpoint, or,
     where it is newer than that, in temporary files."""
 
 
@@ -91,12 +91,12 @@ class DataConfig:
     stream_bytes: NonNegativeInt = 256 << 20
     """With `stream`: bytes, as they are in the files, that each process keeps of the parts of files that it read last."""
     cache: str | None = None
-    """Folder in which decoded samples are kept as files, which later runs and all processes of a machine map; null: none.
+    """Folder for decoded samples as files, which later runs and all processes of a machine map; null: none.
     They are decoded again where settings or files have changed."""
     partition: Annotated[Any, Catalogue("partition", REGISTRY.table("partition"))]
     """How samples are partitioned over the clients, an entry of `raysim list partitions`."""
     augment: tuple[Annotated[Any, Catalogue("augmentation", AUGMENTATIONS)], ...] = ()
-    """Random changes of the training images, in order, drawn anew in every epoch from a stream of the client's: random_crop,
+    """Random changes of the training images, in order, drawn in every epoch from a stream of the client's: random_crop,
     horizontal_flip, vertical_flip, random_rotation, random_erasing."""
     client_test_frac: Fraction = 0.0
     """Share of each client's samples held out to test its personal model."""
@@ -176,7 +176,7 @@ class RoundsConfig:
     checkpoint_every: PositiveInt = 10
     """Rounds between checkpoints."""
     min_clients: PositiveInt = 1
-    """Fewest clients whose models make a round: with fewer the run stops. Rounds that draw nobody with samples do not
+    """Fewest clients whose models make a round: with fewer the run stops. Rounds that draw no client with samples do not
     count."""
     on_client_failure: Literal["drop", "retry", "stop"] = "drop"
     """What becomes of a client that fails for a reason of its own (its model is not finite, its data make no sense): left
@@ -228,7 +228,7 @@ class LocalConfig:
     CPUs and GPUs that have it; parameters, gradients, losses, updates and all that methods measure or learn stay fp32. `fp16`:
     the same in float16 on GPUs, for those without bfloat16; the loss is scaled so that small gradients do not vanish."""
     state: Literal["reset", "persist"] = "reset"
-    """Whether a client's optimiser starts afresh every round (`reset`) or goes on from the state in which its last round ended
+    """Whether a client's optimiser starts empty every round (`reset`) or goes on from the state in which its last round ended
     (`persist`): momentum, Adam's averages and its count of steps."""
 
 
@@ -241,7 +241,7 @@ class EvaluateConfig:
     personal: Literal["after_init", "after_train"] | None = None
     """Test each client's own model on its own test samples: as it would start a round, or as it ends one; null: neither."""
     clients: PositiveInt | None = None
-    """With `after_init`: how many clients are tested, drawn afresh each time; null: all."""
+    """With `after_init`: how many clients are tested, drawn each time; null: all."""
     batch_size: PositiveInt = 512
     """Samples."""
     metrics: tuple[str, ...] = ()
@@ -264,7 +264,7 @@ class RecordConfig:
     """Whether methods that weigh clients against clients (FedAMP, FedFomo, APPLE) note a number for each pair that meets in a
     round."""
     trace: Literal["rounds"] | tuple[NonNegativeInt, ...] = ()
-    """Rounds (from 0) of which all models are written, so that they can be recomputed by hand; `rounds`: all of them."""
+    """Rounds (from 0) whose models are all written, so that they can be recomputed by hand; `rounds`: all of them."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -307,12 +307,12 @@ class Config:
 
     @property
     def clients(self) -> int | None:
-        """Clients in the federation; None where the data alone tell."""
+        """Clients in the federation; None where the data decide."""
         clients: int | None = self.data.partition.clients
         return clients
 
     @property
     def cohort_size(self) -> int | None:
-        """Clients drawn each round; None where the data alone tell."""
+        """Clients drawn each round; None where the data decide."""
         clients = self.clients
         return self.rounds.cohort_size(clients) if clients and clients > 0 else None

@@ -24,12 +24,12 @@ class EarlyPlan:
     mixture: Mixture
     notes: list[Note]
     memory: dict[str, Any]  # what the server then remembers
-    once: dict[int, int]  # see `Server.one_time_scalars`
+    one_time_scalars: dict[int, int]  # see `Server.one_time_scalars`
 
     def adopt(self, server: Server) -> None:
         """Let `server`, on a fork of which this was planned, note and remember what the plan did."""
         server.notes.extend(self.notes)
-        server.memory, server.one_time_scalars = self.memory, self.once
+        server.memory, server.one_time_scalars = self.memory, self.one_time_scalars
 
 
 @dataclass(frozen=True)
@@ -72,7 +72,7 @@ class Aggregator:
         """The plan as far as it is known before training. `server` stays as it is until the plan is adopted."""
         fork = server.fork()
         mixture = self._plan_early(cohort, fork)
-        return EarlyPlan(mixture, fork.notes, fork.memory, fork.once)
+        return EarlyPlan(mixture, fork.notes, fork.memory, fork.one_time_scalars)
 
     def plan(self, cohort: Cohort, server: Server, early: EarlyPlan | None = None) -> Mixture:
         """The whole plan, continued from the `early` one of the same clients, where that was adopted."""
@@ -92,7 +92,7 @@ class Aggregator:
             mixture = self._planned(i, cast(Cohort, cohort), server, mixture)
         if self.bn_stats == "first" and not self._in_order[1]:  # else the clients that send are not chosen yet
             mixture = mixture.with_first_buffers()
-        _ = mixture.coefficients  # computed now, while nobody waits
+        _ = mixture.coefficients  # computed now, while clients train
         return mixture
 
     def reduce(self, mixture: Mixture, cohort: Cohort) -> Tensor:

@@ -18,7 +18,7 @@ def tensor_of(array: np.ndarray) -> Tensor:
     """A tensor over the memory of `array`."""
     if array.flags.writeable:
         return torch.from_numpy(array)
-    with warnings.catch_warnings():  # torch warns of read-only memory, but nobody writes to what was received
+    with warnings.catch_warnings():  # torch warns of read-only memory, but received arrays are never written to
         warnings.simplefilter("ignore", UserWarning)
         return torch.from_numpy(array)
 

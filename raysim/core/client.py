@@ -40,7 +40,7 @@ class ClientMethod:
     initial_previous: ClassVar[bool] = False  # `run.previous` of a newcomer is the model that the run began with
     batches_per_step: ClassVar[int] = 1  # batches that `step` is given as one
     base_weights: ClassVar[str | None] = None  # "uniform" where the paper averages without sizes
-    peer_models: ClassVar[bool] = False  # every client's last upload is kept, for others and as `run.previous`
+    peer_models: ClassVar[bool] = False  # every client's last upload is stored, for others and as `run.previous`
     needs_global: ClassVar[bool] = False  # reads `received`, which is not sent where clients get others' models
     needs_classes: ClassVar[bool] = False  # works only where every sample has one class
     needs_head: ClassVar[str | None] = None  # what it takes of the model's head: "its parameters" or "its latents"

@@ -79,21 +79,21 @@ class Cohort(Protocol):
         ...
 
     def each(self, function: Callable[..., Tensor], *payload: Any) -> Tensor:
-        """[K, ...] `function(update [S], layers, *payload)` of each client, where its model is: one visit."""
+        """[K, ...] `function(update [S], layers, *payload)` of each client, where its model is: one call to each host."""
         ...
 
     def distances(self, to: Tensor, layers: LayerMap | None = None) -> Tensor:
-        """[K, L] float64, ‖θ_k − to‖ of every layer for a model `to` [P] (or a whole value [S]): one visit."""
+        """[K, L] float64, ‖θ_k − to‖ of every layer for a model `to` [P] (or a whole value [S]): one call to each host."""
         ...
 
     def distances_to_mixture(self, mix: Mixture) -> Tensor:
         """[K, L] float64, how far every layer's parameters are from those of the model that `mix` describes: one reduction
-        and one visit. Where one host has all clients, and a step has announced that it will ask
+        and one call to each host. Where one host has all clients, and a step has announced that it will ask
         (`ServerStep.measures_distances_to`), their models are read once for this and for the aggregate."""
         ...
 
     def dots(self, with_: Tensor, layers: LayerMap | None = None) -> Tensor:
-        """[K, L] float64, ⟨Δ_k, with_⟩ of every layer: one visit."""
+        """[K, L] float64, ⟨Δ_k, with_⟩ of every layer: one call to each host."""
         ...
 
     def gram(self) -> Tensor:
@@ -101,7 +101,7 @@ class Cohort(Protocol):
         ...
 
     def predict(self, rows: np.ndarray) -> Tensor:
-        """[K, M, C] logits of every client's model in eval mode on M rows of the data set: one visit."""
+        """[K, M, C] logits of every client's model in eval mode on M rows of the data set: one call to each host."""
         ...
 
     def reduce(self, mix: Mixture, of: str = "model", power: int = 1, distances_to: Mixture | None = None) -> Tensor:
@@ -120,7 +120,7 @@ class Cohort(Protocol):
         ...
 
     def compute(self, function: Callable[..., Any], *payload: Any, models: bool = False) -> Any:
-        """The server's work on data, on one host with a GPU where there is one: `function(workbench, *payload)`, see
+        """The server's work on data, on one host with a GPU where there is one: `function(server_model, *payload)`, see
         `raysim.core.server_model`. Tensors among the arguments, and the tensor or tuple of tensors that it returns, change
-        the device on the way. With `models` the workbench has all updates [K, S]; raises `MemoryError` as `gather`."""
+        the device on the way. With `models` the server model has all updates [K, S]; raises `MemoryError` as `gather`."""
         ...

@@ -10,7 +10,7 @@ from typing import Literal
 class Event:
     """A row of the table `events`, and a line in the terminal."""
 
-    of: Literal["client", "actor", "driver", "run"]  # whom it befell
+    of: Literal["client", "actor", "driver", "run"]  # what failed
     message: str
     client: int | None = None
     node: str | None = None

@@ -47,7 +47,7 @@ class RunFacts:
     participation: float
     """Fraction of the clients drawn each round."""
     clients: int | None
-    """Clients in the federation; None where the data alone tell."""
+    """Clients in the federation; None where the data decide."""
     client_val_frac: float
     """Share of each client's samples that is held out for validation."""
     proxy_samples: int
@@ -72,7 +72,7 @@ class RunFacts:
 
     @property
     def cohort_size(self) -> int | None:
-        """Clients drawn each round; None where the data alone tell."""
+        """Clients drawn each round; None where the data decide."""
         return cohort_size(self.participation, self.clients) if self.clients and self.clients > 0 else None
 
 

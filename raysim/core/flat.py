@@ -98,7 +98,7 @@ class FlatModel:
 
     def backward(self, objective: Tensor, again: bool = False) -> None:
         """Fill `grad` with the gradient of `objective` (0-d); 0 for parameters that it does not depend on. `again`: its graph
-        is kept for another time."""
+        is reused."""
         if not objective.is_cuda:
             self.grad.zero_()
             objective.backward(retain_graph=again)

@@ -17,7 +17,7 @@ class Mixture:
 
     `lam` are the clients' scalar weights. Over the clients that sent a tensor they are renormalised, which gives convex
     `base` weights: BatchNorm statistics are averaged with those, because signed or scaled weights can make a variance
-    negative. Parameters are averaged with `weights` = base · factor. What nobody sent stays as the server has it.
+    negative. Parameters are averaged with `weights` = base · factor. What no client sent stays as the server has it.
     """
 
     layers: LayerMap
@@ -70,7 +70,7 @@ class Mixture:
         return scaled
 
     def without_buffers(self) -> Mixture:
-        """Nobody sends buffers: they stay as they are."""
+        """No client sends buffers: they stay as they are."""
         sent = self.sent.clone()
         sent[:, self.layers.T :] = False
         return replace(self, sent=sent)
@@ -122,7 +122,7 @@ class Mixture:
 
     @property
     def own(self) -> Tensor:
-        """Coefficient of the server's tensor [T]: `anchor`, or 1 where nobody sent the tensor."""
+        """Coefficient of the server's tensor [T]: `anchor`, or 1 where no client sent the tensor."""
         return torch.where(self.base[:, : self.layers.T].sum(0) > 0, self.anchor, 1.0)
 
     @cached_property

@@ -36,5 +36,5 @@ class Note:
 
 
 def method_name(method: object) -> str:
-    """The name under which notes and states of a method are kept: that of its class, in lower case."""
+    """The name under which notes and states of a method are stored: that of its class, in lower case."""
     return type(method).__name__.lower()

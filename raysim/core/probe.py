@@ -1,4 +1,4 @@
-"""Statistics that a client measures while it trains, so that they cost no further visit."""
+"""Statistics that a client measures while it trains, so that they cost no further pass."""
 
 from __future__ import annotations
 

@@ -54,7 +54,7 @@ def seed_layers(seed: int, device: torch.device | None = None) -> None:
 
 
 def seed_globals(seed: int, device: torch.device | None = None) -> None:
-    """Seed the global generators of Python, NumPy and torch, from which somebody's own code may draw."""
+    """Seed the global generators of Python, NumPy and torch, from which a user's code may draw."""
     random.seed(seed)
     np.random.seed(seed & 0xFFFFFFFF)
     seed_layers(seed, device)

@@ -29,7 +29,7 @@ class RoundView(Protocol):
 
     @property
     def mixture(self) -> Mixture | None:
-        """The plan of the aggregation; None where nobody came back."""
+        """The plan of the aggregation; None where no client came back."""
         ...
 
     @property

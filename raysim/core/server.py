@@ -203,7 +203,7 @@ class Weighting:
         return None
 
     def mask_bits(self, layers: LayerMap) -> int:
-        """Bits that tell a client what to send, where the server chooses."""
+        """Bits by which a client learns what to send, where the server chooses."""
         return 0
 
     def plan(self, cohort: Cohort, server: Server, prior: Mixture) -> Mixture:
@@ -292,7 +292,7 @@ class ModelStore(Protocol):
         ...
 
     def distances(self, clients: Sequence[int]) -> Tensor:
-        """[M, M] float64, ‖w_i − w_j‖² of the parameters of the `clients`' models: one visit, shared by the hosts."""
+        """[M, M] float64, ‖w_i − w_j‖² of the parameters of the `clients`' models: one call, shared by the hosts."""
         ...
 
 

@@ -1,4 +1,4 @@
-"""The one order in which a cohort's models are added, whoever adds them.
+"""The one order in which a cohort's models are added, on any host.
 
 Float addition is not associative, so the additions follow one binary tree over positions 0..K-1 of the sorted cohort,
 whatever the number of hosts, their packing or the fan-in. A node is the half-open range (lo, hi) of positions it sums;

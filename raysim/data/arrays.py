@@ -22,7 +22,7 @@ COLUMNS = ("multilabel", "regression")  # tasks whose labels have a column for e
 
 @dataclass(frozen=True, kw_only=True)
 class Reading:
-    """How the data that somebody has become a `Dataset`."""
+    """How a user's data become a `Dataset`."""
 
     test: float | None = None
     """Share of the samples that is drawn for the test, where the data are not split. 0: none. None: they must be."""
@@ -64,7 +64,7 @@ class Split:
     client: np.ndarray | None = None
     """[n] numbers or words."""
     classes: Sequence[str] | None = None
-    """Their names, where the data tell."""
+    """Their names, where the data say."""
 
     def at(self, place: str, part: str) -> str:
         """How an error names a part, `x`, `y` or `client`."""

@@ -1,4 +1,4 @@
-"""Random changes of images, drawn anew for each sample in every pass over a client's training samples: torchvision's."""
+"""Random changes of images, drawn for each sample in every pass over a client's training samples: torchvision's."""
 
 from __future__ import annotations
 

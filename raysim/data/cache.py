@@ -29,7 +29,7 @@ from raysim.store.atomic import creating, open_to_append, write_json
 from raysim.store.documents import OPEN_SHAPE, DamagedFile, open_regular, read_json
 from raysim.version import __version__
 
-FORM = 2  # of the files of a cache; those of another are made anew
+FORM = 2  # of the files of a cache; those of another are made again
 
 Size = Annotated[int, Field(ge=0)]
 

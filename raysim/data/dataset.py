@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 class Stored(Protocol):
     """Samples [n, ...] as they are stored, wherever that is: an array, a file that is mapped, files that are read and
-    decoded when rows are asked for. Whoever uses samples asks for rows, and so need not know."""
+    decoded when rows are asked for. Code that uses samples asks for rows, and so need not know."""
 
     @property
     def shape(self) -> tuple[int, ...]: ...
@@ -58,7 +58,7 @@ class FileHashes:
 
 @dataclass(frozen=True, eq=False)
 class Dataset:
-    """Samples and what is known of them; nobody writes to them. Raises DataError if they do not fit."""
+    """Samples and what is known of them; they are never written to. Raises DataError if they do not fit."""
 
     name: str
     """Name that messages and tables show."""

@@ -55,7 +55,7 @@ class Decoder(Protocol):
 
 @dataclass(frozen=True, eq=False)
 class Encoded:
-    """Samples [n, ...] in `files`, of which none is in memory but what was read last."""
+    """Samples [n, ...] in `files`; only what was read last is in memory."""
 
     files: Files
     decode: Decoder
@@ -124,19 +124,19 @@ class SingleFiles:
 
 @contextmanager
 def _shown(total: int) -> Iterator[Callable[[int], None]]:
-    """Yield what is told how many more samples are decoded. In a terminal a line shows it, where it takes a while."""
-    done, told = 0, time.monotonic()
+    """Yield a function to call with the number of samples just decoded. In a terminal a line shows the progress."""
+    done, shown = 0, time.monotonic()
 
     def show(more: int) -> None:
-        nonlocal done, told
+        nonlocal done, shown
         done += more
-        if sys.stderr.isatty() and (now := time.monotonic()) - told > SHOWN_SECONDS:
-            told = now
+        if sys.stderr.isatty() and (now := time.monotonic()) - shown > SHOWN_SECONDS:
+            shown = now
             print(f"\r{done:,} of {total:,} samples are decoded", end="", file=sys.stderr, flush=True)
 
-    began = told
+    began = shown
     try:
         yield show
     finally:
-        if told != began:
+        if shown != began:
             print("\r\033[K", end="", file=sys.stderr, flush=True)

@@ -1,4 +1,4 @@
-"""The data that somebody has, as a `Dataset`: torch data sets, tables, arrays, sets of the Hugging Face library."""
+"""A user's data as a `Dataset`: torch data sets, tables, arrays, sets of the Hugging Face library."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     import pyarrow
 
 TESTS = ("test", "validation", "valid", "val")  # splits that are the test, the first one that there is
-READ_TWICE = 64  # samples, to see whether they are drawn anew
+READ_TWICE = 64  # samples, to see whether they are random
 WAYS = "pass (train, test), or raysim.as_dataset(data, test=0.2); test=0 takes all for training"
 
 
@@ -115,7 +115,7 @@ def _array(value: Any) -> np.ndarray:
 
 
 def _of_samples(name: str, split: str, samples: Any, how: Reading, client: Any) -> tuple[Split, Any]:
-    """The samples, and the clients that a function tells of them."""
+    """The samples, and the clients that a function gives them."""
     place = f"{name}: {split or 'the'}{'ing' * (split == 'train')} sample"
     n = len(samples)
     again = set(np.linspace(0, n - 1, READ_TWICE).astype(int).tolist()) if n else set()

@@ -15,13 +15,13 @@ from raysim.data.errors import DataError
 from raysim.data.sources.base import EncodedSource, Source
 
 Storage = Literal["memory", "stream"]
-OF_FILES = "files "  # begins the hash of data of which only the labels and the files' names and sizes are known
+OF_FILES = "files "  # begins the hash of data known only by their labels and the files' names and sizes
 
 
 def load(
     source: Source, root: Path | None, storage: Storage = "memory", stream_bytes: int = 0, cache: Path | None = None
 ) -> Dataset:
-    """The data set of `source`, kept as the settings of these names in the section `data` say. Raises DataError."""
+    """The data set of `source`, stored as the settings of these names in the section `data` say. Raises DataError."""
     data = _load(source, root, storage, stream_bytes, cache)
     if not (files := source.files(root)):
         return data

@@ -1,4 +1,4 @@
-"""Functions of somebody's own as data sets and partitions: their parameters become settings."""
+"""A user's functions as data sets and partitions: their parameters become settings."""
 
 from __future__ import annotations
 

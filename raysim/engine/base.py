@@ -1,7 +1,7 @@
 """What an engine must provide: how a host is called, how its answers are awaited, how a dead one is replaced.
 
 Everything else (who trains where, sums over the models, evaluation) is written once, for all engines, in the other files
-of this room.
+of this package.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def machine_failure(error: Exception, node: str) -> MachineFailure | None:
         return None
     what = "has too little memory" if out_of_memory(error) else "has a device that failed"
     why = str(error).splitlines()[0] if str(error) else type(error).__name__
-    return MachineFailure(f"node {node} {what}: {why}. Once this is mended, resume the run, in a new process")
+    return MachineFailure(f"node {node} {what}: {why}. Fix this, then resume the run in a new process")
 
 
 class StateLost(Exception):
@@ -89,12 +89,12 @@ class Engine(ABC):
     fan_in: int = 4
     gather_bytes: int = GATHER_BYTES  # `Cohort.gather` refuses to bring more than this into one process
     nodes: list[str] = field(default_factory=list)  # the machine of every host
-    state_bytes: int = STATE_BYTES  # of the two below, kept in memory once a checkpoint has them
+    state_bytes: int = STATE_BYTES  # of the two below, held in memory once a checkpoint has them
     # By client, of committed rounds: in the first map what is in memory, in another what a checkpoint has.
     client_states: ChainMap[int, Handle] = field(default_factory=ChainMap)
     client_models: ChainMap[int, Handle] = field(default_factory=ChainMap)  # last uploads, where a method asks for them
     spans: list[Span] = field(default_factory=list)  # of this round
-    events: list[Event] = field(default_factory=list)  # since somebody looked
+    events: list[Event] = field(default_factory=list)  # since the last look
     unbatched_reasons: set[str] = field(default_factory=set)  # already reported: why clients trained one by one
     pace: Pace = field(default_factory=Pace)  # what clients cost, and how fast the hosts are
 
@@ -143,7 +143,7 @@ class Engine(ABC):
         `MachineFailure` where none is left."""
 
     def grow(self) -> None:  # noqa: B027 - most engines do not
-        """Called as a round begins: take in hosts for which there is room by now."""
+        """Called as a round begins: take in hosts that fit by now."""
 
     @abstractmethod
     def close(self) -> None:
@@ -191,7 +191,7 @@ class Engine(ABC):
     def replace_lost(self, lost: HostLost) -> None:
         """`replace`, and remember that it was necessary."""
         died = [self.nodes[i] for i in sorted(lost.hosts)]
-        then = f"{lost.why}; {self.replace(lost)}, and its clients train again, to the same bits"
+        then = f"{lost.why}; {self.replace(lost)}, its clients are retrained (bit-identical)"
         self.events += [Event("actor", f"a client actor on node {node} died: {then}", node=node) for node in died]
 
     def begin(self, value: Tensor) -> None:

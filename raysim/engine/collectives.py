@@ -1,4 +1,4 @@
-"""Sums, visits and gathers over a trained cohort, whose models rest on hosts."""
+"""Sums, per-client calls and gathers over a trained cohort, whose models rest on hosts."""
 
 from __future__ import annotations
 
@@ -61,14 +61,14 @@ class HostedCohort:
     def _result(self, client: int) -> ClientResult:
         return self.trained.results[client]
 
-    # Visits.
+    # Calls about each client.
 
     def each(self, function: Callable[..., Tensor], *payload: Any) -> Tensor:
         sent = [
             self._engine.put(p.numpy()) if isinstance(p, torch.Tensor) else p for p in payload
         ]  # once for all hosts
         self._asked += 1
-        return self._visit("each", self._seed(f"each {self._asked}"), function, *sent)
+        return self._per_client("each", self._seed(f"each {self._asked}"), function, *sent)
 
     def distances(self, to: Tensor, layers: LayerMap | None = None) -> Tensor:
         return self._distances(to - self.server_value[: len(to)], layers or self.layers)
@@ -83,18 +83,20 @@ class HostedCohort:
         return self.each(_dots, with_, layers or self.layers)
 
     def predict(self, rows: np.ndarray) -> Tensor:
-        return self._visit("predict", rows)
+        return self._per_client("predict", rows)
 
     def _distances(self, to: Tensor, layers: LayerMap) -> Tensor:
         """[K, L] of the updates from `to` [P] or [S]."""
-        return layers.segments.per_layer(self._visit("squared_distances", self._engine.put(to.numpy()), layers)).sqrt()
+        return layers.segments.per_layer(
+            self._per_client("squared_distances", self._engine.put(to.numpy()), layers)
+        ).sqrt()
 
     def _seed(self, call: str) -> int:
         """The seed of one call in this round, for layers and functions that draw from global generators."""
         info = self.trained.round_info
         return stream_seed(info.seed, info.t, SERVER, call)
 
-    def _visit(self, method: str, *args: Any) -> Tensor:
+    def _per_client(self, method: str, *args: Any) -> Tensor:
         """Ask every host about the clients it holds: [K, ...] in the order of `clients`."""
         scheduler = self._scheduler
         scheduler.need_models()
@@ -119,7 +121,7 @@ class HostedCohort:
 
     def gather(self) -> Tensor:
         self._need_room()
-        return self._visit("rows")
+        return self._per_client("rows")
 
     def gram(self) -> Tensor:
         updates = self.gather()[:, : self.layers.P].double()

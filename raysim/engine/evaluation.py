@@ -39,11 +39,11 @@ def evaluate_clients(
     requests = Requests(engine, round_info, tuple(clients), downlink)
 
     def score() -> ClientResults:
-        visits = [(i, share) for i, share in enumerate(shares(engine, clients)) if share]
-        replies = engine.ask([requests.call(i, "personal", share) for i, share in visits])
+        units = [(i, share) for i, share in enumerate(shares(engine, clients)) if share]
+        replies = engine.ask([requests.call(i, "personal", share) for i, share in units])
         return ClientResults(
             {client: result for results in replies for client, result in results.items()},
-            {client: i for i, share in visits for client in share},
+            {client: i for i, share in units for client in share},
         )
 
     return engine.retry_after_loss(score)

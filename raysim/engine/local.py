@@ -20,7 +20,7 @@ class LocalEngine(Engine):
         super().__post_init__()
         self._host = ClientHost(self.spec, self.data, self.partition)
         self.state_store = StateStore(self.state_bytes)
-        # Arrays are stored as they are made: all that a visit brings may be more than fits into memory.
+        # Arrays are stored as they are made: all that a work unit brings may be more than fits into memory.
         self._host.store = self.state_store.put
         self.nodes = ["local"]
 

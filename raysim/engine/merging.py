@@ -1,4 +1,4 @@
-"""Which hosts merge the partial sums of which others."""
+"""Which hosts merge the partial sums of others."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Assigns clients to hosts, in shares and visits, and repeats the work of lost hosts."""
+"""Assigns clients to hosts, in shares and work units, and repeats the work of lost hosts."""
 
 from __future__ import annotations
 
@@ -20,7 +20,9 @@ from raysim.engine.shares import cut
 from raysim.engine.sums import aggregation, destinations, merge_up
 from raysim.host.messages import ClientResult, SumDestination, SumRequest, TrainReply
 
-WORK_UNIT_BYTES = 1 << 30  # states and models that a host holds back until a visit ends; after it they may be spilled
+WORK_UNIT_BYTES = (
+    1 << 30
+)  # states and models that a host holds back until a work unit ends; after it they may be spilled
 Result = TypeVar("Result")
 WorkUnit = tuple[int, ...]  # clients that a host trains in one call
 
@@ -107,8 +109,8 @@ class Scheduler:
             self._early_plan = replace(aggregation(early, asked), planned_early=True)
             early_sum = EarlySum(early, self._early_plan)
         queue = {i: self._visits(share) for i, share in enumerate(shares(engine, asked)) if share}
-        # Where every host makes one visit, merging is asked for at once: it needs nobody's answer.
-        at_once = early is not None and all(len(visits) == 1 for visits in queue.values())
+        # Where every host makes one unit, merging is asked for at once: it needs no answer.
+        at_once = early is not None and all(len(units) == 1 for units in queue.values())
         self._run(queue, destinations(engine, list(queue)) if at_once else {}, while_training)
         ok = {c for c, result in self._results.items() if result.status == "ok"}
         took = {c: self._results[c].seconds for c in asked if c in ok}
@@ -123,7 +125,7 @@ class Scheduler:
         return self._early_plan is not None
 
     def need_models(self) -> None:
-        """Train again the clients whose models were only summed: somebody asks for the models after all."""
+        """Train again the clients whose models were only summed: the models are needed after all."""
         if self.sums_only:
             self._early_plan = None
             self._train_again([*self.held])
@@ -152,7 +154,7 @@ class Scheduler:
         return collect
 
     def _visits(self, share: WorkUnit) -> list[WorkUnit]:
-        """Split a host's share into visits of whole groups, so that what one visit returns stays below `WORK_UNIT_BYTES`."""
+        """Split a host's share into work units of whole groups, so that what one unit returns stays below `WORK_UNIT_BYTES`."""
         engine = self.engine
         per_client = 4 * engine.layers.S * (2 * engine.stateful + engine.spec.stack.peer_models)
         groups = self._groups(share)
@@ -164,7 +166,7 @@ class Scheduler:
         return [*dict.fromkeys(map(self._requests.group, clients))]
 
     def _lost(self) -> list[int]:
-        """The hosts that do not have what they held: somebody else is there now."""
+        """The hosts that do not have what they held: another actor is there now."""
         return [i for i in self.held if self.engine.hosts[i] is not self._holders[i]]
 
     def _train_again(self, hosts: Sequence[int]) -> None:
@@ -174,15 +176,15 @@ class Scheduler:
         self._run({i: self._visits(self.held.pop(i)) for i in hosts})
         for client in clients:
             if (status := self._results[client].status) != "ok":
-                raise MachineFailure(f"client {client} had trained, but it could not be repeated: {status}")
+                raise MachineFailure(f"retraining client {client} after a host was lost failed: {status}")
 
     def _run(
         self, queue: dict[int, list[WorkUnit]], sums_to: Mapping[int, SumDestination] | None = None,
         while_training: Callable[[], None] = nothing,
     ) -> None:  # fmt: skip
-        """Train each host's visits, one at a time, in waves over all hosts."""
+        """Train each host's units, one at a time, in waves over all hosts."""
         while queue:
-            # Indices that share a host, after losses without room, take turns: no visit dies of another's client.
+            # Indices that share a host, after losses without room, take turns: no unit dies of another's client.
             turns = {self.engine.hosts[i]: i for i in queue}
             wave = [(i, queue[i].pop(0)) for i in turns.values()]
             replies = self._begin(wave, sums_to if sums_to and len(turns) == len(queue) else {})
@@ -190,14 +192,14 @@ class Scheduler:
             while_training()
             while_training = nothing
             lost: dict[int, HostLost] = {}
-            for (i, visit), (reply, _, *arrays) in zip(wave, replies, strict=True):
+            for (i, unit), (reply, _, *arrays) in zip(wave, replies, strict=True):
                 try:
                     [answer] = self.engine.fetch([(i, reply)])
                 except HostLost as error:
                     lost |= dict.fromkeys(error.hosts, error)
-                    queue[i] = self._after_loss(i, visit, error) + queue[i]
+                    queue[i] = self._after_loss(i, unit, error) + queue[i]
                 else:
-                    for host, again in self._take(answer, i, visit, arrays):
+                    for host, again in self._take(answer, i, unit, arrays):
                         queue.setdefault(host, []).append(again)
                         self.early_total = None
             for loss in dict.fromkeys(lost.values()):
@@ -206,68 +208,68 @@ class Scheduler:
                 self.engine.replace_lost(loss)
             for i in self._lost():
                 queue[i] = self._visits(self.held.pop(i)) + queue.get(i, [])
-            queue = {i: visits for i, visits in queue.items() if visits}
-        held = {i: tuple(c for c in visit if self._results[c].status == "ok") for i, visit in sorted(self.held.items())}
+            queue = {i: units for i, units in queue.items() if units}
+        held = {i: tuple(c for c in unit if self._results[c].status == "ok") for i, unit in sorted(self.held.items())}
         self.held = {i: clients for i, clients in held.items() if clients}
 
     def _begin(self, wave: list[tuple[int, WorkUnit]], sums_to: Mapping[int, SumDestination]) -> list[list[Handle]]:
-        """Begin the visits of a wave; with `sums_to`, the merging of their sums too. Handles of the replies' objects."""
+        """Begin the units of a wave; with `sums_to`, the merging of their sums too. Handles of the replies' objects."""
         engine, options = self.engine, self._options | {"early_plan": self._early_plan}
         begun = [
-            engine.train(self._requests.call(i, "train", visit, sums_to=sums_to.get(i), **options)) for i, visit in wave
+            engine.train(self._requests.call(i, "train", unit, sums_to=sums_to.get(i), **options)) for i, unit in wave
         ]
         if sums_to and self._early_plan:
             partials = {i: sums for (i, _), (_, sums, *_) in zip(wave, begun, strict=True)}
             self.early_total = merge_up(engine, self._early_plan, partials, sums_to)
         return begun
 
-    def _after_loss(self, host: int, visit: WorkUnit, lost: HostLost) -> list[WorkUnit]:
-        """The visits to try after one whose host was lost: first the same visit, then each group alone, in all `ATTEMPTS`
+    def _after_loss(self, host: int, unit: WorkUnit, lost: HostLost) -> list[WorkUnit]:
+        """The units to try after one whose host was lost: first the same unit, then each group alone, in all `ATTEMPTS`
         times."""
-        self._tries.update(visit)
-        if max(self._tries[c] for c in visit) >= ATTEMPTS:
+        self._tries.update(unit)
+        if max(self._tries[c] for c in unit) >= ATTEMPTS:
             died = ClientResult(f"the process that trained it died {ATTEMPTS} times: {lost.why}", cause="machine")
-            self._results |= dict.fromkeys(visit, died)
-            self._trained_by |= dict.fromkeys(visit, host)
+            self._results |= dict.fromkeys(unit, died)
+            self._trained_by |= dict.fromkeys(unit, host)
             return []
-        return self._groups(visit) if self._tries[visit[0]] > 1 else [visit]
+        return self._groups(unit) if self._tries[unit[0]] > 1 else [unit]
 
-    def _after_failure(self, reply: TrainReply, host: int, visit: WorkUnit) -> list[tuple[int, WorkUnit]]:
-        """Who of a visit trains again, and on which host: those that failed and may do so, and who trains together with
+    def _after_failure(self, reply: TrainReply, host: int, unit: WorkUnit) -> list[tuple[int, WorkUnit]]:
+        """Who of a unit trains again, and on which host: those that failed and may do so, and who trains together with
         them, on the next one."""
-        failed = [c for c in visit if reply.results[c].cause in self._retried]
+        failed = [c for c in unit if reply.results[c].cause in self._retried]
         self._tries.update(failed)
         failed = [c for c in failed if self._tries[c] < ATTEMPTS]
         elsewhere = self._groups(tuple(failed))
         again = [((host + 1) % len(self.engine.hosts), group) for group in elsewhere]
         for client in failed:
             node = self.engine.nodes[host]
-            told = f"client {client} failed on node {node} and trains again: {reply.results[client].status}"
-            self.engine.events.append(Event("client", told, client, node))
-        if again and self.sums_only:  # a host keeps no sum of a visit in which a client failed
-            stay = [group for group in self._groups(visit) if group not in elsewhere]
+            failure = f"client {client} failed on node {node} and trains again: {reply.results[client].status}"
+            self.engine.events.append(Event("client", failure, client, node))
+        if again and self.sums_only:  # a host keeps no sum of a unit in which a client failed
+            stay = [group for group in self._groups(unit) if group not in elsewhere]
             rest = [group for group in stay if any(reply.results[c].status == "ok" for c in group)]
             again += [(host, tuple(itertools.chain(*rest)))] * bool(rest)
         return again
 
     def _take(
-        self, reply: TrainReply, host: int, visit: WorkUnit, arrays: list[Handle]
+        self, reply: TrainReply, host: int, unit: WorkUnit, arrays: list[Handle]
     ) -> list[tuple[int, WorkUnit]]:  # fmt: skip
-        """Keep what a visit brought; `arrays` are those of the first client, then those of the next. Returns the visits
+        """Keep what a unit brought; `arrays` are those of the first client, then those of the next. Returns the units
         that are to follow for those that it did not bring."""
-        again = self._after_failure(reply, host, visit)
+        again = self._after_failure(reply, host, unit)
         missing = {c for _, clients in again for c in clients}
-        self.held[host] = self.held.get(host, ()) + tuple(c for c in visit if c not in missing)
+        self.held[host] = self.held.get(host, ()) + tuple(c for c in unit if c not in missing)
         self._holders[host] = self.engine.hosts[host]
         self._results |= reply.results
-        self._trained_by |= dict.fromkeys(visit, host)
+        self._trained_by |= dict.fromkeys(unit, host)
         self._report_unbatched(
             {result.unbatched_reason for result in reply.results.values() if result.unbatched_reason}
         )
         asked = ("return_states", self.states), ("return_models", self.models), ("trace", self.traces)
         places = [place for option, place in asked if self._options[option]]
         handles = iter(arrays)
-        for client in visit if places else ():
+        for client in unit if places else ():
             for place in places:
                 handle = next(handles)
                 if reply.results[client].status == "ok":
@@ -279,8 +281,8 @@ class Scheduler:
         """Tell once why clients did not train together."""
         engine = self.engine
         for why in sorted(reasons - engine.unbatched_reasons):
-            told = f"the engine's batch_clients is {engine.spec.batch_clients}, but clients train one by one: {why}"
-            engine.events.append(Event("run", told))
+            reason = f"the engine's batch_clients is {engine.spec.batch_clients}, but clients train one by one: {why}"
+            engine.events.append(Event("run", reason))
         engine.unbatched_reasons |= reasons
 
 
@@ -291,17 +293,17 @@ def initialize(
     requests = Requests(engine, round_info, tuple(clients), downlink)
 
     def start() -> tuple[ClientResults, dict[int, Handle]]:
-        visits = [(i, share) for i, share in enumerate(shares(engine, clients)) if share]
-        begun = [engine.train(requests.call(i, "initialize", share, return_states=True)) for i, share in visits]
-        replies = engine.fetch([(i, reply) for (i, _), (reply, *_) in zip(visits, begun, strict=True)])
+        units = [(i, share) for i, share in enumerate(shares(engine, clients)) if share]
+        begun = [engine.train(requests.call(i, "initialize", share, return_states=True)) for i, share in units]
+        replies = engine.fetch([(i, reply) for (i, _), (reply, *_) in zip(units, begun, strict=True)])
         results = {client: result for reply in replies for client, result in reply.results.items()}
         states = {
             client: handle
-            for (_, share), (_, _, *states) in zip(visits, begun, strict=True)
+            for (_, share), (_, _, *states) in zip(units, begun, strict=True)
             for client, handle in zip(share, states, strict=True)
             if results[client].status == "ok"
         }
-        return ClientResults(results, {client: i for i, share in visits for client in share}), states
+        return ClientResults(results, {client: i for i, share in units for client in share}), states
 
     return engine.retry_after_loss(start) if clients else (ClientResults({}, {}), {})
 

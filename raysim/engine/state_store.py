@@ -63,7 +63,7 @@ class StateStore:
         path = self._path(number)
         with undone_by_an_error(path, path):  # not synced: it is of no use after a crash
             path.write_bytes(as_safetensors(arrays))
-        del self._memory[number]  # only now: a full disk must not lose what it has no room for
+        del self._memory[number]  # only now: a full disk must not lose what does not fit
         self.bytes -= size(arrays)
         self.spilled += size(arrays)
 
@@ -78,7 +78,7 @@ class StateStore:
 def _locked(folder: Path) -> int:
     """The lock of the folder, which this process holds as long as it lives: an open file."""
     lock = os.open(folder / "new", os.O_RDWR | os.O_CREAT)
-    with suppress(OSError):  # a file system without locks: nobody removes a folder that has none
+    with suppress(OSError):  # a file system without locks: a folder without one is never removed
         fcntl.flock(lock, fcntl.LOCK_EX)
         os.rename(folder / "new", folder / "lock")  # only now can others find it
     return lock

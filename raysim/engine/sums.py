@@ -107,7 +107,7 @@ def _leads(host: int, levels: list[list[list[int]]]) -> bool:
 
 @np.errstate(over="ignore", invalid="ignore")  # a round looks at its new model
 def place(total: tree.Partial, request: SumRequest, server: Tensor, result: Tensor) -> None:
-    """result = server_coefficient · server + factor · total for all pieces of the request, without a total that nobody
+    """result = server_coefficient · server + factor · total for all pieces of the request, without a total that no client
     sent."""
     begin, sums, own, new = 0, total.value.numpy(), server.numpy(), result.numpy()
     described = zip(request.pieces, total.sent, request.factors, request.server_coefficients, strict=True)

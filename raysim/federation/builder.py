@@ -34,8 +34,8 @@ from raysim.models import Inputs, builder
 from raysim.store.documents import DamagedFile, read_tensors
 
 SCATTERED = 8  # times a client's samples, that are read for it
-SCATTERED_CLIENTS = 100  # of whom this is found out
-SENT_BYTES = 1 << 38  # of models in a round, where a method was not told how many to send
+SCATTERED_CLIENTS = 100  # of which this is checked
+SENT_BYTES = 1 << 38  # of models in a round, where a method does not limit how many are sent
 
 MakeEngine = Callable[[Config, HostSpec, Dataset, Partition, int], Engine]  # the last one: clients in a cohort
 
@@ -62,7 +62,7 @@ def build(
     config: Config, make_engine: MakeEngine, data: Dataset, partition: Partition, clock: Clock = CLOCK
 ) -> RunParts:  # fmt: skip
     """Everything of a run before its first round. Raises what `check_network` raises, and `PlacementError` for what only the
-    cluster can tell."""
+    cluster knows."""
     spec, value = check_network(config, data, partition)
     if clock is not CLOCK:  # a copy builds the network again
         spec = replace(spec, clock=clock)
@@ -105,7 +105,7 @@ def prepare(config: Config) -> tuple[Dataset, Partition]:
 
 
 def checked_data(config: Config) -> tuple[Dataset, Partition]:
-    """`partitioned`, and find what only the data can tell of the configuration, before anything else is started and
+    """`partitioned`, and find the faults that only the data show, before anything else is started and
     without PyTorch. Raises `ConfigError` and `DataError`."""
     data, partition = partitioned(config)
     faults = []
@@ -148,7 +148,7 @@ def _trains_on_cpus(config: Config) -> bool:
 
 
 def _warn_of_scattered(data: Dataset, partition: Partition) -> None:
-    """Streamed files are read by the part, such as a row group, of which a client may need a few rows."""
+    """Streamed files are read by the part, such as a row group, a client may need a few rows of each."""
     if isinstance(data.x, Encoded) and len(data.x):
         clients = np.unique(np.linspace(0, partition.clients - 1, SCATTERED_CLIENTS).astype(int))
         needed = sum(len(partition.train[client]) for client in clients)
@@ -231,7 +231,7 @@ def _warn_of_statistics(config: Config) -> None:
 
 
 def _warn_of_own_models(config: Config) -> None:
-    """Weights and server steps make the global model, which some methods send nobody."""
+    """Warn of weightings and server steps that no client's model depends on."""
     for i, sender in enumerate(config.client):
         names = [name_in(STACKS["weighting"].entries, w) for w in config.weighting if w.stage != "select"]
         names += [name_in(STACKS["server"].entries, step) for step in config.server]
@@ -251,7 +251,7 @@ def _single_samples(config: Config, model: nn.Module, sample: Tensor, partition:
             model.train()(sample)
         return []
     except Exception as error:
-        if "more than 1 value per channel" not in str(error):  # whatever else it is, training will tell
+        if "more than 1 value per channel" not in str(error):  # any other error appears in training as well
             return []
     local, parts = config.local, max((method.batches_per_step for method in config.client), default=1)
     step, faults = local.batch_size * local.accumulate, []
@@ -322,7 +322,7 @@ def host_spec(config: Config, data: Dataset) -> HostSpec:
 def aggregator(config: Config, spec: HostSpec) -> Aggregator:
     """The server's side of the configuration: companions of client methods first, then the configured steps."""
     companions = [step for method in config.client for step in method.server_steps()]
-    rules = (method.downlink_rule() for method in config.client)  # of which one is not None at most
+    rules = (method.downlink_rule() for method in config.client)  # at most one is not None
     weights = next((w.base_weights for w in config.weighting if w.base_weights), spec.stack.base_weights)
     return Aggregator(
         weights, tuple(config.weighting), (*companions, *config.server), next(filter(None, rules), DownlinkRule()),
@@ -345,8 +345,8 @@ def _read_initial(config: Config, layers: LayerMap, drawn: Tensor) -> Tensor:
         raise ConfigError(f"model.init_except: {unknown[0]} is no tensor or module of the model.")
     try:
         read = read_tensors(Path(config.model.init))
-        kept = {name: tensor for name, tensor in state.items() if any(_within(name, part) for part in left_out)}
-        return layers.flatten(read | kept)
+        own = {name: tensor for name, tensor in state.items() if any(_within(name, part) for part in left_out)}
+        return layers.flatten(read | own)
     except DamagedFile as error:
         raise ConfigError(f"model.init: {error}") from None
     except (KeyError, ValueError) as error:

@@ -94,7 +94,7 @@ class Saved:
 
 
 class Checkpoints:
-    """The checkpoints of the run in `folder`; the last `keep` are kept. One process at a time may own them."""
+    """The checkpoints of the run in `folder`; the last `keep` stay. One process at a time may own them."""
 
     def __init__(self, folder: Path, keep: int = 2):
         if keep < 1:
@@ -172,7 +172,7 @@ class Checkpoints:
                     consequence = (
                         "taking the checkpoint before it"
                         if earlier
-                        else "there is none before it, so the run starts anew"
+                        else "there is none before it, so the run starts again"
                     )
                     logger.warning("%s; %s", error, consequence)
                 self._warned.add(t)
@@ -224,8 +224,8 @@ class Checkpoints:
             raise CheckpointError(f"checkpoint of round {t} is damaged: {path} is not as it was written")
         if manifest.get("clients"):
             raise OldCheckpoint(
-                f"{path}: was written by raysim 0.1, which kept a file for each client. Resume the run with that version, "
-                "or start it anew in another folder"
+                f"{path}: was written by raysim 0.1, which wrote a file for each client. Resume the run with that version, "
+                "or start it again in another folder"
             )
         return manifest | {"segments": manifest.get("segments", [])}
 

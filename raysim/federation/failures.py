@@ -15,24 +15,24 @@ class RoundFailed(Explained, RuntimeError):
     """A round that cannot be completed: clients could not be trained, or the new model is not finite."""
 
 
-def check_results(visited: ClientResults, nodes: Sequence[str], doing: str, rounds: RoundsConfig) -> list[Event]:
+def check_results(found: ClientResults, nodes: Sequence[str], doing: str, rounds: RoundsConfig) -> list[Event]:
     """The clients that were left out, and why; `nodes` are the machines of the hosts, `doing` says when it was.
 
     Raises `RoundFailed` where one failed for the code's or the machine's reasons, or for its own and none may.
     """
     failed: list[Event] = []
     messages: dict[Cause | None, str] = {}  # of the first client for each cause
-    for client, result in sorted(visited.results.items()):
+    for client, result in sorted(found.results.items()):
         if result.status != "ok":
-            node = nodes[visited.hosts[client]]
+            node = nodes[found.hosts[client]]
             failed.append(Event("client", f"client {client}, {doing}, node {node}: {result.status}", client, node))
             messages.setdefault(result.cause, failed[-1].message)
 
     if message := messages.get("code"):
         raise RoundFailed(f"an error in a client's code ends the run.\n{message}")
     if message := messages.get("machine"):
-        hint = "Once the machine has what it lacks, resume the run; a smaller batch, model or cohort needs less memory"
-        raise RoundFailed(f"the machine lacks what a client needs.\n{message}\n{hint}.")
+        hint = "Free the resource, then resume the run; a smaller batch, model or cohort needs less memory"
+        raise RoundFailed(f"out of resources while training a client.\n{message}\n{hint}.")
     if failed and rounds.on_client_failure == "stop":
         raise RoundFailed(f"a client failed, and rounds.on_client_failure is stop.\n{messages['client']}")
     return failed

@@ -34,7 +34,7 @@ def run_lock(folder: Path) -> Iterator[None]:
         finally:
             if folder.is_dir() and list(folder.iterdir()) == [path]:  # a launch that failed leaves nothing behind
                 path.unlink()
-                with suppress(OSError):  # somebody else may have begun there just now
+                with suppress(OSError):  # another process may have begun there just now
                     folder.rmdir()
 
 
@@ -61,4 +61,4 @@ def how_to_continue(folder: Path) -> str:
     if any((folder / "checkpoints").glob("*.json")):
         return f"{resume} continues."
     started = (folder / "config.yaml").exists()
-    return f"There is no checkpoint yet: {resume} starts anew." if started else "Nothing was written."
+    return f"There is no checkpoint yet: {resume} starts at round 1." if started else "Nothing was written."

@@ -54,7 +54,7 @@ class Federation:
         `checked_data` returned, if it was called before; `run_round` runs a round; `clock` measures all seconds.
 
         With `resume`, go on from the last checkpoint in `out`. Raises what `prepare` raises, and `PlacementError` for
-        what only the cluster can tell.
+        what only the cluster knows.
         """
         torch.set_num_threads(config.engine.threads)
         self.config, self.folder, self.run_round, self.clock = config, Path(out), run_round, clock
@@ -179,12 +179,12 @@ class Federation:
             self.checkpoint()
         return shown
 
-    def tell(self, event: Event) -> None:
-        """Something befell the run between rounds: it is shown and written down with the next one."""
+    def report(self, event: Event) -> None:
+        """Record an event between rounds: it is shown and written with the next round."""
         self.engine.events.append(event)
 
     def _events(self) -> list[Event]:
-        """What befell the engine since the last call, with the round."""
+        """The engine's events since the last call, with the round."""
         events = [replace(e, message=f"round {self.t + 1}: {e.message}") for e in self.engine.events]
         self.engine.events.clear()
         return events
@@ -212,7 +212,7 @@ class Federation:
                 "in the object stores (engine.ray.state_bytes) and on their disks?"
             )
         self.t, _ = self.saved.restore()
-        self.tell(Event("run", f"client states were lost; rounds {self.t + 1} to {reached + 1} are repeated"))
+        self.report(Event("run", f"client states were lost; rounds {self.t + 1} to {reached + 1} are repeated"))
         self.writer.go_back(self.t)
         self.scoreboard = self.writer.scoreboard(self.t)
         self.engine.publish(self.server.value, self.server.shared)

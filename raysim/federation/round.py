@@ -50,7 +50,7 @@ class Round:
     cohort: HostedCohort
     scheduler: Scheduler  # which still holds the cohort's models
     downlink: Downlink
-    mixture: Mixture | None  # None where nobody came back
+    mixture: Mixture | None  # None where no client came back
     before: Tensor  # [S] the global model that was sent
     target: Tensor  # [S] the aggregate, before server steps
     after: Tensor  # [S]
@@ -94,7 +94,7 @@ def run_round(
     scheduler = Scheduler(engine, info, clients, downlink, test=test, trace=trace, retry=retry)
     asked = AskedCohort(clients, sizes[list(clients)], server.layers)
     early = aggregator.plan_early(asked, server) if clients else None
-    # Where the whole plan needs nothing that training tells, models are summed as they are trained and never kept.
+    # Where the whole plan needs no result of training, models are summed as they are trained, and never stored.
     watched = any(instrument.reads_models for instrument in run.config.record.instruments)
     sums_early = early is not None and aggregator.plans_early and not watched
     trained = scheduler.train(early.mixture if early and sums_early else None, while_training)
@@ -108,8 +108,8 @@ def run_round(
     if engine.spec.stack.starts_everyone:
         others = tuple(sorted({*sizes.nonzero().flatten().tolist()} - {*drawn}))
         sent = aggregator.downlink(others, HostedModels(engine), server)
-        visited, new_states = initialize(engine, info, others, sent)
-        events += check_results(visited, engine.nodes, f"round {t + 1}, its initialisation", run.config.rounds)
+        initial, new_states = initialize(engine, info, others, sent)
+        events += check_results(initial, engine.nodes, f"round {t + 1}, its initialisation", run.config.rounds)
         started = Started(others, sent, new_states)
     phases.end("train")
 
@@ -192,9 +192,9 @@ def evaluate_personal(run: RunParts, t: int) -> tuple[dict[int, Score], list[Eve
     # What is noted here is not part of a round.
     server = replace(run.server, t=t, lr=learning_rate(run, t), notes=[])
     downlink = run.aggregator.downlink(clients, HostedModels(run.engine), server)
-    visited = evaluate_clients(run.engine, round_info(server), clients, downlink)
-    left_out = check_results(visited, run.engine.nodes, f"round {t}, test of its own model", run.config.rounds)
-    return {client: result.test for client, result in visited.results.items() if result.test}, left_out
+    results = evaluate_clients(run.engine, round_info(server), clients, downlink)
+    left_out = check_results(results, run.engine.nodes, f"round {t}, test of its own model", run.config.rounds)
+    return {client: result.test for client, result in results.results.items() if result.test}, left_out
 
 
 def find_nonfinite_step(run: RunParts, target: Tensor, mixture: Mixture, cohort: HostedCohort) -> str:

@@ -120,9 +120,9 @@ class SavedRun:
 
     def _trace(self, t: int) -> Path:
         if t not in self.traced:
-            kept = f"those kept are {', '.join(map(str, self.traced))}" if self.traced else "none were kept"
+            saved = f"those saved are {', '.join(map(str, self.traced))}" if self.traced else "none were saved"
             raise MeasureError(
-                f"{self.folder}: the models of round {t} were not kept ({kept}). record.trace: [{t}] keeps them."
+                f"{self.folder}: the models of round {t} were not saved ({saved}). record.trace: [{t}] saves them."
             )
         return self.folder / "trace" / f"round-{t:04d}"
 
@@ -130,7 +130,7 @@ class SavedRun:
         """`rounds`, or all traced ones where none are named. Raises `MeasureError` where there are none."""
         if not (rounds or self.traced):
             raise MeasureError(
-                f"{self.folder}: no round's models were kept. record.trace: [0, 1] keeps those of two rounds, rounds all."
+                f"{self.folder}: no round's models were saved. record.trace: [0, 1] saves those of two rounds, rounds all."
             )
         return rounds or tuple(self.traced)
 

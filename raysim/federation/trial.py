@@ -57,11 +57,11 @@ def _misfit(outputs: Outputs, y: Tensor, task: Task, classes: int) -> str | None
         else:
             keys = f" of {', '.join(map(str, outputs))}" if isinstance(outputs, Mapping) else ""
             return (
-                f"its forward returns a {type(outputs).__name__}{keys}, of which {task.name} cannot make its loss. Return the "
+                f"its forward returns a {type(outputs).__name__}{keys}, from which {task.name} cannot make its loss. Return the "
                 f"tensor of outputs [B, {classes}] alone, or give a task of your own that knows the {type(outputs).__name__}"
             )
         labels = [1, *y.shape[1:]]
-        return f"its {made} do not fit labels {labels}{form}, of which {task.name} makes its loss ({error})"
+        return f"its {made} do not fit labels {labels}{form} (task {task.name}: {error})"
 
 
 def _misused(task: Task, outputs: Outputs, y: Tensor) -> str | None:
@@ -142,7 +142,7 @@ def _unsteady(spec: HostSpec, x: Tensor, y: Tensor, task: Task) -> str | None:
     what = f" ({', '.join(changed)})" if changed else ""
     return (
         f"remembers something that its state_dict does not have{what}: with the same weights and samples it makes other "
-        "outputs once it has been trained. Make it a buffer, or set it anew in each forward."
+        "outputs once it has been trained. Make it a buffer, or set it in each forward."
     )
 
 

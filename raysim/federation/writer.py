@@ -92,7 +92,7 @@ class Writer:
         self.sinks.go_back(t)
 
     def add_events(self, t: int, events: Sequence[Event]) -> None:
-        """Record what befell round t."""
+        """Record the events of round t."""
         if events:
             columns = {name: [getattr(event, name) for event in events] for name in ("of", "client", "node", "message")}
             self.recorder.add("events", round=t, **columns)
@@ -142,14 +142,16 @@ class Writer:
         self._write_model(BEST, {"round": str(t)})
 
     def missing_best(self, t: int, board: Scoreboard) -> list[Event]:
-        """What to say before round t where the best round is known, but ran without `keep_best`. What is kept of a
+        """What to say before round t where the best round is known, but ran without `keep_best`. What is saved of a
         round from t on is that of a run that died, and is made again."""
         if board.best is None or not self.run.config.record.keep_best:
             return []
-        best, kept = board.best[0], about_tensors(self.folder / BEST).get("round", "")
-        if kept.isdecimal() and (int(kept) == best or int(kept) >= t):
+        best, saved = board.best[0], about_tensors(self.folder / BEST).get("round", "")
+        if saved.isdecimal() and (int(saved) == best or int(saved) >= t):
             return []
-        missing = f"the model of round {best + 1}, the best so far, was not kept; that of the next better round will be"
+        missing = (
+            f"the model of round {best + 1}, the best so far, was not saved; that of the next better round will be"
+        )
         return [Event("run", f"record.keep_best: {missing}")]
 
     def _write_model(self, name: str, about: Mapping[str, str] | None = None) -> None:

@@ -53,7 +53,7 @@ def between_models(blocks: Sequence[range], models: Sequence[Arrays], P: int, de
     block's rows and the j from the first of these on. What is not above the diagonal means nothing.
 
     By products, ‖x_i‖² + ‖x_j‖² − 2⟨x_i, x_j⟩ with x = w − w_0: as exact as w_0's distances from the others allow. Products
-    have the same shapes and order whoever makes them.
+    have the same shapes and order on every host.
     """
     M, every = len(models), blocks_of(len(models), P)
     at_once = max(1, GROUP_BYTES // (8 * P * len(every[0])))  # blocks that are read once and met by all

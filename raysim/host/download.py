@@ -1,4 +1,4 @@
-"""What a host's clients are sent, and what they have kept since their last round."""
+"""What a host's clients are sent, and what they still hold of their last round."""
 
 from __future__ import annotations
 

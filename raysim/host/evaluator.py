@@ -23,7 +23,7 @@ class Evaluator:
 
     def score(self, rows: np.ndarray, seed: int) -> list[Score]:
         """The loaded model on each batch of `rows` [n] of the data set. What a batch draws from global generators belongs to
-        `seed` and the batch, whoever tests it."""
+        `seed` and the batch, on any host."""
         tallies = []
         for part in self._parts(rows):
             x, y = self.samples.rows(part)

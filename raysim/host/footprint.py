@@ -22,7 +22,7 @@ def training_bytes(spec: HostSpec, model: nn.Module, samples: int) -> int:
 
 
 def _kept(spec: HostSpec, model: nn.Module) -> int:
-    """Bytes that autograd keeps of the samples; parameters, of which there is one for all samples, left out."""
+    """Bytes that autograd keeps of the samples; without parameters, which all samples share."""
     own = {tensor.untyped_storage().data_ptr() for tensor in model.state_dict().values()}
     kept: dict[int, Any] = {}
 

@@ -120,7 +120,7 @@ class ClientHost:
     def personal(
         self, request: TrainRequest, value: np.ndarray, shared: Arrays, *objects: Arrays
     ) -> dict[int, ClientResult]:  # fmt: skip
-        """Test, for each client, the model it would now be given. No state is kept."""
+        """Test, for each client, the model it would now be given. No state changes."""
         download = Download.of(request, value, shared, objects, self.device)
         with self._global_streams():
             return {client: self.trainer.personal(download, client) for client in request.clients}
@@ -200,7 +200,7 @@ class ClientHost:
         self, function: Callable[..., Any], seed: int, value: np.ndarray, payload: tuple[Any, ...],
         places: Sequence[Sequence[int]], *models: np.ndarray,
     ) -> Tensor | tuple[Tensor, ...]:  # fmt: skip
-        """The server's work on data: `function(workbench, *payload)`; `models` are rows of updates from all hosts, and
+        """The server's work on data: `function(server_model, *payload)`; `models` are rows of updates from all hosts, and
         `places` where in the cohort each of them is."""
         updates = None
         if models:

@@ -1,4 +1,4 @@
-"""What an engine and its hosts tell each other: plain values, which may cross a process boundary."""
+"""What an engine and its hosts send each other: plain values, which may cross a process boundary."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class HostSpec:
     def network(self) -> tuple[nn.Module, LayerMap]:
         """A new model with the weights that the seed gives it, and its layers. Raises `ModelError`."""
         model = self._built()
-        if "layers" not in vars(self):  # who asks for them alone need build no model any more
+        if "layers" not in vars(self):  # later calls need not build a model for them
             vars(self)["layers"] = self._laid_out(model)
         return model, self.layers
 

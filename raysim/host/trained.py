@@ -1,4 +1,4 @@
-"""What the clients of a round have trained on this host, kept until the round is closed."""
+"""What the clients of a round have trained on this host, held until the round is closed."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class TrainedModels:
         return max(segments.RUN, tree.GPU_BLOCK if self.updates.is_cuda else tree.BLOCK)
 
     def reserve(self, clients: int) -> None:
-        """Make room for so many more."""
+        """Reserve memory for so many more."""
         rows, S = len(self.row) + clients, self.updates.shape[1]
         if rows > len(self.updates):
             grown = torch.empty(rows, S, device=self.device)
@@ -40,7 +40,7 @@ class TrainedModels:
             self.updates = grown
 
     def place(self, client: int) -> Tensor:
-        """Where the client's update [S] belongs; there must be room."""
+        """Where the client's update [S] belongs; memory must be reserved."""
         return self.updates[self.row.setdefault(client, len(self.row))]
 
     def update(self, client: int) -> Tensor:

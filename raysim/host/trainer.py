@@ -174,7 +174,7 @@ class Trainer:
     def _failed(self, error: Exception) -> ClientResult:
         """What is said of a client whose work raised `error`: of one in the code its traceback, else a line."""
         if breaks_device(error):
-            raise error  # whoever trains here next would fail, too
+            raise error  # the next client would fail, too
         if out_of_memory(error):
             self.samples.clear()
         cause = cause_of(error)

@@ -158,7 +158,7 @@ def mean_of_means(layers: LayerMap) -> Tensor:
 
 @dataclass(frozen=True)
 class KnowRelations(ServerStep):
-    """The server's half: it tells everybody the shares p of the samples, and remembers π [N, N], of whom a client has met."""
+    """The server's half: it sends every client the shares p of the samples, and remembers π [N, N], whom each client has met."""
 
     reads_models: ClassVar[bool] = False
 

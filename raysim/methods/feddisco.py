@@ -54,11 +54,11 @@ class FedDisco(Weighting):
         if self.metric == "kl" and self.normalize_kl and distance.sum() > 0:
             distance = distance / distance.sum()
         lam = (prior.lam / prior.lam.sum() - self.a * distance + self.b).clamp_min(0)
-        nobody = bool(lam.sum() <= 0)
-        mixture = prior if nobody else prior.reweighted(lam)
+        none_left = bool(lam.sum() <= 0)
+        mixture = prior if none_left else prior.reweighted(lam)
         server.note(self, "discrepancy", distance, "client")
         server.note(self, "lambda", mixture.lam / mixture.lam.sum(), "client")
-        server.fell_back(self, nobody)
+        server.fell_back(self, none_left)
         return mixture
 
 

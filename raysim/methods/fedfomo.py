@@ -124,7 +124,7 @@ def validation_loss(run: LocalRun, value: Tensor) -> float:
 
 @dataclass(frozen=True)
 class AddPreferences(ServerStep):
-    """The server's half: Q [N, N], which begins as the identity; row i grows by client i's a. Kept of it are `Pairs`; a
+    """The server's half: Q [N, N], which begins as the identity; row i grows by client i's a. It is stored as `Pairs`; a
     client's own 1 is among them from its first round on."""
 
     reads_models: ClassVar[bool] = False

@@ -44,7 +44,7 @@ class Stage:
 class LearnedWeights(Weighting):
     """What all methods of the paper share: Adam on the loss of the mixed model w = γ Σ λ_k w_k over the proxy samples.
 
-    λ = softmax(x), γ = eˢ (`exp`), or λ = x² / Σ x², γ = s² (`quad`). The weights start anew in every round. Since
+    λ = softmax(x), γ = eˢ (`exp`), or λ = x² / Σ x², γ = s² (`quad`). Weights start at their initial values in every round. Since
     Σ λ = 1, w = γ (w_g + Σ λ_k Δ_k), and a step needs one product of λ with the updates and one of the updates with
     the gradient, whether the updates are stacked on one device or lie where they were trained. The model
     is in train mode during this. Weights that do not stay finite are replaced by those they started from.
@@ -329,7 +329,7 @@ class Stacked:
 
 @dataclass
 class Distributed:
-    """Updates stay with their hosts: a step is one reduction, one gradient on one host, and one `dots` visit."""
+    """Updates stay with their hosts: a step is one reduction, one gradient on one host, and one call of `dots`."""
 
     law: LearnedWeights
     cohort: Cohort

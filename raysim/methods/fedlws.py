@@ -39,7 +39,7 @@ class FedLWS(ServerStep):
     variant: Literal["full", "only_opt", "only_reg"] = "full"
     """What γ scales: the whole new model (γ ŵ), the update alone (w + γ d), or the old model alone (ŵ − (1 − γ) w)."""
     tau_stat: Literal["mean", "rms"] = "mean"
-    """How τ averages distances; `rms` is an upper bound of the mean that needs no visit to the clients."""
+    """How τ averages distances; `rms` is an upper bound of the mean that asks the clients nothing."""
     tau_clamp: tuple[float, float] | None = None
     """Lower and upper bound of β τ; null: none."""
     lws_stats: Literal["parameters", "all"] = "parameters"

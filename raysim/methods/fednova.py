@@ -49,7 +49,7 @@ class FedNova(Weighting):
         own = [method for method in facts.client if isinstance(method, SGDM)]
         carried = facts.persist or any(method.reading == "mfl" for method in own)
         if carried and (facts.optimizer.momentum or own):
-            return "momentum must start anew each round, but local.state is persist or sgdm's reading is mfl."
+            return "momentum must start empty each round, but local.state is persist or sgdm's reading is mfl."
         return None
 
     def plan(self, cohort: Cohort, server: Server, prior: Mixture) -> Mixture:

@@ -32,7 +32,7 @@ class FedPHP(ClientMethod):
     """
 
     mu: float = 0.9
-    """Share of the inherited model that is kept at the end of the run (μ); it grows linearly from 0."""
+    """Share of the inherited model that remains at the end of the run (μ); it grows linearly from 0."""
     lam: NonNegative = 0.01
     """Weight of the MMD term against the cross-entropy (λ)."""
     evaluate: Literal["local", "private"] = "local"

@@ -15,7 +15,7 @@ from raysim.lazy import torch
 
 @dataclass(frozen=True)
 class RandomLayer(Weighting):
-    """Each layer is sent only by `n` clients, drawn anew for every layer and round (a baseline of FedLDF, 2024)."""
+    """Each layer is sent only by `n` clients, drawn for every layer and round (a baseline of FedLDF, 2024)."""
 
     n: int
     """How many clients send each layer."""

@@ -36,7 +36,7 @@ class Recipe:
 class ServerFT(ServerStep):
     """Train the aggregate on the server's labelled proxy samples (Server-FT, a baseline of FedLAW, Li et al., 2023).
 
-    Adam, anew in every round; `server_ft_official` takes the released code's optimiser instead: SGD with lr 0.08,
+    Adam, reset in every round; `server_ft_official` takes the released code's optimiser instead: SGD with lr 0.08,
     momentum 0.9, which persists over rounds, and weight decay 5e-4. The learning rate of Adam is our choice: the paper
     gives none. BatchNorm's running statistics follow the proxy batches.
 

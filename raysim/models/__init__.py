@@ -1,4 +1,4 @@
-"""The models of the papers as ordered stages, of which the last one is a linear head; and torchvision's."""
+"""The models of the papers as ordered stages, the last a linear head; and torchvision's."""
 
 from __future__ import annotations
 

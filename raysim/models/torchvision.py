@@ -24,7 +24,7 @@ def architectures() -> list[str]:
     found = find_spec("torchvision")
     if found is None or not found.submodule_search_locations:
         return []
-    # Its source is read, because importing it takes seconds, and a misspelt name is to be told at once.
+    # Its source is read, because importing it takes seconds, and a misspelt name is reported at once.
     sources = Path(found.submodule_search_locations[0], "models").glob("*.py")
     names = [name for source in sources for name in _REGISTERED.findall(source.read_text(encoding="utf-8"))]
     return sorted(names)

@@ -26,7 +26,7 @@ from raysim.store.atomic import replacing
 COLUMN, PAGE = 3.4, 7.0  # inches: one column of a paper, and both
 INK, GRID, IDLE, SHADED = "#333333", "#e6e6e6", "#d9d9d9", "#f0f0f0"
 # Okabe and Ito's colours, but for the yellow, which fades on white paper, and Tol's wine and indigo. Colour-blind readers
-# can tell them apart.
+# can distinguish them.
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#882255", "#56b4e9", "#e69f00", "#332288", "#000000")
 # On and off, in widths of a line: so that both of two curves that coincide show, also without colours.
 DASHES: tuple[tuple[float, ...], ...] = (

@@ -54,7 +54,7 @@ def always(names: Iterable[str]) -> Variants:
 AGAINST = always(series.AGAINST)
 
 STRAIGHT = {"lambda-size": clients.weigh_by_size, "tau-r": shrinking.in_proportion, "pareto": curves.equally_costly}
-BYTES = {  # what tells two variants apart
+BYTES = {  # how two variants differ
     "uplink": "Against what the clients have sent, and not what they were sent.",
     "traffic": "Against all that was sent, by the clients and to them.",
 }
@@ -163,7 +163,7 @@ def available(runs: Sequence[RunFolder]) -> list[str]:
 
 
 def by_construction(name: str, groups: Sequence[Group]) -> bool:
-    """Whether the figure is a straight line whatever the runs did, and so tells nothing about them."""
+    """Whether the figure is a straight line whatever the runs did, and so says nothing about them."""
     test = STRAIGHT.get(name)
     return test is not None and test(groups)
 

@@ -156,7 +156,7 @@ class RunFolder:
 
     @property
     def state(self) -> Literal["running", "finished", "failed", "stopped"]:
-        """As far as the folder tells: a run on a machine whose locks do not reach ours counts as stopped."""
+        """As far as the folder shows: a run on a machine whose locks do not reach ours counts as stopped."""
         if self.result is not None:
             return "finished"
         if is_held(self.folder / ".lock"):

@@ -1,4 +1,4 @@
-"""Which runs differ in the seed alone, and what tells the others apart."""
+"""Which runs differ in the seed alone, and how the others differ."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 
 from raysim.report.folder import STACKS, RunFolder
 
-NEUTRAL = {"preset", "name", "seed", "record", "data.root"}  # settings that do not tell two methods apart
+NEUTRAL = {"preset", "name", "seed", "record", "data.root"}  # settings that do not distinguish methods
 HUES = 9  # colours that figures have
 SALT = b"50288"  # of 100,000, that by which fewest methods share a colour with one that papers compare them with
 
@@ -30,7 +30,7 @@ class Group:
 
 
 def compare(runs: Sequence[RunFolder]) -> list[Group]:
-    """Runs by configuration, in the order given. A group's label is what tells it apart from the others."""
+    """Runs by configuration, in the order given. A group's label is what distinguishes it from the others."""
     groups: dict[str, list[RunFolder]] = {}
     for run in runs:
         deciding = {path: value for path, value in run.settings.items() if path.partition(".")[0] not in NEUTRAL}
@@ -61,8 +61,8 @@ def _numbers(keys: Sequence[tuple[str, str]]) -> list[int]:
     """A number for each (methods, settings); modulo HUES it is a colour.
 
     The colour follows from the methods' names alone, whatever they are compared with. Several configurations of one
-    colour are told apart by what else follows from the number: dashes and marks. Where all are of the same methods,
-    colours tell the settings apart."""
+    colour differ in what else follows from the number: dashes and marks. Where all are of the same methods,
+    colours distinguish the settings."""
     alike = len({stack for stack, _ in keys}) == 1
     found: dict[tuple[str, str], int] = {}
     for i, key in enumerate(sorted(keys)):

@@ -219,16 +219,16 @@ def _curve(chart: Chart, i: int) -> dict[str, Any]:
     mark = chart.marks[i] if chart.marks else None
     every = -(-len(curve.rounds) * len(chart.curves) // POINTS)
     last = len(curve.rounds) - 1
-    kept = np.unique([*range(0, last + 1, every), last, *([] if mark is None else [mark])])
+    drawn = np.unique([*range(0, last + 1, every), last, *([] if mark is None else [mark])])
 
     def numbers(values: np.ndarray) -> list[float | None]:
-        return [float(f"{value:.5g}") if np.isfinite(value) else None for value in values[kept].tolist()]
+        return [float(f"{value:.5g}") if np.isfinite(value) else None for value in values[drawn].tolist()]
 
     return {
         "label": curve.label, "hue": hue(curve.number), "dash": [WIDTH * part for part in dash(curve.number)],
         "x": {against: numbers(curve.spent(against)) for against in LABELS},
         "y": numbers(curve.mean), "sd": None if curve.std is None else numbers(curve.std),
-        "mark": None if mark is None else int(np.searchsorted(kept, mark)),
+        "mark": None if mark is None else int(np.searchsorted(drawn, mark)),
     }  # fmt: skip
 
 
@@ -269,7 +269,7 @@ def _warnings(groups: Sequence[Group]) -> Iterable[str]:
         if stale := sorted({name for run in group.runs for name in outdated(run)}):
             yield (
                 f"{group.label}: not shown is what was measured before the run went on to round {group.first.rounds_done} "
-                f"({', '.join(stale)}). `raysim measure` takes it anew."
+                f"({', '.join(stale)}). `raysim measure` takes it again."
             )
         seeds = Counter(run.seed for run in group.runs)
         if twice := [str(seed) for seed, times in seeds.items() if times > 1]:

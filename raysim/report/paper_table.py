@@ -125,7 +125,7 @@ def _source() -> str:
     try:
         changed = " with changes" if git("status", "--porcelain", "--untracked-files=no") else ""
         return f"{version}, commit {git('rev-parse', 'HEAD')}{changed}"
-    except (OSError, subprocess.CalledProcessError):  # no git, or a checkout of somebody else
+    except (OSError, subprocess.CalledProcessError):  # no git, or a checkout of another user
         return version
 
 

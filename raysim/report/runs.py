@@ -57,7 +57,7 @@ class Run(RunFolder):
 
     def model(self, which: Literal["final", "best"] = "final") -> nn.Module:
         """The global model with the final weights, on the CPU and in eval mode; or, with `record.keep_best`, with those of
-        the best evaluation: of a run that has not ended, the best that was kept. Raises `ReportError` where the run has
+        the best evaluation: of a run that has not ended, the best that was saved. Raises `ReportError` where the run has
         none, and `ModelError` where its model is not registered here."""
         from raysim.core.rng import initial
         from raysim.models import Inputs, ModelError, build
@@ -73,7 +73,7 @@ class Run(RunFolder):
         name, options = self.config["model"]["name"], self.config["model"]["options"]
         if missing := unregistered(self.folder).get(("model", name)):
             raise ModelError(missing)
-        with initial(self.config["seed"]):  # of which a model may keep what its state_dict does not have
+        with initial(self.config["seed"]):  # a model may keep tensors that its state_dict does not have
             model = build(name, Inputs(**inputs | {"shape": tuple(inputs["shape"])}), **options)
         model.load_state_dict(read_tensors(path))
         return model.eval()
@@ -83,10 +83,10 @@ class Run(RunFolder):
             raise ReportError(
                 f"{self.folder}: holds no model of its best round; record.keep_best: true keeps it from the start."
             )
-        kept, best = about_tensors(path).get("round"), (self.result or {}).get("best_round")
-        if kept is not None and best is not None and kept != str(best):  # an older raysim did not say
+        saved, best = about_tensors(path).get("round"), (self.result or {}).get("best_round")
+        if saved is not None and best is not None and saved != str(best):  # an older raysim did not say
             raise ReportError(
-                f"{path}: is not of round {best + 1}, the best, of which no model was kept; record.keep_best keeps them."
+                f"{path}: is not of round {best + 1}, the best, whose model was not saved; record.keep_best saves them."
             )
 
     @property

@@ -22,7 +22,7 @@ SHARE = 0.05  # of one core's time, at most, goes into drawing: the runs need it
 
 
 class Watch:
-    """The page of the runs that `folders` are or hold, drawn anew when they have grown; `every` so many seconds a browser
+    """The page of the runs that `folders` are or hold, drawn again when they have grown; `every` so many seconds a browser
     asks for it."""
 
     def __init__(self, folders: Sequence[Path], every: float, clock: Clock = CLOCK):

@@ -169,7 +169,7 @@ def as_safetensors(tensors: Mapping[str, Tensor | np.ndarray], about: Mapping[st
     import torch
     from safetensors.torch import save
 
-    if "__metadata__" in tensors:  # safetensors would write a file that nobody can read
+    if "__metadata__" in tensors:  # safetensors would write a file that cannot be read
         raise ValueError("'__metadata__' cannot be the name of a tensor")
     copies = {
         name: torch.from_numpy(np.array(tensor, order="C"))

@@ -1,4 +1,4 @@
-"""Files that somebody else may have written, or damaged: YAML, JSON and tensors. Every fault is a `DamagedFile`, whose
+"""Files that others may have written, or damaged: YAML, JSON and tensors. Every fault is a `DamagedFile`, whose
 message names the file and what in it is wrong; what is read is bounded before anything is made of it."""
 
 from __future__ import annotations
@@ -155,7 +155,7 @@ def read_yaml(path: Path) -> Any:
 def parse_yaml(text: str) -> Any:
     """What a YAML text holds: mappings with scalar keys, lists, texts, numbers, true, false and null; a date is text.
 
-    Raises YAMLError for all else, also for a key that is written twice, of which YAML would keep the last.
+    Raises YAMLError for all else, also for a key that is written twice (YAML would take the last).
     """
     return _Loader(text).get_single_data()
 

@@ -18,7 +18,7 @@ def take(descriptor: int) -> None:
 
 
 def is_held(path: Path) -> bool:
-    """Whether an open file has the lock of `path`; False where that cannot be told."""
+    """Whether an open file has the lock of `path`; False where that is unknown."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
     except OSError:

@@ -121,7 +121,7 @@ def _cpu() -> str:
 
 
 def _gpus() -> list[str]:
-    """Names and driver versions. torch cannot tell them: Ray hides GPUs from a driver process that has claimed none."""
+    """Names and driver versions. torch does not know them: Ray hides GPUs from a driver process that has claimed none."""
     if shutil.which("nvidia-smi") is None:
         return []
     command = ["nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader"]

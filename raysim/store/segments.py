@@ -28,7 +28,7 @@ Arrays = Mapping[str, np.ndarray]
 ENTRY = np.dtype([("client", "<i8"), ("start", "<i8"), ("kind", "<i8"), ("sha256", "V32")])
 DIGEST = np.dtype([("client", "<i8"), ("sha256", "V32")])
 TABLE_BYTES = 1 << 31  # at most, of a table and its kinds
-BEGIN_BYTES = 16 << 20  # after so many the disk is told to begin
+BEGIN_BYTES = 16 << 20  # after so many the disk is asked to begin
 MOVED_BYTES = 32 << 20  # that `movable` takes for nothing
 SEGMENTS = 64  # more than these are merged while that costs nothing
 
@@ -152,7 +152,7 @@ class SegmentWriter:
 
     def __init__(self, file: BinaryIO):
         self._file, self.size = file, 0
-        self._begun = 0  # up to where the disk has been told to write
+        self._begun = 0  # up to where the disk has been asked to write
         self._numbers: dict[Fields, int] = {}
         self._kinds: list[Kind] = []
         self._rows: dict[int, tuple[int, int, int, bytes]] = {}  # by client
@@ -304,7 +304,7 @@ class SavedStates(Mapping[int, dict[str, np.ndarray]]):
                 pass
 
     def movable(self, writer: SegmentWriter) -> Iterator[tuple[int, Kind, bytes, bytes]]:
-        """Records for `SegmentWriter.copy`, of whole segments of which little counts, without those that the writer has.
+        """Records for `SegmentWriter.copy`, of segments that contain little current data, without those that the writer has.
 
         There are some where less than half of all bytes count, or there are many segments; and never more than the
         writer has written, so that a checkpoint costs at most twice its own bytes.

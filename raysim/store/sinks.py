@@ -232,7 +232,7 @@ class Sinks:
 
 
 def _remembered(path: Path, make: Callable[[], str]) -> str:
-    """The sink's identifier of this run. It is made once and kept in a file, so that a resumed run has the same."""
+    """The sink's identifier of this run. It is made once and stored in a file, so that a resumed run has the same."""
     if not path.is_file():
         identifier = make()
         with replacing(path) as temporary:

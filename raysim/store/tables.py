@@ -126,7 +126,7 @@ TABLES: dict[str, pa.Schema] = {
     ),
     "events": schema(
         _ROUND,
-        ("of", "text", "", "whom it befell: client, actor, driver or run"),
+        ("of", "text", "", "what failed: client, actor, driver or run"),
         ("client", "int?", "id", "the client, if it was one"),
         ("node", "text?", "", "node where it happened, if known"),
         ("message", "text", "", "what went wrong, and what was done about it"),
@@ -277,7 +277,7 @@ class Recorder:
 
 
 def _plain(value: Any) -> Any:
-    """A Python scalar, or a list that nobody else holds."""
+    """A Python scalar, or a list of its own."""
     dimensions = getattr(value, "ndim", None)
     if dimensions is None:
         return value if isinstance(value, str) or not hasattr(value, "__len__") else list(value)

@@ -10,6 +10,7 @@ import traceback
 from pathlib import Path
 
 from raysim.api.errors import faults_of, shown
+from raysim.api.terminal import run_in_terminal
 from raysim.config import from_dict
 from raysim.engine.ray.placement import Node, Resources
 
@@ -23,7 +24,7 @@ def main() -> int:
         resources = Resources(tuple(Node(**node) for node in task["resources"]["nodes"]))
     try:
         config, folder = from_dict(task["config"]), Path(task["folder"])
-        return play(
+        return run_in_terminal(
             config, folder, task["address"], resume=task["resume"], resources=resources,
             accept_changed_code=task["accept_changed_code"],
         )  # fmt: skip

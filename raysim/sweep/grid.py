@@ -64,7 +64,7 @@ class Point:
 def grid(base: Path, changes: Sequence[str], seeds: Sequence[int], out: Path) -> list[Point]:
     """The runs of the grid, all configurations of a seed before those of the next, so that a comparison comes early.
 
-    `changes` are `path=value,value,...`, of which a value may be any YAML in one line. Raises `ConfigError` with the
+    `changes` are `path=value,value,...`, where a value may be any YAML in one line. Raises `ConfigError` with the
     faults of all configurations, and where a folder of the grid holds a run of another configuration.
     """
     last = [seeded(seed) for seed in seeds] or [("", [])]
@@ -194,7 +194,7 @@ def _values(change: str) -> list[Choice]:
 
 
 def _called_apart(said: Mapping[str, str]) -> dict[str, str]:
-    """The part of a folder's name for each; a hash tells apart those of which the same is said."""
+    """The part of a folder's name for each; a hash distinguishes those with the same words."""
     plain = {value: slug(words) for value, words in said.items()}
     times = Counter(plain.values())
     return {value: f"{name}-{digits(value)}" if times[name] > 1 else name for value, name in plain.items()}

@@ -153,5 +153,5 @@ def start(
     )  # fmt: skip
     assert process.stdin is not None
     process.stdin.write(json.dumps(task) + "\n")
-    process.stdin.flush()  # and stays open: that it closes tells the process that it is alone
+    process.stdin.flush()  # and stays open: when it closes, the process ends
     return process, log

@@ -13,11 +13,11 @@
       small: {only: [alpha 0.1], set: {rounds.total: 20}, seeds: [8, 9, 10], minutes: 12}
       medium: {only: [alpha 0.1], set: {rounds.total: 120}, minutes: 90}
 
-`rows` and `columns` are a mapping of names to settings, or a list of such mappings, of which every combination is a row
+`rows` and `columns` are a mapping of names to settings, or a list of such mappings, every combination of which is a row
 or a column. Settings are those of the column, then of the row, of `cells` and of the scale; later ones win.
 
 The scale `small` makes of it what takes minutes, and `medium`, which not every table has, what takes a night: only some
-choices (an axis of which none is named stays whole), with these settings and seeds. A scale may have `rows`, `columns` and
+choices (an axis without a named choice stays whole), with these settings and seeds. A scale may have `rows`, `columns` and
 a `score` of its own in the place of the table's, and `cells` that come after them; `minutes` is what it took on one core.
 
 Of `paper`, a row has a number for each score of each column, or one for each column, which then stands beside every
@@ -109,7 +109,7 @@ class Table:
         return {SCORES[score][1]: score} if isinstance(score, str) else score
 
     def faults(self) -> Iterator[str]:
-        """What cannot be told from the types."""
+        """Faults that the types do not exclude."""
         scales = self.scales
         if not self.items:
             yield "items: names no table or figure."

@@ -52,8 +52,8 @@ def trainable(base: str | Path, overrides: Sequence[str] = ()) -> Callable[[Mapp
         _adopt(own)
         config = load(path, [*overrides, *settings.items()])
         if not isinstance(config.engine, LocalEngineConfig):
-            kept = {field.name: getattr(config.engine, field.name) for field in fields(EngineConfig)}  # of its bits
-            config = replace(config, engine=LocalEngineConfig(**kept))
+            shared = {field.name: getattr(config.engine, field.name) for field in fields(EngineConfig)}  # of its bits
+            config = replace(config, engine=LocalEngineConfig(**shared))
         folder = Path(get_context().get_trial_dir(), "run")
         saved = any((folder / "checkpoints").glob("*.json"))
         federation = Federation(config, folder, resume=saved)
@@ -72,5 +72,5 @@ def trainable(base: str | Path, overrides: Sequence[str] = ()) -> Callable[[Mapp
 
 def _adopt(own: Sequence[OwnEntry]) -> None:
     """Let the trial's process know what the script has added. A function of the module, since a registry that `train`
-    named would travel with it, as a copy that nobody reads."""
+    named would travel with it, as an unused copy."""
     REGISTRY.adopt(own)

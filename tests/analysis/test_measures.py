@@ -282,8 +282,8 @@ def test_measure_on_the_command_line(tmp_path: Path) -> None:
         (("rescaling", tmp_path, "--set", "samples=0"), "measure.rescaling.samples: must be a whole number > 0"),
         (("trajectory", tmp_path, "--set", "grid=1"), "measure.trajectory.grid: must be a whole number >= 2"),
         (("simplex", tmp_path, "--set", "step=0"), "measure.simplex.step: must be a number > 0"),
-        (("trajectory", tmp_path), "no round's models were kept. record.trace"),
-        (("histogram", tmp_path, "--set", "rounds=[1]"), "the models of round 1 were not kept (none were kept)"),
+        (("trajectory", tmp_path), "no round's models were saved. record.trace"),
+        (("histogram", tmp_path, "--set", "rounds=[1]"), "the models of round 1 were not saved (none were saved)"),
     ):
         failed = measure(*words)
         assert failed.exit_code and message in failed.output

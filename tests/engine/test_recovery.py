@@ -205,7 +205,7 @@ def test_client_that_kills_its_process_ends_the_run(tmp_path, warm_ray):
     federation.close()
     *deaths, end = tables.read(tmp_path / "dies", "events").to_pylist()
     assert [event["of"] for event in deaths] == ["actor"] * 3
-    assert (end["of"], "lacks what a client needs" in end["message"]) == ("run", True)
+    assert (end["of"], "out of resources" in end["message"]) == ("run", True)
 
 
 @pytest.mark.parametrize("method", [{}, METHODS["fedlws"], GATHERED], ids=["summed", "kept", "gathered"])
@@ -260,7 +260,11 @@ def test_client_that_fails_when_it_is_tested_ends_a_run_as_one_that_fails_in_tra
     ("how", "rounds", "message"),
     [
         ("raises", {}, "error in a client's code ends the run.\nclient C, round 2, .*Traceback.*C cannot count"),
-        ("lacks_memory", {}, "lacks what a client needs.\nclient C, round 2, .*MemoryError: no room for 3 num.*resume"),
+        (
+            "lacks_memory",
+            {},
+            "out of resources .*\nclient C, round 2, .*MemoryError: no room for 3 num.*resume",
+        ),
         ("diverges", {"on_client_failure": "stop"}, "on_client_failure is stop.\nclient C, round 2, .*not finite"),
         (
             "refuses",
@@ -394,7 +398,7 @@ def test_hosts_take_over_where_there_is_no_room(tmp_path, warm_ray, ran, monkeyp
             kill(pid)
         messages = federation.step()["messages"]
     assert len(messages) == 2  # each of the dead is buried by itself; none takes over who is dead, too
-    assert all("has no room for another, so the living do its work" in message for message in messages)
+    assert all("no capacity for a replacement; the remaining actors take over" in message for message in messages)
     assert set(engine.hosts[:2]) == {third, fourth} == set(engine.hosts[2:])
 
     room = iter([1])  # a new host is sent to a node that is gone, except the first
@@ -406,7 +410,7 @@ def test_hosts_take_over_where_there_is_no_room(tmp_path, warm_ray, ran, monkeyp
     assert federation.sha256() == ran(**changes).sha256()
 
     kill(pid_of(new))
-    with pytest.raises(MachineFailure, match="no room for new ones"):
+    with pytest.raises(MachineFailure, match="no capacity for new ones"):
         evaluate(engine, federation.partition.server_test, t=0)
     federation.close()
 

@@ -45,7 +45,10 @@ def test_all_go_together(client, weighting, tmp_path):
         ({"client": ["perfedavg", "pfedme"]}, "step"),
         ({"client": ["ditto", "fedrep"]}, "train"),
         ({"client": ["fedbabu", "fedrep"]}, "train"),
-        ({"client": [{"sgdm": {"reading": "mfl"}}], "weighting": ["fednova"], "local": {"momentum": 0.0}}, "anew each"),
+        (
+            {"client": [{"sgdm": {"reading": "mfl"}}], "weighting": ["fednova"], "local": {"momentum": 0.0}},
+            "start empty each",
+        ),
         ({"weighting": ["feddisco", "ldawa"]}, "Set base: size"),
         ({"client": ["scaffold", "fedala"], "local": {"momentum": 0.0, "weight_decay": 0.0}}, "mean_grad"),
         ({"client": ["fedamp", "fedala"], "rounds": {"participation": 1.0}}, "init: cloud"),
@@ -55,7 +58,10 @@ def test_all_go_together(client, weighting, tmp_path):
         ),
         ({"weighting": [{"fedldf": 1}], "server": ["fedbe"], **PROXY}, "with FedLDF not every client sends its whole"),
         ({"client": ["fedrep"], "server": ["feddf"], **PROXY}, "FedRep never sends its head"),
-        ({"client": ["fedrep", "fedamp"], "rounds": {"participation": 1.0}}, "of which 'fedrep' never sends a part"),
+        (
+            {"client": ["fedrep", "fedamp"], "rounds": {"participation": 1.0}},
+            "but 'fedrep' keeps part of its model private",
+        ),
         ({"client": ["finetune", "fedbabu"]}, "trains all of the model in the usual way, and FedBABU in its own"),
         ({"client": ["finetune", "pfedme"]}, "trains all of the model in the usual way, and pFedMe in its own"),
         (

@@ -270,6 +270,6 @@ def test_too_few_outputs_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(MODELS, "narrow", narrow)
     data = {"name": {"synthetic": {"shape": [3], "classes": 4}}}
     with pytest.raises(
-        ConfigError, match=r"model.name: its outputs \[1, 3\] do not fit labels \[1\] below 4, of which"
+        ConfigError, match=r"model.name: its outputs \[1, 3\] do not fit labels \[1\] below 4 \(task classification"
     ):
         prepare(tiny(model={"name": "narrow"}, data=data))

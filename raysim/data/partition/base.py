@@ -25,7 +25,7 @@ class Scheme:
     seed: int | None
     """Seed of the draws; null takes the seed of the run."""
     clients: int | None = None
-    """Clients in the federation; null where the data alone tell."""
+    """Clients in the federation; null where the data decide."""
     test_frac: float | None = None
     """Share of each client's rows that is held out for its test, where the scheme's paper sets it."""
 

@@ -150,7 +150,7 @@ class DirichletLongtail(Scheme):
 def capped_draw(
     pools: Sequence[np.ndarray], holders: np.ndarray, alpha: float, rng: np.random.RandomState
 ) -> Draw | None:
-    """The draw of `dirichlet_capped` among clients that may hold a class (`holders` [C, N] bool); None if nobody can take one."""
+    """The draw of `dirichlet_capped` among clients that may hold a class (`holders` [C, N] bool); None if none can take one."""
     clients = holders.shape[1]
     fair = sum(map(len, pools)) / clients
     counts = np.zeros(holders.shape, np.int64)

@@ -36,7 +36,7 @@ class Natural(Scheme):
                 f"natural: {data.name} names no clients; add a column `client` to its training files or choose another "
                 "partition"
             )
-        owner = data.client[rows]  # [rows], -1: nobody's, which only a test row may be
+        owner = data.client[rows]  # [rows], -1: without an owner, which only a test row may be
         nameless = (owner < 0) & (rows < data.train_rows)
         if nameless.any():
             raise DataError(f"natural: training row {rows[np.argmax(nameless)]} of {data.name} has no client; name one")

@@ -50,7 +50,7 @@ class Partition:
         return self.train.sizes
 
     def unused(self, data: Dataset) -> np.ndarray:
-        """The rows of `data` that nobody has: no client, and not the server."""
+        """The rows of `data` that neither a client nor the server has."""
         uses = (self.train.rows, self.test.rows, self.val.rows, self.server_test, self.proxy)
         return np.setdiff1d(np.arange(len(data.y)), np.concatenate(uses))
 
@@ -74,7 +74,7 @@ class Partition:
         """Columns sample, client (-1: the server) and split; the number of clients and the label map are metadata.
 
         With `data` there are also a column label, the class that the holder takes the sample for, and the names of the
-        classes, so that the table can be read without the data set. The samples that nobody has then are the split `unused`.
+        classes, so that the table can be read without the data set. The samples without an owner then are the split `unused`.
         """
         import pyarrow
 

@@ -38,7 +38,7 @@ class Source(ABC):
         return None
 
     def files(self, root: Path | None) -> Sequence[FileFacts]:
-        """What tells whether the files that are read have changed; empty where a source reads none or cannot tell. Then
+        """What changes when the files that are read change; empty where a source reads none or cannot say. Then
         its data are not cached."""
         return ()
 

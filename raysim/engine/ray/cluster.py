@@ -14,7 +14,7 @@ from ray._private.state import available_resources_per_node  # Ray's public func
 from raysim import machine
 from raysim.config import ConfigError
 from raysim.engine.ray.placement import Node, Resources
-from raysim.engine.ray.private import TOKEN, admitted, kept, private, without_helpers
+from raysim.engine.ray.private import TOKEN, admitted, persistent_cluster, private, without_helpers
 
 THREADS = (
     160,
@@ -53,7 +53,7 @@ def own_cluster(object_store: int | None = None, dashboard: bool = False) -> Ite
 
 @contextmanager
 def _joined(address: str) -> Iterator[None]:
-    found = kept()
+    found = persistent_cluster()
     with admitted(found.folder) if found and found.address == address else nullcontext():
         _join(address)
         try:
@@ -101,7 +101,7 @@ def _start(folder: Path, object_store: int | None, dashboard: bool, again: bool 
 
 def cluster_address() -> str | None:
     """The cluster a run would join, or None where it would start its own."""
-    return os.environ.get("RAY_ADDRESS") or ((found := kept()) and found.address) or None
+    return os.environ.get("RAY_ADDRESS") or ((found := persistent_cluster()) and found.address) or None
 
 
 def free_resources() -> Resources:

@@ -22,7 +22,7 @@ DEATHS = (
 
 @dataclass(frozen=True)
 class Death:
-    """What an error of `DEATHS` tells."""
+    """What an error of `DEATHS` says."""
 
     why: str  # a clause
     actor_id: str | None  # hexadecimal; None where the error does not say

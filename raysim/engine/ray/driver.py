@@ -35,7 +35,7 @@ class Playable(Protocol):
 
     def step(self) -> dict[str, Any] | None: ...
 
-    def tell(self, event: Event) -> None: ...
+    def report(self, event: Event) -> None: ...
 
     def checkpoint(self) -> int: ...
 
@@ -58,7 +58,7 @@ class Driver:
     ) -> list[str]:  # fmt: skip
         """Build the federation; `partitioned` are references to its data and partition, `own` are the entries of the
         registry that this process cannot know of, and relative paths begin `here`, where there is such a folder. Returns
-        raysim's warnings, which nobody reads here."""
+        raysim's warnings, which would not be read here."""
         with suppress(OSError):
             os.chdir(here)
         REGISTRY.adopt(own)
@@ -103,7 +103,7 @@ class RemoteFederation:
         self._deaths, self._furthest = 0, -1  # since the run got further than ever, and how far that was
         self._driver: Any = None
         self._interrupted = False  # while the driver was at work, as it may still be
-        self._untold: list[Event] = []  # deaths of drivers of which the living one has not heard
+        self._unreported: list[Event] = []  # deaths of drivers, not reported to the living one yet
         self._with_driver(lambda: None)
 
     def _start(self) -> None:
@@ -119,9 +119,9 @@ class RemoteFederation:
         for warning in self._get(self._driver.build.remote(*arguments)):
             warnings.warn(warning, stacklevel=2)
         self._resume = True
-        while self._untold:
-            self._get(self._driver.call.remote("tell", self._untold[0]))
-            del self._untold[0]
+        while self._unreported:
+            self._get(self._driver.call.remote("report", self._unreported[0]))
+            del self._unreported[0]
 
     @staticmethod
     def _get(reference: Any) -> Any:
@@ -161,7 +161,7 @@ class RemoteFederation:
         if self._deaths == ATTEMPTS:
             when = f"after round {self._furthest + 1}" if self._furthest >= 0 else "before the first round"
             raise MachineFailure(f"the driver died {ATTEMPTS} times {when}: {why}. The run can be resumed")
-        self._untold.append(Event("driver", f"the driver died: {why}; another goes on from the last checkpoint"))
+        self._unreported.append(Event("driver", f"the driver died: {why}; another goes on from the last checkpoint"))
 
     def _kill(self) -> None:
         if self._driver is not None:
@@ -174,8 +174,8 @@ class RemoteFederation:
             self._deaths, self._furthest = 0, answer["round"]
         return answer
 
-    def tell(self, event: Event) -> None:
-        self._with_driver(lambda: self._get(self._driver.call.remote("tell", event)))
+    def report(self, event: Event) -> None:
+        self._with_driver(lambda: self._get(self._driver.call.remote("report", event)))
 
     def checkpoint(self) -> int:
         answer: int = self._call("checkpoint")

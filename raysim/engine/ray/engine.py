@@ -69,7 +69,7 @@ class RayEngine(Engine):
         )  # neighbours in the cohort share a machine: sums merge before they travel
         self._monitor = HeartbeatMonitor(self.spec.clock)
         self._measured = False
-        self._coming: dict[Any, tuple[Any, str]] = {}  # by the reference that tells when it is ready: actor and node
+        self._coming: dict[Any, tuple[Any, str]] = {}  # by the reference that is ready when it is: actor and node
         self._full: set[str] = set()  # nodes whose GPUs had no memory for another actor
         self._actors, ready = map(list, zip(*self._new_hosts(self.nodes), strict=True))
         _, late = ray.wait(ready, num_returns=len(ready), timeout=START_SECONDS)
@@ -127,7 +127,7 @@ class RayEngine(Engine):
                 self._actors = [there[n % most] if other == actor else other for other in self._actors]
             message = (
                 f"GPU {gpu} of node {node} has memory for {most} of its {len(there)} actors: a client takes about "
-                f"{self.training_bytes / 2**30:.1f} GiB. They do the others' work"
+                f"{self.training_bytes / 2**30:.1f} GiB. The remaining actors take over"
             )
             self.events.append(Event("actor", message, node=node))
 
@@ -252,9 +252,9 @@ class RayEngine(Engine):
                 living |= instead
             elif living:
                 instead = living
-                then = "the cluster has no room for another, so the living do its work"
+                then = "no capacity for a replacement; the remaining actors take over"
             else:
-                raise MachineFailure("all client actors died and the cluster has no room for new ones")
+                raise MachineFailure("all client actors died, and the cluster has no capacity for new ones")
             for i in hosts:
                 self._actors[i] = min(instead, key=self._actors.count)  # who does the work of fewest
                 self.nodes[i] = instead[self._actors[i]]
@@ -324,7 +324,7 @@ class RayEngine(Engine):
             if not self.placement.gpus:
                 self.placement = replace(self.placement, memory=most)
             message = f"an actor took {most / 2**30:.1f} GiB of memory, and {planned / 2**30:.1f} were planned"
-            self.events.append(Event("actor", f"{message}: those that start from now on are planned with that"))
+            self.events.append(Event("actor", f"{message}: new actors will reserve that much"))
 
     def _node_with_room(self, first: str) -> str | None:
         clock = self.spec.clock
@@ -340,7 +340,7 @@ class RayEngine(Engine):
         for actor, _ in self._coming.values():
             ray.kill(actor)
         if self.most:
-            request_resources(bundles=[])  # of which this run needs none any more
+            request_resources(bundles=[])  # this run needs none any more
         for actor, node in dict(zip(self._actors, self.nodes, strict=True)).items():
             self._monitor.drop(_id(actor))
             if self.pool:
@@ -350,7 +350,7 @@ class RayEngine(Engine):
 
 
 def _shown(method: str, request: TrainRequest) -> str:
-    """What Ray's dashboard calls a visit: train clients 3–9, round 5."""
+    """What Ray's dashboard calls a work unit: train clients 3–9, round 5."""
     first, last = request.clients[0], request.clients[-1]
     who = f"client {first}" if first == last else f"clients {first}–{last}"
     return f"{method} {who}, round {request.round_info.t + 1}"

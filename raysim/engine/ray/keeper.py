@@ -21,7 +21,7 @@ from ray.core.generated.node_manager_pb2_grpc import NodeManagerServiceStub
 
 from raysim.config import ConfigError
 from raysim.engine.ray.cluster import own_cluster
-from raysim.engine.ray.private import PRELOADED, Kept, kept
+from raysim.engine.ray.private import PRELOADED, PersistentCluster, persistent_cluster
 from raysim.machine import cpus
 
 POLL = 0.2  # seconds
@@ -29,12 +29,12 @@ MOST_IDLE = "RAY_num_workers_soft_limit"
 END_SECONDS = 60.0  # for a keeper to stop its cluster; it is killed then, and its cluster with it
 
 
-def up(dashboard: bool = False) -> tuple[Kept, str]:
+def up(dashboard: bool = False) -> tuple[PersistentCluster, str]:
     """Start a cluster that runs join from now on; returns it, and what the keeper has printed. Raises `ConfigError` where
     they would join another, and `ConnectionError` where it does not come up."""
     if address := os.environ.get("RAY_ADDRESS"):
         raise ConfigError(f"RAY_ADDRESS is {address}: runs join the cluster there. Unset it first.")
-    if found := kept():
+    if found := persistent_cluster():
         raise ConfigError(f"a cluster is up already, at {found.address}. Runs join it; `raysim down` ends it.")
     command = [sys.executable, "-m", __name__, *["--dashboard"] * dashboard]
     with tempfile.TemporaryFile("w+") as said:
@@ -42,7 +42,7 @@ def up(dashboard: bool = False) -> tuple[Kept, str]:
             command, stdin=subprocess.DEVNULL, stdout=said, stderr=said, start_new_session=True
         )  # no terminal's Ctrl-C reaches it
         try:
-            while not ((found := kept()) and found.keeper == keeper.pid):
+            while not ((found := persistent_cluster()) and found.keeper == keeper.pid):
                 if keeper.poll() is not None:
                     said.seek(0)
                     raise ConnectionError(said.read().strip().rpartition("\n")[2] or "the cluster did not come up")
@@ -54,9 +54,9 @@ def up(dashboard: bool = False) -> tuple[Kept, str]:
         return found, said.read()
 
 
-def down() -> Kept | None:
-    """End the kept cluster, and every run on it; returns it, None where there is none."""
-    if found := kept():
+def down() -> PersistentCluster | None:
+    """End the persistent cluster, and every run on it; returns it, None where there is none."""
+    if found := persistent_cluster():
         deadline = time.monotonic() + END_SECONDS
         with suppress(ProcessLookupError):
             os.kill(found.keeper, signal.SIGTERM)
@@ -64,7 +64,7 @@ def down() -> Kept | None:
                 if time.monotonic() > deadline:
                     os.kill(found.keeper, signal.SIGKILL)
                 time.sleep(POLL)
-    kept()  # removes what a killed one left
+    persistent_cluster()  # removes what a killed one left
     return found
 
 
@@ -75,7 +75,7 @@ def keep(dashboard: bool) -> None:
     os.environ[MOST_IDLE] = str(processes)
     with own_cluster(dashboard=dashboard) as folder:
         signal.signal(signal.SIGTERM, lambda *_: asked.set())  # in the place of Ray's
-        Kept(folder, ray.get_runtime_context().gcs_address, os.getpid()).write()
+        PersistentCluster(folder, ray.get_runtime_context().gcs_address, os.getpid()).write()
         node = ray._private.worker._global_node
         assert node is not None
         _start_workers(processes - cpus())  # Ray itself has started one a CPU

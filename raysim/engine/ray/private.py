@@ -1,4 +1,4 @@
-"""A cluster that is started here belongs to this process and its children: nobody else can connect to it, also as another
+"""A cluster that is started here belongs to this process and its children: no other process can connect to it, also as another
 user of this machine."""
 
 from __future__ import annotations
@@ -24,19 +24,19 @@ from raysim.machine import answers, cpus
 from raysim.store.atomic import replacing
 
 PREFIX = "raysim-"
-RECORD, TOKEN_FILE = "kept.json", "token"
+RECORD, TOKEN_FILE = "cluster.json", "token"
 TOKEN = "RAY_AUTH_TOKEN_PATH"
 METRICS = "RAY_enable_metrics_collection"
 PRELOAD = "torch,safetensors.torch,numpy,pyarrow.parquet,pyarrow.compute,pydantic,yaml"
 """What Ray's workers import before they are asked for anything: the packages that take seconds. Not raysim itself, which
-somebody may be working on while a cluster is kept."""
+may change while the cluster stays."""
 PRELOADED = 16  # CPUs; Ray starts a worker for each, and on more of them most would do it for nothing
 NO_METRICS = {METRICS: "0", "DASHBOARD_METRIC_PORT": "-1", "AUTOSCALER_METRIC_PORT": "-1"}  # no server has such a port
 _HERE = [sys.prefix, str(Path(__file__).parents[2])]  # this Python and this raysim
 
 
 @dataclass(frozen=True)
-class Kept:
+class PersistentCluster:
     """A private cluster that `raysim up` has left running."""
 
     folder: Path
@@ -44,25 +44,25 @@ class Kept:
     keeper: int  # the process that ends it
 
     def write(self) -> None:
-        """Let `kept` find it."""
+        """Let `persistent_cluster` find it."""
         with replacing(self.folder / RECORD) as path:
             path.write_text(json.dumps([_HERE, self.address, self.keeper]), encoding="utf-8")
 
 
-def kept() -> Kept | None:
+def persistent_cluster() -> PersistentCluster | None:
     """The cluster that this user keeps on this machine, with this Python and this raysim. What is left of dead ones is
     removed."""
     for folder in _living(_parent()):
         with suppress(OSError, ValueError):  # no record; or gone meanwhile
             here, address, keeper = json.loads((folder / RECORD).read_text(encoding="utf-8"))
             if here == _HERE and answers(address):
-                return Kept(folder, address, keeper)
+                return PersistentCluster(folder, address, keeper)
     return None
 
 
 @contextmanager
 def private() -> Iterator[Path]:
-    """Let Ray start a cluster that listens on the loopback interface alone, asks everybody for a token, and publishes no
+    """Let Ray start a cluster that listens on the loopback interface alone, asks for a token, and publishes no
     metrics (unless `METRICS` in the environment asks for them). Yields where its files go: a folder that only this user
     can open, and that is removed at the end. The token lies there, too."""
     parent = _parent()
@@ -128,7 +128,7 @@ def _living(parent: Path) -> Iterator[Path]:
     for folder in parent.glob(f"{PREFIX}*"):
         with suppress(OSError):  # gone meanwhile
             if folder.lstat().st_uid != os.geteuid():
-                continue  # whoever made it wants others to join what is his
+                continue  # its owner wants others to join
             with open(folder / "lock") as lock:
                 try:
                     fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -78,13 +78,13 @@ def test_one_is_kept_and_joined_until_it_is_ended(place, tmp_path, monkeypatch):
     elsewhere = ended("up", RAY_ADDRESS=address)
     assert elsewhere.err == f"RAY_ADDRESS is {address}: runs join the cluster there. Unset it first.\n"
 
-    found = private.kept()
+    found = private.persistent_cluster()
     assert found and found.address == address
     # Of another user, who could make us run what he likes, or of another Python or raysim, whose code is another.
     for where, name, other in ((private, "_HERE", ["/another", "/place"]), (os, "geteuid", lambda: 12345)):
         with monkeypatch.context() as patch:
             patch.setattr(where, name, other)
-            assert private.kept() is None
+            assert private.persistent_cluster() is None
         assert folder.exists()
 
     simulate(load("kept.yaml", ["engine=local"]), tmp_path / "first")
@@ -118,7 +118,7 @@ def test_a_dead_one_is_noticed_and_removed(place, tmp_path):
         address = f"127.0.0.1:{server.getsockname()[1]}"
         with subprocess.Popen([sys.executable, "-c", KEEPER, address], **pipes) as keeper:
             folder = Path(keeper.stdout.readline().rstrip())
-            assert private.kept() == private.Kept(folder, address, keeper.pid)
+            assert private.persistent_cluster() == private.PersistentCluster(folder, address, keeper.pid)
             keeper.kill()
         (tmp_path / "kept.yaml").write_text(CONFIG)
         said = ended("run", tmp_path / "kept.yaml", "--dry-run").output
