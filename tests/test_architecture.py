@@ -18,7 +18,7 @@ from raysim.methods import CLIENTS, STEPS, WEIGHTINGS
 
 ROOT = Path(raysim.__file__).parent
 
-# Rooms from the ground up: a file may import its own room and those of lower floors. Imports for types count, and so do
+# Packages from the ground up: a file may import its own package and those of lower floors. Imports for types count, and so do
 # those inside functions.
 FLOORS = (
     {"definition", "errors"},
@@ -33,7 +33,7 @@ FLOORS = (
     {"cli", "__init__"},
     {"__main__"},
 )
-FLOOR = {room: floor for floor, rooms in enumerate(FLOORS) for room in rooms}
+FLOOR = {package: floor for floor, packages in enumerate(FLOORS) for package in packages}
 
 
 @cache
@@ -65,10 +65,10 @@ def own(tree: ast.AST) -> set[str]:
 
 
 def test_imports_go_down():
-    room = {name: name.partition(".")[0] for name in modules()}
-    assert not {name for name, its in room.items() if its not in FLOOR}, "these are in no room: give it a floor"
+    package = {name: name.partition(".")[0] for name in modules()}
+    assert not {name for name, its in package.items() if its not in FLOOR}, "these are in no package with a floor"
     imports = [(name, other) for name, tree in modules().items() for other in own(tree)]
-    assert not [(a, b) for a, b in imports if room[a] != room[b] and FLOOR[room[b]] >= FLOOR[room[a]]]
+    assert not [(a, b) for a, b in imports if package[a] != package[b] and FLOOR[package[b]] >= FLOOR[package[a]]]
 
 
 def test_no_file_imports_itself_by_way_of_others():

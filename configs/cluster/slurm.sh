@@ -13,7 +13,7 @@ run=$2
 
 source "$HOME/venv/bin/activate" # an environment with raysim, the same on all nodes
 
-# Nobody else on the nodes' network can join: Ray asks for this token.
+# No one else on the nodes' network can join: Ray asks for this token.
 umask 077
 token=$(mktemp -p "$HOME" raysim-token.XXXXXX) # the home folder is shared, too
 trap 'rm -f "$token"' EXIT

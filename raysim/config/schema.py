@@ -204,7 +204,7 @@ class LocalConfig:
     optimizer: Literal["sgd", "adam", "adamw"] = "sgd"
     """The clients' optimiser."""
     lr: Positive
-    """Learning rate of round 0."""
+    """Learning rate in the first round."""
     lr_decay: Annotated[float, Field(gt=0, le=1)] = 1.0
     """Factor on the learning rate after every round."""
     momentum: Fraction = 0.0

@@ -208,7 +208,7 @@ class Federation:
         self._furthest = max(reached, self._furthest)
         if self._setbacks == ATTEMPTS:
             raise MachineFailure(
-                f"client states were lost {ATTEMPTS} times before round {reached + 1} was done; is there room for them "
+                f"client states were lost {ATTEMPTS} times before round {reached + 1} was done; do they fit into the memory "
                 "in the object stores (engine.ray.state_bytes) and on their disks?"
             )
         self.t, _ = self.saved.restore()
