@@ -154,9 +154,16 @@ def test_yaml_keeps_what_configurations_use() -> None:
     assert found["c"] == [1.5, None, True, "2020-01-01", "1", "=", 31, "5"]
 
 
-@pytest.mark.parametrize("text", ["a." * 3000 + "b=1", "client." + "9" * 5000 + "=1", "seed=" + "[" * 3000])
-def test_overrides_are_bounded(text: str) -> None:
-    with pytest.raises(ConfigError, match="--set"):
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("a." * 3000 + "b=1", "a path has at most 64 parts"),
+        ("client." + "9" * 5000 + "=1", "a path has at most 64 parts of 255 characters"),
+        ("seed=" + "[" * 3000, "is not valid YAML"),
+    ],
+)
+def test_overrides_are_bounded(text: str, sentence: str) -> None:
+    with pytest.raises(ConfigError, match=sentence):
         load("configs/quickstart.yaml", [text])
 
 

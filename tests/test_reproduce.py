@@ -347,8 +347,6 @@ def test_what_is_said_of_settings_seeds_and_fallbacks(item: Item, monkeypatch: p
     asked for, and ran in turn: to start a process takes longer than a run."""
     asked: list[int] = []
 
-    def in_turn(points: Sequence[Point], at_once: int, *rest: Any) -> tuple[list[str], int]:
-        asked.append(at_once)
         return running._in_turn(points, *rest)
 
     monkeypatch.setattr(running, "run_parallel", in_turn)

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from raysim.api.simulation import RoundResult
 
 MINUTE = 60.0
-TOLD, REDRAWN = (
+ANNOUNCED, REDRAWN = (
     0.5,
     5.0,
 )  # seconds after which a notebook's line and its curve are new; tables are up to five seconds old
@@ -68,15 +68,15 @@ class Minutes:
 
     def __enter__(self) -> Minutes:
         print(f"raysim: the run is in {self._folder}", file=sys.stderr, flush=True)
-        self._told = self._clock.now()
+        self._announced = self._clock.now()
         return self
 
     def __exit__(self, *error: object) -> None:
         pass
 
     def show(self, round: RoundResult) -> None:
-        if (now := self._clock.now()) - self._told >= MINUTE:
-            self._told = now
+        if (now := self._clock.now()) - self._announced >= MINUTE:
+            self._announced = now
             print(round_line(round), file=sys.stderr, flush=True)
 
 
@@ -88,7 +88,7 @@ class Cell:
 
     def __enter__(self) -> Cell:
         self._line, self._bar, self._run = "starting", "<progress></progress>", ""
-        self._told = self._drawn = self._clock.now()
+        self._announced = self._drawn = self._clock.now()
         display = sys.modules["IPython"].display.display  # IPython is there, or this would be no notebook
         self._handle: Any = display(self._shown(), raw=True, display_id=True)
         return self
@@ -105,8 +105,8 @@ class Cell:
         if now - self._drawn >= REDRAWN:
             self._drawn = now
             self._draw()
-        if now - self._told >= TOLD:
-            self._told = now
+        if now - self._announced >= ANNOUNCED:
+            self._announced = now
             self._handle.update(self._shown(), raw=True)
 
     def _draw(self) -> None:

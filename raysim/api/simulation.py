@@ -139,7 +139,7 @@ class Simulation(Iterator[RoundResult]):
             if self._resume:
                 rewrite(self.config, self.folder)
             while self._accepted:
-                self._federation.tell(Event("run", f"accepted: {self._accepted.pop(0).partition(chr(10))[0]}"))
+                self._federation.report(Event("run", f"accepted: {self._accepted.pop(0).partition(chr(10))[0]}"))
             if self._interrupts is not None:
                 self._interrupts.patient = True  # before the terminal says that rounds begin
 

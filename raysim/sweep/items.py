@@ -186,7 +186,7 @@ def _data(item: Item, planned: Collection[Sequence[Choice]]) -> str:
         try:
             load(item.path, [change] if change else [])
         except ConfigError as error:
-            missing = " (absent)" * any(": data.name: " in fault for fault in error.faults)
+            missing = " (absent)" * any("data.name" in fault for fault in error.faults)
         found[_named(raw) + missing] = True
     return ", ".join(found)
 

@@ -288,7 +288,7 @@ def test_measure_on_the_command_line(tmp_path: Path) -> None:
         failed = measure(*words)
         assert failed.exit_code and message in failed.output
     (tmp_path / "run" / "model.safetensors").unlink()
-    assert "holds no final model" in measure("histogram", tmp_path).output
+    assert "has no final model" in measure("histogram", tmp_path).output
 
 
 def test_a_package_that_is_missing_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -156,7 +156,7 @@ def test_later_actors_are_planned_with_what_the_first_took(tmp_path, warm_ray, m
     federation = simulate(tiny(engine={"ray": {"clients_per_actor": 2}}), tmp_path, make_engine=warm_ray)
     assert federation.engine.placement.memory > 50 << 20  # of its own, with PyTorch
     (event,) = tables.read(tmp_path, "events").to_pylist()
-    assert "of memory, and 0.0 were planned: those that start from now on" in event["message"]
+    assert "of memory, and 0.0 were planned: new actors will reserve that much" in event["message"]
 
 
 def test_a_pool_waits_once_for_all_actors_that_have_not_started(cluster, monkeypatch):

@@ -103,9 +103,9 @@ def test_one_is_kept_and_joined_until_it_is_ended(place, tmp_path, monkeypatch):
 
 KEEPER = """
 import os, sys
-from raysim.engine.ray.private import Kept, private
+from raysim.engine.ray.private import PersistentCluster, private
 with private() as folder:
-    Kept(folder, sys.argv[1], os.getpid()).write()
+    PersistentCluster(folder, sys.argv[1], os.getpid()).write()
     print(folder, flush=True)
     sys.stdin.read()
 """
