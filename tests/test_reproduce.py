@@ -344,9 +344,11 @@ def test_a_wrong_table_is_refused(item: Item, old: str, new: str, message: str) 
 
 def test_what_is_said_of_settings_seeds_and_fallbacks(item: Item, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where all that counts is how far a client is from uniform, FedDisco leaves no client a weight. Two runs at a time are
-    asked for, and ran in turn: to start a process takes longer than a run."""
+    asked for, and run in turn: to start a process takes longer than a run."""
     asked: list[int] = []
 
+    def in_turn(points: Sequence[Point], at_once: int, *rest: Any) -> tuple[list[str], int]:
+        asked.append(at_once)
         return running._in_turn(points, *rest)
 
     monkeypatch.setattr(running, "run_parallel", in_turn)
