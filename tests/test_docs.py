@@ -45,6 +45,23 @@ def named(page: Path) -> str:
     return str(page.relative_to(ROOT))
 
 
+def test_words_that_raysim_no_longer_uses() -> None:
+    """A run runs, a message reports, a package is no room. Old public names, read for one release, are in backticks or here."""
+    words = re.compile(
+        r"\b(play(s|ed|ing)?|told|tells|befell|rooms|whoever|nobody|somebody|anew|afresh)\b", re.IGNORECASE
+    )
+    old = {
+        "raysim/__init__.py": {"played"},
+        "raysim/report/folder.py": {"played"},
+        "raysim/report/measured.py": {"played"},
+    }
+    pages = [*PAGES, *(ROOT / name for name in ("CONTRIBUTING.md", "CHANGELOG.md")), *(ROOT / "docs").rglob("*.ipynb")]
+    texts = {page: re.sub("`[^`]*`", "", page.read_text("utf-8")) for page in pages}
+    texts |= {file: file.read_text("utf-8") for file in (ROOT / "raysim").rglob("*.py")}
+    found = {named(file): {match[0].lower() for match in words.finditer(text)} for file, text in texts.items()}
+    assert not {file: said for file, words in found.items() if (said := words - old.get(file, set()))}
+
+
 def of(language: str) -> dict[str, Path]:
     return {named(page): page for page in PAGES if blocks(page, language)}
 

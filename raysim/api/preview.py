@@ -130,6 +130,6 @@ def _hosts(run: RunParts, training: int, address: str | None) -> tuple[int, str]
         if placed.gpus
         else f"{placed.cpus:g} of a CPU each"
         if placed.cpus < 1
-        else f"CPUs for each: {placed.cpus:g}"
+        else f"{placed.cpus:g} CPU{'s' * (placed.cpus > 1)} each"
     )
     return placed.hosts, f"{placed.hosts} actors on this machine, {device}"

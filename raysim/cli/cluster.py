@@ -15,7 +15,7 @@ def up(
         bool, typer.Option("--dashboard", help="With Ray's dashboard; its address is printed.")
     ] = False,
 ) -> None:
-    """Start a Ray cluster on this machine and keep it: runs join it, and start in seconds. Only you can use it."""
+    """Start a Ray cluster on this machine and leave it running. Later runs reuse it and start in seconds. Only you can use it."""
     with reported():
         from raysim.engine.ray import keeper
 

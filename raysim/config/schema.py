@@ -195,7 +195,7 @@ class LocalConfig:
     epochs: PositiveInt = 1
     """Passes over the client's training samples in a round."""
     batch_size: PositiveInt
-    """Samples that pass through the model at once."""
+    """Samples per training step, or per pass where `accumulate` is more than 1."""
     accumulate: PositiveInt = 1
     """Passes that make a step: its gradient is that of `accumulate` times `batch_size` samples, in the memory of
     `batch_size`. BatchNorm sees one pass at a time."""
@@ -243,9 +243,9 @@ class EvaluateConfig:
     clients: PositiveInt | None = None
     """With `after_init`: how many clients are tested, drawn each time; null: all."""
     batch_size: PositiveInt = 512
-    """Samples."""
+    """Samples per evaluation step."""
     metrics: tuple[str, ...] = ()
-    """Metrics of your own to score models by, besides those of the task."""
+    """Further metrics to record, registered with `@raysim.metric`."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -34,8 +34,8 @@ def definitions_in(config: Config, folder: Path) -> dict[tuple[str, str], Defini
 
 
 def check_code(config: Config, folder: Path, accept: bool) -> Changes:
-    """How the user's code has changed since the run in `folder` began. Raises `ConfigError` where it has, unless told to
-    `accept` that."""
+    """How the user's code has changed since the run in `folder` began. Raises `ConfigError` where it has, unless
+    `accept`."""
     found = changes(folder, definitions_in(config, folder))
     if found.changed and not accept:
         raise ConfigError([*found.changed, f"{WAYS}."])

@@ -12,7 +12,7 @@ from raysim.core.optim import OptimizerSpec
 
 @dataclass(frozen=True)
 class FedProx(ClientMethod):
-    """A spring holds the local model near the global one (FedProx, Li et al., 2020): min F_k(w) + mu/2 ‖w − w_g‖².
+    """Adds a proximal term to the clients' loss (FedProx, Li et al., 2020): min F_k(w) + mu/2 ‖w − w_g‖².
 
     w_g is what was downloaded, wherever training starts. The recorded loss is the cross-entropy without the term.
     `official_sgd`: no momentum and no weight decay, as in the code of FedLAW and of FedALA's authors.

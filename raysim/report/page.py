@@ -126,7 +126,7 @@ def _sections(groups: Sequence[Group], writer: _Figures) -> Iterable[Section]:
         which = f", {group.label}" if len(partitions) > 1 else ""
         of = f", seed {group.first.seed}" if len(group.runs) > 1 else ""
         one = [replace(group, runs=group.runs[:1])]
-        yield writer.section(f"Who holds what{which}{of}", ("partition", "sizes"), one, f"partition{i}")
+        yield writer.section(f"Data distribution over clients{which}{of}", ("partition", "sizes"), one, f"partition{i}")
     for i, group in enumerate(groups):
         of = f", seed {group.first.seed}" if len(group.runs) > 1 else ""
         yield writer.section(f"{group.label}{of}", PORTRAIT, [replace(group, runs=group.runs[:1])], f"run{i}")

@@ -104,7 +104,7 @@ def find(folders: Iterable[str | Path]) -> list[Run]:
     for folder in map(Path, folders):
         inside = sorted(_inside(folder), key=natural)
         if not inside:
-            raise ReportError(f"{folder}: neither is nor holds the folder of a run.")
+            raise ReportError(f"{folder}: no runs found.")
         for one in inside:
             found.setdefault(one.resolve(), Run(one))
     return list(found.values())

@@ -285,7 +285,7 @@ def _doubt(best: Entry, others: Sequence[tuple[Group, Entry]]) -> str:
     """Whether the best score is ahead of the others by more than chance."""
     tests = differ(best.by_seed, [score.by_seed for _, score in others])
     if any(map(math.isnan, tests)):
-        return "With fewer than two seeds in common, nothing says whether the difference is more than chance."
+        return "Fewer than two seeds in common: the difference may be noise. Use --seeds 8,9,10."
     pairs = min(len(best.by_seed.keys() & score.by_seed.keys()) for _, score in others)
     how = f"paired t test over {pairs} seeds" + ", Holm's correction" * (len(others) > 1)
     close = {other.label: p for (other, _), p in zip(others, tests, strict=True) if not p < LEVEL}

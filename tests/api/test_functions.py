@@ -163,6 +163,10 @@ def test_a_callback_sees_each_round_and_its_error_leaves_a_run_that_goes_on(tmp_
         raysim.run(rare, out=tmp_path / "run", on_round=stops_after(3, seen))
     stopped = raysim.load(tmp_path / "run")
     assert (stopped.state, stopped.rounds_done) == ("stopped", 3)
+    with pytest.warns(DeprecationWarning, match="is now Run.rounds_done"):
+        assert stopped.played == 3
+    with pytest.warns(DeprecationWarning, match="is now raysim.RoundResult"):
+        assert raysim.PlayedRound is raysim.RoundResult
     longer = raysim.resume(stopped, on_round=stops_after(5, seen))
     assert longer.result["sha256"] == whole.result["sha256"]
     assert [round.number for round in seen] == [1, 2, 3, 4]

@@ -101,8 +101,8 @@ def test_scores_costs_and_their_deviation(tmp_path: Path) -> None:
     assert plain[5:] == ("4.00 ± 0.00", "16.0 ± 0.0", "8.00 ± 0.00")
     assert summary.sentence == (
         "Of 2 configurations, fedavg ends highest, with a test accuracy of 70.00 ± 14.14 % (mean ± standard deviation "
-        "over 2 seeds), and fedavg + fedlws lowest, with 30.00 %. With fewer than two seeds in common, nothing says whether "
-        "the difference is more than chance."
+        "over 2 seeds), and fedavg + fedlws lowest, with 30.00 %. Fewer than two seeds in common: the difference may be noise. "
+        "Use --seeds 8,9,10."
     )
     assert summarise(compare(runs[:2]), target=0.55).costs[1][1] == "3.0 ± 0.0"  # the first time, not the last
     assert "(1 of 2)" in summarise(compare(runs[:2]), target=0.75).costs[1][1]
@@ -673,16 +673,21 @@ def test_a_page_has_the_sections_for_which_there_are_data(
     page: Path, stored: dict[str, Run], measured: Path, tmp_path: Path
 ) -> None:
     shared = ["Scores", "Bytes and time"]  # weights by size, and the r of FedLWS over τ, are straight lines
-    each = ["Who holds what, seed 3", "fedavg, seed 3", "fedldf", "fedavg + fedlws"]  # one partition, shown once
-    assert headings(page) == [*shared, *each, "To do it again"]
+    each = [
+        "Data distribution over clients, seed 3",
+        "fedavg, seed 3",
+        "fedldf",
+        "fedavg + fedlws",
+    ]  # one partition, shown once
+    assert headings(page) == [*shared, *each, "Reproduce this report"]
     write([stored["ala"]], tmp_path / "ala.html")
-    its = ["The clients&#39; own models", "Who holds what", "fedala", "To do it again"]
+    its = ["The clients&#39; own models", "Data distribution over clients", "fedala", "Reproduce this report"]
     assert [heading for heading in headings(tmp_path / "ala.html") if heading not in shared] == its
     write([raysim.load(measured)], tmp_path / "measured.html")
     seen = ["Aggregation weights", "The clients&#39; updates", "Shrinking", "The loss around the model"]
     assert [heading for heading in headings(tmp_path / "measured.html") if heading in seen] == seen
     write([by_hand(tmp_path / "a", [None])], tmp_path / "a.html")
-    assert headings(tmp_path / "a.html") == ["Bytes and time", "To do it again"]
+    assert headings(tmp_path / "a.html") == ["Bytes and time", "Reproduce this report"]
 
 
 def test_a_page_tells_how_to_do_it_again(page: Path, stored: dict[str, Run]) -> None:
@@ -761,7 +766,7 @@ def test_a_run_is_running_finished_or_stopped(tmp_path: Path) -> None:
 def test_find_looks_into_folders(folder: Path, tmp_path: Path) -> None:
     assert [run.folder.name for run in find([folder])] == sorted(STORED)
     assert len(find([folder / "lws", folder])) == len(STORED)
-    with pytest.raises(ReportError, match="neither is nor holds"):
+    with pytest.raises(ReportError, match="no runs found"):
         find([tmp_path])
 
 
@@ -776,7 +781,7 @@ def test_find_takes_no_other_configuration_for_a_run(tmp_path: Path) -> None:
     (starting / ".lock").touch()
     shutil.copy(run / "config.yaml", starting)
     assert [one.folder for one in find([tmp_path])] == [run, starting]
-    with pytest.raises(ReportError, match="project: neither is nor holds the folder of a run"):
+    with pytest.raises(ReportError, match="project: no runs found"):
         find([tmp_path / "project"])
     (starting / "config.yaml").write_text("seed: many\n")
     with pytest.raises(DamagedFile, match=r"starting/config\.yaml is damaged"):

@@ -72,7 +72,7 @@ class Heartbeat:
 
 
 class HeartbeatMonitor:
-    """Tells which of some actors hang, by the signs that they send."""
+    """Finds the actors that hang, by the signs that they send."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
