@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import runpy
 import select
 import signal
 import sys
 import threading
-from collections.abc import Iterator
+import types
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -27,8 +29,9 @@ class Command:
     seconds. Threads read its output to the end. Whatever it starts carries its mark."""
 
     started: ClassVar[list[Command]] = []  # by the test that is running; `attached` shows their output where it fails
+    python = False  # whether the words are those of `python`
 
-    def __init__(self, *words: object, **environment: str):
+    def __init__(self, *words: object, folder: Path | None = None, **environment: str):
         self.words, self.mark = [*map(str, words)], uuid4().hex
         self.lines: list[
             tuple[int, str]
@@ -38,7 +41,9 @@ class Command:
         ours |= {"PYTHONPATH": PYTHONPATH, "RAYSIM_TEST": self.mark} | environment
         pipes = [SERVER.Pipe(duplex=False) for _ in range(2)]
         ends = [write for _, write in pipes]
-        self.process = SERVER.Process(target=_raysim, args=(self.words, ours, *ends), daemon=True)
+        target = _python if self.python else _raysim
+        self.process = SERVER.Process(target=_started, args=(target, self.words, folder or Path.cwd(), ours, *ends))
+        self.process.daemon = True
         self.process.start()
         self.started.append(self)
         self._readers = [
@@ -111,17 +116,52 @@ class Command:
                 os.kill(process, signal.SIGKILL)
 
 
-def _raysim(words: list[str], environment: dict[str, str], out: Connection, err: Connection) -> None:
+class Python(Command):
+    """`python` with a script, `-c CODE` or `-m raysim`, in a folder; it knows nothing but raysim."""
+
+    python = True
+
+
+def python(*words: object, folder: Path, **environment: str) -> Python:
+    """One that has ended."""
+    command = Python(*words, folder=folder, **environment)
+    command.end()
+    return command
+
+
+def _started(
+    target: Callable[[list[str]], None], words: list[str], folder: Path, environment: dict[str, str], out: Connection,
+    err: Connection,
+) -> None:  # fmt: skip
     os.setsid()
+    os.chdir(folder)
     os.environ.clear()
     os.environ.update(environment)
     sys.path += [path for path in environment["PYTHONPATH"].split(os.pathsep) if path not in sys.path]
     os.dup2(out.fileno(), 1)
     os.dup2(err.fileno(), 2)
+    target(words)
+
+
+def _raysim(words: list[str]) -> None:
     sys.argv = ["raysim", *words]
     from raysim.cli.app import main
 
     main()
+
+
+def _python(words: list[str]) -> None:
+    if words[:2] == ["-m", "raysim"]:
+        _raysim(words[2:])
+    elif words[0] == "-c":
+        sys.path.insert(0, "")
+        sys.argv = ["-c", *words[2:]]
+        main = sys.modules["__main__"] = types.ModuleType("__main__")
+        exec(compile(words[1], "<string>", "exec"), vars(main))
+    else:
+        sys.path.insert(0, os.getcwd())
+        sys.argv = words
+        runpy.run_path(words[0], run_name="__main__")
 
 
 def marked(text: str) -> dict[int, str]:

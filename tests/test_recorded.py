@@ -6,14 +6,13 @@ import hashlib
 import json
 import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import kernel
 import pytest
 import yaml
+from command import Python, python
 
 import raysim
 from raysim.registry import KINDS, REGISTRY
@@ -114,12 +113,6 @@ if __name__ == "__main__":
 '''
 
 
-def python(*command: object, folder: Path, **environment: str) -> subprocess.CompletedProcess[str]:
-    """A Python process in `folder`, in which nothing but raysim is known."""
-    words = [sys.executable, *map(str, command)]
-    return subprocess.run(words, cwd=folder, env=os.environ | environment, capture_output=True, text=True, check=False)
-
-
 def records(run: Path) -> dict[str, dict[str, Any]]:
     """What the manifest says of each entry, under its kind, with its text."""
     found = {one["kind"]: one for one in json.loads((run / "manifest.json").read_text())["code"]}
@@ -147,8 +140,8 @@ def test_a_script(project: Path, cluster: Any) -> None:
     script, engines = project / "train.py", ("'local'", "{'ray': {'clients_per_actor': 3}}")
     for name, engine in zip(("run", "ray"), engines, strict=True):
         ran = python("train.py", "run", 2, name, engine, folder=project, RAY_ADDRESS=cluster.address)
-        assert ran.returncode == 0, ran.stderr
-    whole = python("train.py", "run", 4, "whole", engines[0], folder=project).stdout.splitlines()[-1]
+        assert ran.end() == 0, ran.err
+    whole = python("train.py", "run", 4, "whole", engines[0], folder=project).out.splitlines()[-1]
     found = records(project / "run")
     assert found == records(project / "ray")
     assert {kind: one["name"] for kind, one in found.items()} == {
@@ -165,51 +158,51 @@ def test_a_script(project: Path, cluster: Any) -> None:
 
     edit(script, "rounds = int(sys.argv[2])", "rounds = int(sys.argv[2]) + 0")  # no entry names it
     same = python("train.py", "resume", 3, "run", folder=project)
-    assert same.returncode == 0, same.stderr
-    assert "has changed" not in same.stderr
+    assert same.end() == 0, same.err
+    assert "has changed" not in same.err
 
     edit(script, "return 0.5", "return 0.25")
     stopped = python("train.py", "resume", 4, "run", folder=project)
-    assert stopped.returncode != 0
-    assert "run: the client method 'slow' (train.py) has changed since the run began" in stopped.stderr
-    assert "    -    return 0.5\n    +    return 0.25\n" in stopped.stderr
-    assert "--accept-changed-code" in stopped.stderr and "accept_changed_code=True" in stopped.stderr
-    assert "the model" not in stopped.stderr
+    assert stopped.end() != 0
+    assert "run: the client method 'slow' (train.py) has changed since the run began" in stopped.err
+    assert "    -    return 0.5\n    +    return 0.25\n" in stopped.err
+    assert "--accept-changed-code" in stopped.err and "accept_changed_code=True" in stopped.err
+    assert "the model" not in stopped.err
     edit(script, "return 0.25", "return 0.5")
     again = python("train.py", "resume", 4, "run", folder=project)
-    assert again.stdout.splitlines()[-1] == whole
+    assert again.out.splitlines()[-1] == whole
 
     edit(project / "helpers.py", "SCALE = 1.0", "SCALE = 2.0")
     stopped = python("train.py", "resume", 5, "run", folder=project)
-    assert "the model 'mynet' (train.py) has changed since the run began" in stopped.stderr
-    assert "    -SCALE = 1.0\n    +SCALE = 2.0\n" in stopped.stderr
+    assert "the model 'mynet' (train.py) has changed since the run began" in stopped.err
+    assert "    -SCALE = 1.0\n    +SCALE = 2.0\n" in stopped.err
     for name in ("run", "ray"):
         before = records(project / name)["model"]
         accepted = python("train.py", "accept", 5, name, folder=project, RAY_ADDRESS=cluster.address)
-        assert accepted.returncode == 0, accepted.stderr
+        assert accepted.end() == 0, accepted.err
         events = raysim.load(project / name)["events"].to_pylist()
         [told] = [event for event in events if "accepted" in event["message"]]
         assert "the model 'mynet' (train.py) has changed since the run began" in told["message"]
         assert records(project / name)["model"]["sha256"] != before["sha256"]
         assert (project / name / before["text"]).read_text() == before["source"]  # both stay
-    assert python("train.py", "resume", 6, "run", folder=project).returncode == 0  # accepted once and for all
+    assert python("train.py", "resume", 6, "run", folder=project).end() == 0  # accepted once and for all
 
 
 def test_a_process_that_does_not_know_the_code(project: Path) -> None:
     """It names the file to import, and not what else there is."""
-    assert python("train.py", "run", 2, "run", "'local'", folder=project).returncode == 0
+    assert python("train.py", "run", 2, "run", "'local'", folder=project).end() == 0
     asked = python("-c", "import raysim; raysim.load('run').model()", folder=project)
-    assert "run: the model 'mynet' was defined in train.py; import that file first: `import train`" in asked.stderr
-    assert "Did you mean" not in asked.stderr
+    assert "run: the model 'mynet' was defined in train.py; import that file first: `import train`" in asked.err
+    assert "Did you mean" not in asked.err
     imported = "import sys; sys.argv = ['train.py', 'no', '1', 'no']; import train, raysim\n"
     asked = python("-c", f"{imported}print(raysim.load('run').model().fc.in_features)", folder=project)
-    assert asked.stdout.splitlines()[-1] == "8"
+    assert asked.out.splitlines()[-1] == "8"
     for command in (("-c", "import raysim; raysim.resume('run')"), ("-m", "raysim", "resume", "run")):
         asked = python(*command, folder=project)
-        assert asked.returncode
+        assert asked.end()
         for what in ("model 'mynet'", "client method 'slow'", "metric 'certainty'", "data set 'two'", "task 'twice'"):
-            assert f"the {what} was defined in train.py; import that file first: `import train`" in asked.stderr
-    assert asked.returncode == 2 and "Traceback" not in asked.stderr
+            assert f"the {what} was defined in train.py; import that file first: `import train`" in asked.err
+    assert asked.end() == 2 and "Traceback" not in asked.err
 
 
 OBJECTS = """
@@ -249,20 +242,20 @@ def test_objects(tmp_path: Path) -> None:
     """A function without a name is recorded without the statement around it, which may be the one that starts the run."""
     script = tmp_path / "objects.py"
     script.write_text(OBJECTS + PLAY)
-    assert python("objects.py", folder=tmp_path).returncode == 0
+    assert python("objects.py", folder=tmp_path).end() == 0
     found = records(tmp_path / "run")
     assert {kind: (one["name"], one["file"], one["given"]) for kind, one in found.items()} == {
         "model": ("model", "objects.py", True), "client": ("half", "objects.py", True), "metric": ("doubt", "objects.py", True)
     }  # fmt: skip
     assert "class Net(nn.Module)" in found["model"]["source"] and "Half" not in found["model"]["source"]
     asked = python("-c", "import raysim; raysim.load('run').model()", folder=tmp_path)
-    assert "was given as an object of objects.py; register it first: raysim.model('model')(...)" in asked.stderr
+    assert "was given as an object of objects.py; register it first: raysim.model('model')(...)" in asked.err
     script.write_text(OBJECTS.replace("metrics=[doubt]", "metrics=[doubt, ]") + RESUME)
-    assert python("objects.py", folder=tmp_path).returncode == 0
+    assert python("objects.py", folder=tmp_path).end() == 0
     script.write_text(OBJECTS.replace("width=4", "width=5") + RESUME.replace("2", "3"))
     stopped = python("objects.py", folder=tmp_path)
-    assert "the model 'model' (objects.py) has changed since the run began" in stopped.stderr
-    assert "-(lambda inputs: Net(inputs, width=4))" in stopped.stderr
+    assert "the model 'model' (objects.py) has changed since the run began" in stopped.err
+    assert "-(lambda inputs: Net(inputs, width=4))" in stopped.err
 
 
 def test_a_notebook(tmp_path: Path) -> None:
@@ -284,29 +277,29 @@ def test_a_notebook(tmp_path: Path) -> None:
     assert "the client method 'half' has changed since the run began" in printed
     assert "-        run.grad.mul_(0.5)" in printed and "+        run.grad.mul_(0.25)" in printed
     asked = python("-c", "import raysim; raysim.load('run').model()", folder=tmp_path)
-    assert "the model 'own' was defined in a notebook" in asked.stderr and "code/model-own-" in asked.stderr
+    assert "the model 'own' was defined in a notebook" in asked.err and "code/model-own-" in asked.err
 
 
 def test_what_has_no_source(tmp_path: Path) -> None:
     """Text that was executed: recorded as unknown, and said so."""
     code = f"import raysim, warnings\nexec({OBJECTS!r})\n"
-    assert python("-c", code + PLAY, folder=tmp_path).returncode == 0
+    assert python("-c", code + PLAY, folder=tmp_path).end() == 0
     for one in records(tmp_path / "run").values():
         assert (one["file"], one["sha256"], one["text"]) == (None, None, None)
     went_on = python("-c", code + RESUME, folder=tmp_path)
-    assert went_on.returncode == 0, went_on.stderr
-    assert "the source of the client method 'half' is not known" in went_on.stderr
+    assert went_on.end() == 0, went_on.err
+    assert "the source of the client method 'half' is not known" in went_on.err
 
 
 def test_an_older_run_has_no_record(project: Path) -> None:
-    assert python("train.py", "run", 2, "run", "'local'", folder=project).returncode == 0
+    assert python("train.py", "run", 2, "run", "'local'", folder=project).end() == 0
     path = project / "run/manifest.json"
     manifest = json.loads(path.read_text())
     del manifest["code"]
     path.write_text(json.dumps(manifest))
     went_on = python("train.py", "resume", 3, "run", folder=project)
-    assert went_on.returncode == 0 and "the source of the model 'mynet' is not known" in went_on.stderr
-    assert "the source of" not in python("train.py", "resume", 4, "run", folder=project).stderr  # from now on it is
+    assert went_on.end() == 0 and "the source of the model 'mynet' is not known" in went_on.err
+    assert "the source of" not in python("train.py", "resume", 4, "run", folder=project).err  # from now on it is
 
 
 def test_an_edit_after_the_import_is_not_what_runs(project: Path) -> None:
@@ -316,7 +309,7 @@ def test_an_edit_after_the_import_is_not_what_runs(project: Path) -> None:
     )
     simulate = "import raysim; raysim.run(train.SETTINGS, out='run')"
     ran = python("-c", f"import sys; sys.argv = ['', '', '1']\n{changed}\n{simulate}", folder=project)
-    assert ran.returncode == 0, ran.stderr
+    assert ran.end() == 0, ran.err
     assert "return 0.5" in records(project / "run")["client"]["source"]
     assert "return 9" in (project / "train.py").read_text()
 
@@ -339,28 +332,28 @@ def test_a_sweep_stops_as_well(project: Path) -> None:
     )  # fmt: skip
     path = {"PYTHONPATH": os.pathsep.join([str(project), os.environ.get("PYTHONPATH", "")])}
 
-    def sweep(*more: str) -> subprocess.CompletedProcess[str]:
+    def sweep(*more: str) -> Python:
         words = ("-m", "raysim", "sweep", "own.yaml", "--out", "out", *more)
         return python(*words, folder=project, **path)
 
-    assert sweep("--seeds", "1,2").returncode == 0
+    assert sweep("--seeds", "1,2").end() == 0
     assert records(project / "out/seed1")["client"]["file"] == "mine.py"
     edit(project / "mine.py", "0.5", "0.25")
     complete = sweep("--seeds", "1,2")
-    assert complete.returncode == 0, complete.stderr  # nothing is left to be run
+    assert complete.end() == 0, complete.err  # nothing is left to be run
     stopped = sweep("--seeds", "1,2,3,4", "--parallel", "2")
-    assert stopped.returncode == 2 and not (project / "out/seed3").exists()
-    assert "out/seed1: the client method 'slow' (mine.py) has changed since the run began" in stopped.stderr
+    assert stopped.end() == 2 and not (project / "out/seed3").exists()
+    assert "out/seed1: the client method 'slow' (mine.py) has changed since the run began" in stopped.err
     accepted = sweep("--seeds", "1,2,3,4", "--parallel", "2", "--accept-changed-code")
-    assert accepted.returncode == 0, accepted.stderr
+    assert accepted.end() == 0, accepted.err
     assert "0.25" in records(project / "out/seed3")["client"]["source"]
 
     extend = ("-m", "raysim", "resume", "out/seed1", "rounds.total=2")
     stopped = python(*extend, folder=project, **path)
-    assert stopped.returncode == 2 and "--accept-changed-code" in stopped.stderr and "Traceback" not in stopped.stderr
+    assert stopped.end() == 2 and "--accept-changed-code" in stopped.err and "Traceback" not in stopped.err
     went_on = python(*extend, "--accept-changed-code", folder=project, **path)
-    assert went_on.returncode == 0, went_on.stderr
-    assert "accepted: out/seed1: the client method 'slow' (mine.py) has changed" in went_on.stderr
+    assert went_on.end() == 0, went_on.err
+    assert "accepted: out/seed1: the client method 'slow' (mine.py) has changed" in went_on.err
 
 
 def test_a_run_of_raysims_own_parts_records_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
