@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,6 +10,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+from command import python
 from torch import nn
 from torch.utils.data import TensorDataset
 
@@ -72,11 +70,8 @@ def test_objects_on_both_engines(tmp_path: Path, cluster: Any) -> None:
     """The same bits, each with the name that a file could have."""
     FRAME.to_csv(tmp_path / "people.csv", index=False)
     (tmp_path / "script.py").write_text(SCRIPT, encoding="utf-8")
-    ended = subprocess.run(
-        [sys.executable, "script.py"], cwd=tmp_path, env=os.environ | {"RAY_ADDRESS": cluster.address}, text=True,
-        capture_output=True, check=False,
-    )  # fmt: skip
-    first, second = ended.stdout.splitlines()[-2:] if not ended.returncode else (ended.stderr, "")
+    ended = python("script.py", folder=tmp_path, RAY_ADDRESS=cluster.address)
+    first, second = ended.out.splitlines()[-2:] if not ended.end() else (ended.err, "")
     assert first == second
     assert first.startswith("own_mlp [['fedprox'], ['half']] ['doubt'] ")
 
@@ -101,8 +96,8 @@ def test_what_is_given_again_goes_on(tmp_path: Path) -> None:
     run = raysim.run(BASE | equal, data=data, model=lambda inputs: nn.Sequential(nn.Linear(3, 2)), out=tmp_path / "run")
     assert run.config["model"]["name"] == "model"
     code = f"import raysim; raysim.resume({str(run.folder)!r}, rounds__total=3)"
-    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert "were an object in Python; give it again: raysim.resume(FOLDER, data=...)" in ended.stderr
+    ended = python("-c", code, folder=tmp_path)
+    assert "were an object in Python; give it again: raysim.resume(FOLDER, data=...)" in ended.err
     longer = raysim.resume(run, rounds__total=3, data=data)
     assert longer.rounds == 3
     straight = raysim.run(

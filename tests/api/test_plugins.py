@@ -12,6 +12,7 @@ from typing import Any
 import kernel
 import pytest
 import yaml
+from command import python
 
 from raysim.registry import KINDS, REGISTRY, NameTaken
 
@@ -136,10 +137,11 @@ def lines(*command: object, **settings: Any) -> list[str]:
     return done.stdout.splitlines()
 
 
-def test_in_a_script(environment: dict[str, str], tmp_path: Path) -> None:
-    script = tmp_path / "mine.py"
-    script.write_text(OWN + RUN + f'if __name__ == "__main__":\n    {PRINT}\n')
-    local, ray = lines(script, env=environment, cwd=tmp_path)[-2:]
+def test_in_a_script(cluster: Any, tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(OWN + RUN + f'if __name__ == "__main__":\n    {PRINT}\n')
+    ended = python("mine.py", folder=tmp_path, RAY_ADDRESS=cluster.address)
+    assert ended.end() == 0, ended.output
+    local, ray = ended.out.splitlines()[-2:]
     assert local == ray
 
 
