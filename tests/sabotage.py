@@ -71,6 +71,7 @@ class Fails(ClientMethod):
         for i in range(self.times if self.folder else 0):
             try:
                 os.mkdir(f"{self.folder}/failed-{i}")
+                (Path(self.folder) / f"failed-{i}/process").write_text(str(os.getpid()))
                 return False
             except FileExistsError:
                 pass

@@ -111,6 +111,14 @@ def test_best_by_layer():
     offered = mixture.select(torch.tensor([SECOND, FIRST, FIRST]))
     assert offered.best(score, 1).tolist() == [[False, True], [True, False], [False, False]]
     assert offered.best(score, 3).tolist() == [[False, True], [True, False], [True, False]]
+    many = Mixture.of(torch.ones(100), LAYERS).best(torch.zeros(100, 2), 3)
+    assert many.nonzero().tolist() == [[client, layer] for client in range(3) for layer in range(2)]
+
+
+def test_what_a_client_counts():
+    """By its weight, if it has sent anything at all."""
+    mixture = Mixture.of(torch.tensor([1.0, 3.0, 4.0]), LAYERS).select(torch.tensor([FIRST, SECOND, [False] * TENSORS]))
+    assert mixture.shares.tolist() == [0.25, 0.75, 0.0]
 
 
 @given(st.data())

@@ -221,6 +221,8 @@ def test_client_that_fails_twice_trains_again(how, policy, engine, method, tmp_p
     events = tables.read(run.folder, "events").to_pylist()
     assert [(e["round"], e["of"], e["client"]) for e in events] == [(0, "client", cohort()[1])] * 2
     assert all("trains again" in e["message"] for e in events)
+    first, second = ((tmp_path / f"failed-{i}/process").read_text() for i in range(2))
+    assert (first == second) == (engine == "local")  # the next host tries again
 
 
 TESTED: dict[str, Any] = {

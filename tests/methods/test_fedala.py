@@ -289,6 +289,17 @@ def test_all_clients_mix_every_round(ran):
     assert not torch.equal(every.server.value, cohort.server.value)
 
 
+def test_only_clients_that_train_are_sent_what_to_send(ran):
+    """FedLDF's mask, one bit a layer, goes to the cohort; the model goes to all."""
+    run = ran(**EVERYBODY, weighting=[{"fedldf": 2}])
+    traffic, layers = table(run.folder, "traffic"), run.server.layers
+    drawn = {*zip(*map(table(run.folder, "clients").get, ("round", "client")), strict=True)}
+    masks = [-(-layers.L // 8) * (who in drawn) for who in zip(traffic["round"], traffic["client"], strict=True)]
+    assert 0 < len(drawn) < len(masks)
+    assert traffic["down_masks"].tolist() == masks
+    assert (traffic["down_params"] == 4 * layers.P).all()
+
+
 def test_all_clients_mix_to_the_same_bits_on_ray(ran, tmp_path, warm_ray):
     remote = simulate(tiny(**EVERYBODY, engine={"ray": {"clients_per_actor": 2}}), tmp_path, make_engine=warm_ray)
     assert remote.sha256() == ran(**EVERYBODY).sha256()
