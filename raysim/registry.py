@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
 from types import ModuleType
-from typing import Any, Generic, TypeVar
+from typing import Any, ClassVar, Generic, TypeVar
 
 from raysim.definition import Definition, definition_of, read_now
 from raysim.errors import Explained
@@ -69,6 +69,7 @@ class Table(MutableMapping[str, T], Generic[T]):
         self.own: set[str] = set()  # names that this process's scripts and notebooks have given
         self.given: set[str] = set()  # those of them that stand for objects, which no import of a file brings
         self._definitions: dict[str, Definition | None] = {}  # of entries that another process has defined
+        self._names: dict[type, str] = {}  # of classes, by the first name that each was given
 
     def register(self, name: str, entry: T, origin: str | None = None) -> T:
         """Give `entry` a name and return it. Raises `NameTaken`, unless the same class has been defined once more, as
@@ -76,8 +77,22 @@ class Table(MutableMapping[str, T], Generic[T]):
         origin = origin or origin_of(entry)
         if self._origins.get(name, origin) != origin and self._entries[name] is not entry:
             raise NameTaken(f"the {self.kind} {name!r} of {origin} has the name of that of {self._origins[name]}")
-        self._entries[name], self._origins[name] = entry, origin
+        self._enter(name, entry, origin)
         return entry
+
+    def _enter(self, name: str, entry: T, origin: str) -> None:
+        if isinstance(entry, type):
+            if "name" in getattr(entry, "__dataclass_fields__", {}) and issubclass(entry, Named):
+                way = f"that is what it is registered under, here {name!r}. Call the field something else"
+                raise ValueError(f"{origin_of(entry)} has a field `name`, but {way}.")
+            self._names.setdefault(entry, name)
+        self._entries[name], self._origins[name] = entry, origin
+
+    def name_of(self, cls: type) -> str:
+        """The name of a class; of one that is not in the table, its own in lower case."""
+        if cls not in self._names:
+            self._registry.complete(self.kind)
+        return self._names.get(cls, cls.__name__.lower())
 
     def fill(self, entries: Mapping[str, T]) -> Table[T]:
         """Register raysim's own entries."""
@@ -112,13 +127,14 @@ class Table(MutableMapping[str, T], Generic[T]):
         return len(self._entries)
 
     def __setitem__(self, name: str, entry: T) -> None:
-        self._entries[name], self._origins[name] = entry, origin_of(entry)
+        self._enter(name, entry, origin_of(entry))
         self._definitions.pop(name, None)
         self.own.add(name)
         self.given.add(name)
         read_now(entry)
 
     def __delitem__(self, name: str) -> None:
+        self._names = {cls: word for cls, word in self._names.items() if word != name}
         del self._entries[name], self._origins[name]
         self._definitions.pop(name, None)
         self.own.discard(name)
@@ -221,7 +237,26 @@ def origin_of(entry: object) -> str:
 def name_in(entries: Mapping[str, type], value: object) -> str:
     """The name of the class of `value`; for a class without one, its own in lower case."""
     known = (name for name, cls in entries.items() if cls is type(value))
-    return next(known, type(value).__name__.lower())  # an actor need not know of an entry made in a user's script
+    return next(known, type(value).__name__.lower())
 
 
 REGISTRY = Registry()
+
+
+class _Name:
+    """Looked up in the registry, unless a copy in another process has brought its name along."""
+
+    def __get__(self, one: Named | None, cls: type[Named]) -> str:
+        return REGISTRY.table(cls.role).name_of(cls)
+
+
+class Named:
+    """A class whose objects a configuration names: a method or an instrument."""
+
+    role: ClassVar[str]
+    """The kind under which it is registered."""
+    name: ClassVar[str] = _Name()  # type: ignore[assignment]
+    """The one word for it, in configurations, tables, messages and memory: what it is registered under."""
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**vars(self), "name": self.name}  # an actor need not know of an entry made in a user's script

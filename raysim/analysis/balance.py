@@ -32,7 +32,7 @@ class Balance(Instrument):
 
     def check(self, facts: RunFacts) -> str | None:
         companions = [step for method in facts.client for step in method.server_steps()]
-        others = [type(step).__name__ for step in (*facts.server, *companions) if not step.only_scales]
+        others = [step.name for step in (*facts.server, *companions) if not step.only_scales]
         return f"shows what shrinking does, but {others[0]} does more to the model than scale it." if others else None
 
     def observe(self, done: RoundView, population: Population) -> Iterator[Note]:

@@ -12,16 +12,18 @@ from raysim.core.probe import Probe
 from raysim.core.round_view import RoundView
 from raysim.core.server import Population
 from raysim.lazy import Tensor
+from raysim.registry import Named
 
 
 @dataclass(frozen=True)
-class Instrument:
+class Instrument(Named):
     """Looks at a round when its new model is known and returns numbers for the table `notes`.
 
     It changes nothing: a run has the same bits with and without it. Rounds from which no client came back are not
     shown to it.
     """
 
+    role: ClassVar[str] = "instrument"
     probes: ClassVar[tuple[Probe, ...]] = ()  # what clients are to measure for it as they train
     reads_models: ClassVar[bool] = False  # then the clients' models stay until the round is over
 
@@ -36,4 +38,4 @@ class Instrument:
     def note(self, name: str, value: Tensor, *axes: str, clients: Sequence[int] | None = None) -> Note:
         """`value` under the instrument's name; `axes` as in `Server.note`."""
         value = value.detach().cpu().double()
-        return Note(type(self).__name__.lower(), name, value, axes, None if clients is None else tuple(clients))
+        return Note(self.name, name, value, axes, None if clients is None else tuple(clients))

@@ -18,10 +18,10 @@ SCORES = (("final", "final"), ("best", "best"), ("mean of last 10", "last10"))  
 
 def header(config: Config, manifest: Mapping[str, Any] = MappingProxyType({})) -> str:
     """One line on what is simulated; the run's `manifest` knows the samples."""
-    from raysim.config import CLIENTS, ENGINES, SOURCES, STEPS, WEIGHTINGS, name_in
+    from raysim.config import ENGINES, SOURCES, name_in
 
-    stack = [name_in(CLIENTS, m) for m in config.client] + [name_in(WEIGHTINGS, m) for m in config.weighting]
-    stack = (stack or ["fedavg"]) + [name_in(STEPS, m) for m in config.server]
+    stack = [m.name for m in (*config.client, *config.weighting)]
+    stack = (stack or ["fedavg"]) + [m.name for m in config.server]
     clients = config.clients
     share = f"{100 * config.rounds.participation:.3g}% of all"
     drawn = f"{config.cohort_size} of {clients}" if clients else share

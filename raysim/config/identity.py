@@ -122,8 +122,8 @@ READ = {"rounds.total": "reads_total_rounds", "engine.gather_bytes": "reads_gath
 
 def readers(config: Config, setting: str) -> list[str]:
     """Names of the methods whose arithmetic depends on a setting of `READ`, as they declare."""
-    found = [(STACKS[stack].entries, method) for stack in STACKS for method in getattr(config, stack)]
-    return [name_in(entries, method) for entries, method in found if getattr(method, READ[setting])]
+    methods = (method for stack in STACKS for method in getattr(config, stack))
+    return [method.name for method in methods if getattr(method, READ[setting])]
 
 
 def decisive(config: Config) -> dict[str, Any]:

@@ -180,7 +180,7 @@ def _methods(config: Config, *stacks: str) -> Iterator[tuple[str, str, Any]]:
     for stack in stacks:
         for i, method in enumerate(getattr(config, stack)):
             if not isinstance(method, Unreadable):
-                yield f"{stack}.{i}", name_in(STACKS[stack].entries, method), method
+                yield f"{stack}.{i}", method.name, method
 
 
 def _check_twice(config: Config) -> Found:

@@ -6,13 +6,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import takewhile
-from typing import Any, cast
+from typing import cast
 
 from raysim.core.cohort import AskedCohort, Cohort
 from raysim.core.hooks import check_type, check_vector, misused
 from raysim.core.mixture import Mixture
-from raysim.core.note import Note, method_name
-from raysim.core.server import STAGES, Downlink, DownlinkRule, ModelStore, Server, ServerStep, Weighting
+from raysim.core.note import Note
+from raysim.core.rng import stream_of
+from raysim.core.server import STAGES, Downlink, DownlinkRule, Memory, ModelStore, Server, ServerStep, Weighting
 from raysim.core.server_model import ServerModel
 from raysim.lazy import Tensor, torch
 
@@ -23,7 +24,7 @@ class EarlyPlan:
 
     mixture: Mixture
     notes: list[Note]
-    memory: dict[str, Any]  # what the server then remembers
+    memory: Memory  # what the server then remembers
     one_time_scalars: dict[int, int]  # see `Server.one_time_scalars`
 
     def adopt(self, server: Server) -> None:
@@ -58,7 +59,7 @@ class Aggregator:
     def prepare(self, server: Server) -> None:
         """Let the steps prepare what the server remembers or shares from the start."""
         for i, step in enumerate(self.steps):
-            with server.seeded_for(step, f"prepare {i} {method_name(step)}"):
+            with server.seeded_for(step, f"prepare {i} {stream_of(step)}"):
                 step.prepare(server)
 
     def downlink(self, clients: Sequence[int], models: ModelStore, server: Server) -> Downlink:
@@ -116,7 +117,7 @@ class Aggregator:
     def applied(self, i: int, target: Tensor, mixture: Mixture, cohort: Cohort, server: Server) -> Tensor:
         """What step i makes of `target` [S]. Raises `HookError` where that is no such vector."""
         step = self.steps[i]
-        with server.seeded_for(step, f"apply {i} {method_name(step)}"):
+        with server.seeded_for(step, f"apply {i} {stream_of(step)}"):
             made = step.apply(target, mixture, cohort, server)
         return check_vector(step.apply, made, target, server.t)
 
@@ -124,7 +125,7 @@ class Aggregator:
         """The plan of the weighting that is the i-th in order. Raises `HookError` where there is no average by it."""
         early, others = self._in_order
         weighting = [*early, *others][i]
-        with server.seeded_for(weighting, f"plan {i} {method_name(weighting)}"):
+        with server.seeded_for(weighting, f"plan {i} {stream_of(weighting)}"):
             made = weighting.plan(cohort, server, prior)
         plan, way = weighting.plan, "Return a Mixture, such as prior.reweighted(weights)"
         mixture: Mixture = check_type(plan, made, Mixture, way, server.t)

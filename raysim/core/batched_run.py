@@ -6,7 +6,6 @@ import itertools
 from collections.abc import Iterator, Sequence
 
 from raysim.core.local_run import LocalRun
-from raysim.core.note import method_name
 from raysim.core.optim import Rows
 from raysim.core.outputs import Outputs, mapped
 from raysim.lazy import Tensor, nn, torch
@@ -52,7 +51,7 @@ class BatchedRun:
             rows = {name: _in_rows([own[name] for own in of_runs]) for name in of_runs[0]}
             for i, own in enumerate(of_runs):
                 own.update({name: row[i] for name, row in rows.items()})
-            made[method_name(method)] = rows
+            made[method.name] = rows
         return made
 
     def fit(self) -> None:

@@ -17,6 +17,7 @@ from raysim.core.probe import Probe
 from raysim.core.samples import Samples
 from raysim.core.server import DownlinkRule, ServerStep
 from raysim.lazy import Tensor, nn
+from raysim.registry import Named
 
 # With it come the classes that a method written by a user names.
 __all__ = ["ClientMethod", "ClientStack", "LocalRun", "Samples", "Upload", "exclusive_hooks", "overrides"]
@@ -25,7 +26,7 @@ EXCLUSIVE = ("start", "step", "train", "personal")
 
 
 @dataclass(frozen=True)
-class ClientMethod:
+class ClientMethod(Named):
     """Unchanged, this class is a FedAvg client. Override what the paper changes, nothing else.
 
     A method's fields are the paper's hyper-parameters; it owns no state. `new_state` makes the state of one client, a
@@ -33,7 +34,7 @@ class ClientMethod:
     here, because a method may override any of them.
     """
 
-    role: ClassVar[str] = "client"  # the kind under which it is registered
+    role: ClassVar[str] = "client"
     probes: ClassVar[tuple[Probe, ...]] = ()
     personal_layers: ClassVar[str | None] = None  # "head": stays with the client, is never sent or overwritten
     keeps_params: ClassVar[bool] = False  # keep the trained model between rounds, as `run.previous`
@@ -162,7 +163,7 @@ class ClientStack:
         for hook in EXCLUSIVE:
             owners = [m for m in self.methods if overrides(m, hook)]
             if len(owners) > 1:
-                names = " and ".join(type(m).__name__ for m in owners)
+                names = " and ".join(m.name for m in owners)
                 raise ValueError(f"{names} both own the hook {hook!r}; a stack can have one")
             setattr(self, hook, getattr(owners[0] if owners else plain, hook))
         self.penalties: list[Callable[[LocalRun, Tensor, Tensor, Tensor, Tensor], Tensor | float]]

@@ -11,6 +11,8 @@ from raysim.core.optim import OptimizerSpec
 class ListedStep(Protocol):
     """A server step, as the methods beside it see it."""
 
+    name: ClassVar[str]
+
     @property
     def only_scales(self) -> bool:
         """Whether it does nothing to the model but scale layers."""
@@ -20,6 +22,7 @@ class ListedStep(Protocol):
 class ListedClientMethod(Protocol):
     """A client method, as the methods beside it see it."""
 
+    name: ClassVar[str]
     personal_layers: ClassVar[str | None]
     needs_global: ClassVar[bool]
 
@@ -35,6 +38,7 @@ class ListedClientMethod(Protocol):
 class ListedWeighting(Protocol):
     """A weighting, as the methods beside it see it."""
 
+    name: ClassVar[str]
     stage: ClassVar[str]
 
 
@@ -68,7 +72,7 @@ class RunFacts:
     @property
     def needs_global(self) -> str | None:
         """The client method that reads the model received, where there is one."""
-        return next((type(method).__name__ for method in self.client if method.needs_global), None)
+        return next((method.name for method in self.client if method.needs_global), None)
 
     @property
     def cohort_size(self) -> int | None:

@@ -5,18 +5,19 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 from raysim.core.flat import FlatModel, finite
 from raysim.core.hooks import check_term, check_type, replaced
 from raysim.core.layers import LayerMap
-from raysim.core.note import Note, method_name
+from raysim.core.note import Note
 from raysim.core.optim import SGD, Adam, OptimizerSpec
 from raysim.core.outputs import mapped
 from raysim.core.rng import generator, seeded, stream_seed
 from raysim.core.samples import ClientData, batch_slices, take
 from raysim.core.task import Task
 from raysim.lazy import Tensor, torch
+from raysim.registry import Named
 
 
 @dataclass(frozen=True)
@@ -57,7 +58,7 @@ class RoundInfo:
 class ClientState:
     """What a client keeps between its rounds. Hooks may change it; changes count once the round is committed."""
 
-    methods: dict[str, Any] = field(default_factory=dict)  # the states of methods, by `method_name`
+    methods: dict[str, Any] = field(default_factory=dict)  # the states of methods, by name
     previous: Tensor | None = None  # [S] the model it trained (or, with `peer_models`, uploaded) last
     personal: Tensor | None = None  # parameters of the layers that no client sends
     buffers: Tensor | None = None  # [B], with `bn_stats: local`
@@ -66,6 +67,8 @@ class ClientState:
 
 class MakesState(Protocol):
     """A method, as far as a run asks for its state."""
+
+    name: ClassVar[str]
 
     def new_state(self, layers: LayerMap) -> Any: ...
 
@@ -151,7 +154,7 @@ class LocalRun:
 
     def state(self, method: MakesState) -> Any:
         """This client's state of `method`; changes count once the round is committed."""
-        name, states = method_name(method), self.client_state.methods
+        name, states = method.name, self.client_state.methods
         if name not in states:
             with self.params.device:
                 states[name] = method.new_state(self.layers)
@@ -159,7 +162,7 @@ class LocalRun:
 
     def for_steps(self, method: MakesState) -> dict[str, Tensor]:
         """What `method` has made for its steps; the same tensors on every call."""
-        name = method_name(method)
+        name = method.name
         if name not in self._for_steps:
             made = method.for_steps(self)
             self._for_steps[name] = check_type(method.for_steps, made, dict, "Return a dict of tensors by name")
@@ -171,11 +174,11 @@ class LocalRun:
             self._streams[purpose] = generator(self.round_info.seed, self.t, self.client, purpose)
         return self._streams[purpose]
 
-    def note(self, method: object, name: str, value: Tensor, *axes: str) -> None:
+    def note(self, method: Named, name: str, value: Tensor, *axes: str) -> None:
         """Record `value` of this client in this round, one axis name a dimension. It is for the run's tables: nothing is
         sent in the simulated method."""
         value = value.detach().cpu().double()[None]
-        self.notes.append(Note(method_name(method), name, value, ("client", *axes), (self.client,)))
+        self.notes.append(Note(method.name, name, value, ("client", *axes), (self.client,)))
 
     def aside(self, purpose: str) -> AbstractContextManager[None]:
         """Passes besides the main training: what is drawn in them from global generators, as by layers (dropout), is not

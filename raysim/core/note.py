@@ -33,8 +33,3 @@ class Note:
             raise ValueError(
                 f"note {self.name!r}: its axes are {', '.join(self.axes)}; beside client and layer there is one"
             )
-
-
-def method_name(method: object) -> str:
-    """The name under which notes and states of a method are stored: that of its class, in lower case."""
-    return type(method).__name__.lower()

@@ -22,6 +22,12 @@ def stream_seed(seed: int, round_: int, client: int, purpose: str) -> int:
     return int.from_bytes(blake2b(key, digest_size=8).digest(), "big") >> 1
 
 
+def stream_of(code: object) -> str:
+    """The part of a purpose that says whose draws they are. It is the class and not its name in the registry, so that no
+    numbers depend on what a configuration calls it."""
+    return type(code).__name__.lower()
+
+
 def generator(seed: int, round_: int, client: int, purpose: str) -> torch.Generator:
     """A CPU generator at the start of the stream (seed, round, client, purpose)."""
     return torch.Generator().manual_seed(stream_seed(seed, round_, client, purpose))

@@ -16,8 +16,9 @@ from raysim.core.layers import LayerMap
 from raysim.core.mixture import Mixture
 from raysim.core.note import FELL_BACK, Note
 from raysim.core.probe import Probe
-from raysim.core.rng import SERVER, generator, seeded_for, stream_seed
+from raysim.core.rng import SERVER, generator, seeded_for, stream_of, stream_seed
 from raysim.lazy import Tensor, nn, torch
+from raysim.registry import Named
 
 STAGES = ("select", "weigh", "multiply", "rescale")
 
@@ -91,6 +92,26 @@ def check_senders(field: str, n: int, cohort: int | None) -> str | None:
     return f"{field} is {n}, but a round has {cohort} clients. With {cohort} it is FedAvg." if few else None
 
 
+class Memory(dict[Any, Any]):
+    """What methods remember from round to round, under their names: `server.memory[self]`."""
+
+    def __getitem__(self, owner: Named | str) -> Any:
+        return super().__getitem__(_word(owner))
+
+    def __setitem__(self, owner: Named | str, value: Any) -> None:
+        super().__setitem__(_word(owner), value)
+
+    def __contains__(self, owner: object) -> bool:
+        return super().__contains__(_word(owner))
+
+    def get(self, owner: Named | str, default: Any = None) -> Any:
+        return super().get(_word(owner), default)
+
+
+def _word(owner: Any) -> Any:
+    return owner.name if isinstance(owner, Named) else owner
+
+
 @dataclass
 class Server:
     """Everything the server remembers; saved whole."""
@@ -103,7 +124,7 @@ class Server:
     lr: float = 0.0  # the local learning rate of this round
     t: int = 0
     shared: dict[str, Tensor] = field(default_factory=dict)  # travels with the model (SCAFFOLD's control)
-    memory: dict[str, Any] = field(default_factory=dict)  # one private slot a method
+    memory: Memory = field(default_factory=lambda: Memory())  # one slot a method: `memory[self]`
     proxy: ProxyData = ProxyData(np.empty(0, np.int64), np.empty(0, np.int64))
     notes: list[Note] = field(default_factory=list)  # of this round
     batches: list[np.ndarray] = field(default_factory=list)  # rows of every batch that the server drew this round
@@ -130,7 +151,7 @@ class Server:
         """[epochs, n] positions in the proxy set, or in a `part` of it, in the order in which `method` takes them,
         `batch_size` at a time."""
         proxy = part or self.proxy
-        stream = self.generator(f"{type(method).__name__.lower()} batches")
+        stream = self.generator(f"{stream_of(method)} batches")
         orders = [proxy.order(batch_size, stream) for _ in range(epochs)]
         parts = [torch.split(order, batch_size) for order in orders]
         self.batches += [proxy.rows[batch.numpy()] for batches in parts for batch in batches]
@@ -138,22 +159,22 @@ class Server:
 
     def fork(self) -> Server:
         """A copy to plan on: what it notes and remembers does not reach this one."""
-        return replace(self, memory=dict(self.memory), notes=[], one_time_scalars={})
+        return replace(self, memory=Memory(self.memory), notes=[], one_time_scalars={})
 
-    def fell_back(self, method: object, happened: bool) -> None:
+    def fell_back(self, method: Named, happened: bool) -> None:
         """Record whether `method` could not do its work this round and left the plan as it was; see `FELL_BACK`."""
         self.note(method, FELL_BACK, torch.tensor(float(happened)))
 
-    def note(self, method: object, name: str, value: Tensor, *axes: str, clients: Sequence[int] | None = None) -> None:
+    def note(self, method: Named, name: str, value: Tensor, *axes: str, clients: Sequence[int] | None = None) -> None:
         """Record `value` of this round; one axis name a dimension. `clients`, if not those that came back, are "client"."""
         if value.requires_grad or value.is_cuda or value.dtype != torch.float64:
             value = value.detach().cpu().double()
         asked = None if clients is None else tuple(clients)
-        self.notes.append(Note(type(method).__name__.lower(), name, value, axes, asked))
+        self.notes.append(Note(method.name, name, value, axes, asked))
 
 
 @dataclass(frozen=True)
-class Weighting:
+class Weighting(Named):
     """Turns statistics into a plan; weightings chain by stage, each refining the one before.
 
     `select` decides who sends what, `weigh` sets the clients' scalar weights, `multiply` scales the weights of layers,
@@ -161,7 +182,6 @@ class Weighting:
     """
 
     role: ClassVar[str] = "weighting"
-    """The kind under which it is registered."""
     stage: ClassVar[str] = "weigh"
     """One of `STAGES`."""
     rank: ClassVar[int] = 0
@@ -211,11 +231,10 @@ class Weighting:
 
 
 @dataclass(frozen=True)
-class ServerStep:
+class ServerStep(Named):
     """What the server does with the reduced model; steps chain in list order."""
 
     role: ClassVar[str] = "server"
-    """The kind under which it is registered."""
     refines: ClassVar[bool] = False
     """Whether it shrinks or trains the model that the steps before it have made."""
     remembers: ClassVar[bool] = False

@@ -12,7 +12,7 @@ import numpy as np
 
 from raysim import machine
 from raysim.clock import CLOCK, Clock
-from raysim.config import STACKS, Config, ConfigError, LocalEngineConfig, RayEngineConfig, name_in
+from raysim.config import STACKS, Config, ConfigError, LocalEngineConfig, RayEngineConfig
 from raysim.config.schema import UntilConfig
 from raysim.core.aggregator import Aggregator
 from raysim.core.arrays import tensor_of
@@ -20,7 +20,7 @@ from raysim.core.layers import GroupingError, LayerMap
 from raysim.core.local_run import LocalSettings
 from raysim.core.optim import OptimizerSpec
 from raysim.core.rng import SERVER, preserved, seeded_for, stream_seed
-from raysim.core.server import DownlinkRule, Population, ProxyData, Server, held_out
+from raysim.core.server import DownlinkRule, Memory, Population, ProxyData, Server, held_out
 from raysim.data import Dataset, Partition, make_partition
 from raysim.data.encoded import Encoded
 from raysim.engine.base import Engine
@@ -81,7 +81,7 @@ def build(
 
 def start(server: Server, value: Tensor, aggregator: Aggregator) -> None:
     """Bring the server to where it is before the first round, with the initial model `value` [S]."""
-    server.value, server.shared, server.memory = value, {}, {}
+    server.value, server.shared, server.memory = value, {}, Memory()
     aggregator.prepare(server)
 
 
@@ -175,22 +175,22 @@ def check_network(config: Config, data: Dataset, partition: Partition) -> tuple[
     for stack in STACKS:
         for i, method in enumerate(getattr(config, stack)):
             if method.needs_classes and not data.has_classes:
-                name = name_in(STACKS[stack].entries, method)
-                faults.append(f"{stack}.{i}.{name}: needs one class for each sample, which {data.name} does not have.")
-            if method.needs_head and layers.head is None:
-                name = name_in(STACKS[stack].entries, method)
                 faults.append(
-                    f"{stack}.{i}.{name}: needs {method.needs_head} of the model's head, and the forward of "
+                    f"{stack}.{i}.{method.name}: needs one class for each sample, which {data.name} does not have."
+                )
+            if method.needs_head and layers.head is None:
+                faults.append(
+                    f"{stack}.{i}.{method.name}: needs {method.needs_head} of the model's head, and the forward of "
                     f"{config.model.name} does not return the output of an nn.Linear. If it has a head, name it: "
                     '@raysim.model(head="fc")'
                 )
             elif problem := method.fits(model, layers, data.num_classes):
-                faults.append(f"{stack}.{i}.{name_in(STACKS[stack].entries, method)}: {problem}")
+                faults.append(f"{stack}.{i}.{method.name}: {problem}")
     clients, cohort = partition.clients, config.rounds.cohort_size(partition.clients)
     for i, method in enumerate(config.client):
         if method.sends_all and (sent := 4 * layers.S * cohort * clients) > SENT_BYTES:
             faults.append(
-                f"client.{i}.{name_in(STACKS['client'].entries, method)}: models is null: each of {cohort} clients is sent "
+                f"client.{i}.{method.name}: models is null: each of {cohort} clients is sent "
                 f"the models of all {clients}, {sent / 2**30:.0f} GiB a round, and up to {SENT_BYTES >> 30} GiB are allowed. "
                 "Say how many a client is sent, as in models: 10."
             )
@@ -224,7 +224,7 @@ def _warn_of_statistics(config: Config) -> None:
             if method.scales:
                 way = "proxy or recalibrate" if method.needs_proxy else "recalibrate, with some data.proxy.samples"
                 warnings.warn(
-                    f"{stack}.{i}.{name_in(STACKS[stack].entries, method)}: scales the weights, but model.bn_stats: average "
+                    f"{stack}.{i}.{method.name}: scales the weights, but model.bn_stats: average "
                     f"keeps BatchNorm's statistics of the unscaled ones; the model scores far too low. Set it to {way}.",
                     stacklevel=2,
                 )
@@ -233,11 +233,11 @@ def _warn_of_statistics(config: Config) -> None:
 def _warn_of_own_models(config: Config) -> None:
     """Warn of weightings and server steps that no client's model depends on."""
     for i, sender in enumerate(config.client):
-        names = [name_in(STACKS["weighting"].entries, w) for w in config.weighting if w.stage != "select"]
-        names += [name_in(STACKS["server"].entries, step) for step in config.server]
+        names = [w.name for w in config.weighting if w.stage != "select"]
+        names += [step.name for step in config.server]
         if sender.downlink_rule() is not None and names:
             warnings.warn(
-                f"client.{i}.{name_in(STACKS['client'].entries, sender)}: sends each client a model of its own; "
+                f"client.{i}.{sender.name}: sends each client a model of its own; "
                 f"{' and '.join(names)} change the global model alone, from which at most newcomers train.",
                 stacklevel=2,
             )
@@ -271,7 +271,7 @@ def _single_samples(config: Config, model: nn.Module, sample: Tensor, partition:
             samples, drop_last = own
             last = _last_batches(samples, step, drop_last) % local.batch_size
             if count := np.count_nonzero((partition.sizes > 0) & (last == 1)):
-                where = f"client.{i}.{name_in(STACKS['client'].entries, method)}"
+                where = f"client.{i}.{method.name}"
                 faults.append(
                     f"{where}: at {count} clients its own pass comes to a batch of {cannot}. Ask for another local.batch_size."
                 )
@@ -282,7 +282,7 @@ def _single_samples(config: Config, model: nn.Module, sample: Tensor, partition:
         if getattr(method, "patience", None):
             samples -= held_out(samples, method.validation)
         if batch == 1 or (batch and samples % batch == 1):
-            where = f"{stack}.{i}.{name_in(STACKS[stack].entries, method)}.batch_size"
+            where = f"{stack}.{i}.{method.name}.batch_size"
             faults.append(f"{where}: {batch} leads to a batch of {cannot}. Ask for another, or for more proxy samples.")
     if config.model.bn_stats == "recalibrate" and len(partition.proxy) == 1:
         faults.append(f"model.bn_stats: recalibrate leads to a batch of {cannot}. Ask for more proxy samples.")

@@ -12,6 +12,7 @@ from typing import Any, cast
 import numpy as np
 
 from raysim.config import Config, ConfigError, fingerprint
+from raysim.core.server import Memory
 from raysim.core.state import pack, unpack
 from raysim.data import OF_FILES, Dataset, Partition
 from raysim.engine.base import Engine, Handle
@@ -180,7 +181,9 @@ class RunCheckpoints:
         saved = self.checkpoints.load(latest)
         unpacked = unpack(None, saved.server)
         server.value = unpacked["value"]
-        server.shared, server.memory = unpacked.get("shared", {}), unpacked.get("memory", {})
+        server.shared, server.memory = unpacked.get("shared", {}), Memory(unpacked.get("memory", {}))
+        if "serverft" in server.memory:  # where it was called so, by its class
+            server.memory["server_ft"] = server.memory.pop("serverft")
         return latest, max(0.0, saved.info["wall"])  # below 0 where an older raysim saw the clock set back
 
     def digests(self) -> bytes:

@@ -10,15 +10,14 @@ import numpy as np
 
 from raysim.analysis.instrument import Instrument
 from raysim.clock import Clock
-from raysim.config import STACKS, name_in
 from raysim.core.cohort import AskedCohort
 from raysim.core.event import Event
 from raysim.core.flat import difference, finite
 from raysim.core.hooks import check_type
 from raysim.core.local_run import RoundInfo
 from raysim.core.mixture import Mixture
-from raysim.core.note import Note, method_name
-from raysim.core.rng import SERVER, draw, stream_seed
+from raysim.core.note import Note
+from raysim.core.rng import SERVER, draw, stream_of, stream_seed
 from raysim.core.score import Score
 from raysim.core.server import Downlink, Server
 from raysim.engine.base import Handle
@@ -157,7 +156,7 @@ def _evaluated(done: Round, run: RunParts, phases: Phases) -> Round:
 
 def observed(instrument: Instrument, done: Round, server: Server) -> list[Note]:
     """What one instrument sees of the round. Raises `HookError` where that is no notes."""
-    with server.seeded_for(instrument, f"observe {method_name(instrument)}"):
+    with server.seeded_for(instrument, f"observe {stream_of(instrument)}"):
         made = instrument.observe(done, server.population)
         way = "Yield notes, as in yield self.note(name, value)"
         notes = [*check_type(instrument.observe, made, Iterable, way, server.t)]
@@ -201,7 +200,7 @@ def find_nonfinite_step(run: RunParts, target: Tensor, mixture: Mixture, cohort:
     """Name the step that made the model non-finite. It runs the steps again; the run itself has failed already."""
     config, aggregator = run.config, run.aggregator
     if not stays_finite(target, cohort.server_value):
-        names = [name_in(STACKS["weighting"].entries, method) for method in config.weighting]
+        names = [method.name for method in config.weighting]
         return f"weighting: {' or '.join(names)}" if names else "the mean of the clients' models"
     server = replace(run.server, value=cohort.server_value)
     for i, step in enumerate(aggregator.steps):
@@ -209,7 +208,7 @@ def find_nonfinite_step(run: RunParts, target: Tensor, mixture: Mixture, cohort:
         if not stays_finite(target, cohort.server_value):
             owners = (("client", m) for m in config.client if type(step) in map(type, m.server_steps()))
             stack, method = next(owners, ("server", step))
-            return f"{stack}: {name_in(STACKS[stack].entries, method)}"
+            return f"{stack}: {method.name}"
     return f"model.bn_stats: {config.model.bn_stats}"
 
 

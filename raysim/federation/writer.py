@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from raysim.config import STACKS, decisive, fingerprint, name_in, to_dict, to_yaml
+from raysim.config import decisive, fingerprint, to_dict, to_yaml
 from raysim.core.event import Event
 from raysim.core.layers import LayerMap
 from raysim.core.note import Note
@@ -82,9 +82,6 @@ class Writer:
         self.recorder = Recorder(folder, t, run.spec.clock)
         check_complete(folder, t)
         self.sinks = Sinks(run.config.record.sinks, folder, run.config.name, to_dict(run.config), t)
-        # Tables have the names of the configuration.
-        stacks = ((STACKS[stack].entries, getattr(run.config, stack)) for stack in STACKS)
-        self._names = {type(m).__name__.lower(): name_in(entries, m) for entries, methods in stacks for m in methods}
 
     def go_back(self, t: int) -> None:
         """Rounds from `t` on are repeated: drop their rows."""
@@ -101,7 +98,6 @@ class Writer:
         """Record a round."""
         done, add, t = finished.done, self.recorder.add, finished.done.t
         cohort, run = done.cohort, self.run
-        notes = [replace(note, method=self._names.get(note.method, note.method)) for note in done.notes]
         others = done.started.clients
         traffic = ledger(
             cohort.trained, done.mixture, done.downlink, finished.server, run.aggregator, run.spec, len(others),
@@ -110,10 +106,10 @@ class Writer:
         row = self._round_row(finished, traffic)
         add("rounds", round=t, **row)
         self.add_events(t, finished.events)
-        self.sinks.write(t, row | {f"{n.method}.{n.name}": n.value.item() for n in notes if not n.axes})
+        self.sinks.write(t, row | {f"{n.method}.{n.name}": n.value.item() for n in done.notes if not n.axes})
         add("clients", round=t, **client_rows(done, run))
-        add("layers", round=t, **layer_rows(done, notes, run.server.layers))
-        for note in notes:
+        add("layers", round=t, **layer_rows(done, done.notes, run.server.layers))
+        for note in done.notes:
             if "peer" in note.axes and not run.config.record.pairs:
                 continue
             add("notes", round=t, **note_rows(note, note.clients or cohort.clients, run.server.layers))
@@ -225,7 +221,7 @@ def client_rows(done: Round, run: RunParts) -> Rows:
 
 def layer_rows(done: Round, notes: Sequence[Note], layers: LayerMap) -> Rows:
     """One row for each layer, with what methods noted of it."""
-    noted = {f"{n.method}.{n.name}": n.value.numpy() for n in notes if n.axes == ("layer",)}
+    noted = {f"{n.method}.{n.name}": n.value.numpy() for n in done.notes if n.axes == ("layer",)}
     before, after = done.before[: layers.P], done.after[: layers.P]
     return {
         "layer": np.arange(layers.L), "name": layers.names, "parameters": layers.counts.numpy(),

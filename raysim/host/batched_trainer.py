@@ -107,7 +107,7 @@ def obstacle(spec: HostSpec, model: nn.Module) -> str | None:
         return "each scales its own loss (local.precision: fp16)"
     for method in spec.methods:
         if not method.batched or overrides(method, "step") or overrides(method, "train"):
-            return f"{type(method).__name__} cannot train several at once"
+            return f"{method.name} cannot train several at once"
     for probe in spec.probes:
         if probe.watches_batches:
             return f"{type(probe).__name__} watches the batches of one client"

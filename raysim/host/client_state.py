@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from raysim.core.arrays import to_numpy
@@ -10,7 +10,6 @@ from raysim.core.client import ClientMethod
 from raysim.core.hooks import misused
 from raysim.core.layers import LayerMap
 from raysim.core.local_run import ClientState, LocalRun
-from raysim.core.note import method_name
 from raysim.core.state import pack, unpack
 from raysim.host.messages import Arrays, HostSpec
 from raysim.lazy import Tensor, torch
@@ -23,7 +22,7 @@ class StateFormat:
 
     def __init__(self, spec: HostSpec, layers: LayerMap, device: torch.device):
         self.stack, self.settings, self.layers, self.device = spec.stack, spec.settings, layers, device
-        self.prefixes = {prefix(method): method for method in spec.methods}
+        self.prefixes = {prefix(method, spec.methods): method for method in spec.methods}
         self._types = {name: type(method.new_state(layers)) for name, method in self.prefixes.items()}
 
     def pack(self, run: LocalRun) -> Arrays:
@@ -50,7 +49,7 @@ class StateFormat:
             owner, _, field = name.partition(".")
             parts.setdefault(owner, {})[field] = torch.tensor(array, device=self.device)
         methods = {
-            method_name(method): unpack(self._types[name], parts[name])
+            method.name: unpack(self._types[name], parts[name])
             for name, method in self.prefixes.items()
             if name in parts
         }
@@ -66,7 +65,9 @@ def _packed(method: ClientMethod, state: Any) -> Mapping[str, Tensor]:
         raise misused(method.new_state, f"has made a state that cannot be saved: {error}", way) from None
 
 
-def prefix(method: object) -> str:
-    """The method's name, where it is not reserved: then the name with a sign that no name of a class has."""
-    name = method_name(method)
+def prefix(method: ClientMethod, methods: Sequence[ClientMethod]) -> str:
+    """The class's name in lower case, which is part of a run's hash; the method's where two of the `methods` would have the
+    same. One that is reserved is followed by a sign that no name of a class has."""
+    words = {type(one).__name__.lower() for one in methods}
+    name = type(method).__name__.lower() if len(words) == len(methods) else method.name
     return f"{name}~" if name in RESERVED else name

@@ -82,7 +82,7 @@ class APPLE(ClientMethod, DownlinkRule):
 
     def downlink(self, clients: Sequence[int], models: ModelStore, server: Server) -> Downlink:
         others = server.population.sizes.nonzero()[:, 0]
-        relations = Pairs.of(len(server.population.sizes), server.memory["apple"])
+        relations = Pairs.of(len(server.population.sizes), server.memory[self])
         first = 1 / len(others) if self.initial == "uniform" else 0.0
 
         def cores(client: int) -> tuple[int, ...]:
@@ -160,6 +160,7 @@ def mean_of_means(layers: LayerMap) -> Tensor:
 class KnowRelations(ServerStep):
     """The server's half: it sends every client the shares p of the samples, and remembers π [N, N], whom each client has met."""
 
+    name: ClassVar[str] = "apple"
     reads_models: ClassVar[bool] = False
 
     @property
@@ -169,11 +170,11 @@ class KnowRelations(ServerStep):
     def prepare(self, server: Server) -> None:
         sizes = server.population.sizes.double()
         server.shared["apple"] = sizes / sizes.sum()
-        server.memory["apple"] = Pairs.none(len(sizes)).memory
+        server.memory[self] = Pairs.none(len(sizes)).memory
 
     def apply(self, target: Tensor, mixture: Mixture, cohort: Cohort, server: Server) -> Tensor:
         relations, N = sparse(cohort.scalars("apple")), len(server.population.sizes)  # [K, N]
         server.note(self, "relation", relations, "client", "peer")
         new = Pairs.none(N).plus(cohort.clients, relations)
-        server.memory["apple"] = Pairs.of(N, server.memory["apple"]).without(new).plus(cohort.clients, relations).memory
+        server.memory[self] = Pairs.of(N, server.memory[self]).without(new).plus(cohort.clients, relations).memory
         return target

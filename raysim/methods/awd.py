@@ -33,8 +33,8 @@ class AWD(ServerStep):
         P, params = server.layers.P, server.params
         norm, moved = (float(v.double().norm()) for v in (params, target[:P] - params))
         now = self.strength * moved / norm if norm > EPS else 0.0
-        decay = self.smoothing * server.memory.get("awd", 0.0) + (1 - self.smoothing) * now
-        server.memory["awd"] = decay
+        decay = self.smoothing * server.memory.get(self, 0.0) + (1 - self.smoothing) * now
+        server.memory[self] = decay
         server.note(self, "decay", params.new_tensor(decay))
         decayed = target.clone()
         decayed[:P] -= decay * params

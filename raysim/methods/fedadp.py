@@ -129,12 +129,13 @@ def water_fill(ratio: Tensor, sizes: Tensor, budget: float, least: float) -> Ten
 class MeanOfSent(ServerStep):
     """The server's half: w + Σ_k λ_k m_k Δ_k / Σ_k λ_k m_k for the clients' masks m_k of each neuron."""
 
+    name: ClassVar[str] = "fedadp"
     reads_models: ClassVar[bool] = False
 
     def apply(self, target: Tensor, mixture: Mixture, cohort: Cohort, server: Server) -> Tensor:
         layers, neurons = server.layers, Neurons.of(server.layers)
         masks = cohort.scalars("fedadp").double()  # [K, U]
-        server.note(FedADP(), "kept", masks.mean(1), "client")
+        server.note(self, "kept", masks.mean(1), "client")
         masks = torch.cat([masks, torch.ones(len(masks), 1).double()], dim=1)
         share = (mixture.base[:, neurons.tensor] * masks[:, neurons.neuron]).sum(0).repeat_interleave(neurons.size)
         own = layers.per_element(mixture.server_coefficient) * server.value  # the target without the clients' updates

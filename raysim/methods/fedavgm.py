@@ -33,9 +33,9 @@ class FedAvgM(ServerStep):
 
     def apply(self, target: Tensor, mixture: Mixture, cohort: Cohort, server: Server) -> Tensor:
         P, unit = server.layers.P, server.lr if self.scale_by_lr else 1.0
-        velocity = server.memory.get("fedavgm", torch.zeros_like(server.params))  # [P]
+        velocity = server.memory.get(self, torch.zeros_like(server.params))  # [P]
         gain = (1 - self.beta if self.damped else 1.0) / unit
-        velocity = server.memory["fedavgm"] = self.beta * velocity + gain * (target[:P] - server.params)
+        velocity = server.memory[self] = self.beta * velocity + gain * (target[:P] - server.params)
         stepped = target.clone()
         stepped[:P] = server.params + self.eta * unit * velocity
         return stepped

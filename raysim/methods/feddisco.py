@@ -48,7 +48,7 @@ class FedDisco(Weighting):
 
     def plan(self, cohort: Cohort, server: Server, prior: Mixture) -> Mixture:
         labels = server.population.labels[list(cohort.clients)].double()  # [K, C]
-        ask_once(server, cohort.clients, labels.shape[1])
+        self._ask_once(server, cohort.clients, labels.shape[1])
         target = torch.tensor(self.target or [1 / labels.shape[1]] * labels.shape[1], dtype=torch.float64)
         distance = discrepancy(labels / labels.sum(1, keepdim=True), target, self.metric)
         if self.metric == "kl" and self.normalize_kl and distance.sum() > 0:
@@ -61,6 +61,14 @@ class FedDisco(Weighting):
         server.fell_back(self, none_left)
         return mixture
 
+    def _ask_once(self, server: Server, clients: tuple[int, ...], classes: int) -> None:
+        """Book the label counts of clients, which each sends once: in the first round in which it takes part."""
+        never = torch.full((len(server.population.sizes),), -1)
+        first = server.memory[self] = server.memory.get(self, never).clone()  # the round, or -1
+        new = [c for c, round_ in zip(clients, first[list(clients)].tolist(), strict=True) if round_ in (-1, server.t)]
+        first[new] = server.t
+        server.one_time_scalars |= dict.fromkeys(new, classes)
+
 
 def discrepancy(q: Tensor, u: Tensor, metric: str) -> Tensor:
     """How far each distribution q [K, C] is from u [C]: [K]."""
@@ -72,12 +80,3 @@ def discrepancy(q: Tensor, u: Tensor, metric: str) -> Tensor:
     else:
         distance = (q - u).norm(p=2 if metric == "l2" else 1, dim=1)
     return distance
-
-
-def ask_once(server: Server, clients: tuple[int, ...], classes: int) -> None:
-    """Book the label counts of clients, which each sends once: in the first round in which it takes part."""
-    never = torch.full((len(server.population.sizes),), -1)
-    first = server.memory["feddisco"] = server.memory.get("feddisco", never).clone()  # the round, or -1
-    new = [c for c, round_ in zip(clients, first[list(clients)].tolist(), strict=True) if round_ in (-1, server.t)]
-    first[new] = server.t
-    server.one_time_scalars |= dict.fromkeys(new, classes)

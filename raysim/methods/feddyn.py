@@ -87,14 +87,16 @@ class FedDyn(ClientMethod):
 class AddDrift(ServerStep):
     """The server's half. Its memory is h̃ = −h/alpha [P] in the paper's symbols: h̃ ← h̃ + (1/N) Σ Δ_k, w = ŵ + h̃."""
 
+    name: ClassVar[str] = "feddyn"
+
     def prepare(self, server: Server) -> None:
-        server.memory["feddyn"] = torch.zeros(server.layers.P)
+        server.memory[self] = torch.zeros(server.layers.P)
 
     def apply(self, target: Tensor, mixture: Mixture, cohort: Cohort, server: Server) -> Tensor:
         uniform = mixture.support()
         mean = target if torch.equal(mixture.weights, uniform.weights) else cohort.reduce(uniform)
         P, share = server.layers.P, len(cohort.clients) / server.population.holders
-        server.memory["feddyn"] = server.memory["feddyn"] + share * (mean[:P] - server.params)
+        server.memory[self] = server.memory[self] + share * (mean[:P] - server.params)
         moved = target.clone()
-        moved[:P] += server.memory["feddyn"]
+        moved[:P] += server.memory[self]
         return moved

@@ -69,7 +69,7 @@ class FedFomo(ClientMethod, DownlinkRule):
         known, N = set(models.clients), len(server.population.sizes)
         available = torch.tensor(models.clients, dtype=torch.long)
         count = min(self.models or len(available), len(available))
-        preferences, stream = Pairs.of(N, server.memory["fedfomo"]), server.generator("fedfomo")
+        preferences, stream = Pairs.of(N, server.memory[self]), server.generator("fedfomo")
 
         def chosen(client: int) -> tuple[int, ...]:
             preference = torch.zeros(N, dtype=torch.float64)
@@ -127,6 +127,7 @@ class AddPreferences(ServerStep):
     """The server's half: Q [N, N], which begins as the identity; row i grows by client i's a. It is stored as `Pairs`; a
     client's own 1 is among them from its first round on."""
 
+    name: ClassVar[str] = "fedfomo"
     reads_models: ClassVar[bool] = False
 
     @property
@@ -134,14 +135,14 @@ class AddPreferences(ServerStep):
         return True
 
     def prepare(self, server: Server) -> None:
-        server.memory["fedfomo"] = Pairs.none(len(server.population.sizes)).memory
+        server.memory[self] = Pairs.none(len(server.population.sizes)).memory
 
     def apply(self, target: Tensor, mixture: Mixture, cohort: Cohort, server: Server) -> Tensor:
         scores, N = sparse(cohort.scalars("fedfomo")), len(server.population.sizes)  # [K, N]
         server.note(self, "preference", scores, "client", "peer")
-        preferences = Pairs.of(N, server.memory["fedfomo"])
+        preferences = Pairs.of(N, server.memory[self])
         new = [c for c in cohort.clients if c not in preferences.row(c)[0]]
         places = torch.tensor([[*range(len(new))], new], dtype=torch.long)
         ones = entries(places, torch.ones(len(new)).double(), [len(new), N])
-        server.memory["fedfomo"] = preferences.plus(new, sparse(ones)).plus(cohort.clients, scores).memory
+        server.memory[self] = preferences.plus(new, sparse(ones)).plus(cohort.clients, scores).memory
         return target

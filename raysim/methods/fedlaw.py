@@ -267,7 +267,7 @@ class AdaptiveGWS(LearnedWeights):
 
 
 def refuse_weightings(method: LearnedWeights, facts: RunFacts) -> str | None:
-    others = [type(w).__name__ for w in facts.weighting if type(w) is not type(method)]
+    others = [w.name for w in facts.weighting if type(w) is not type(method)]
     return (
         f"learns the clients' weights itself, so that {' and '.join(others)} would have no effect." if others else None
     )

@@ -35,13 +35,13 @@ class FedOpt(ServerStep):
         raise NotImplementedError
 
     def apply(self, target: Tensor, mixture: Mixture, cohort: Cohort, server: Server) -> Tensor:
-        P, slot = server.layers.P, type(self).__name__.lower()
+        P = server.layers.P
         d = target[:P] - server.params
         first = self.epsilon**2 if self.initial is None else self.initial
-        memory = server.memory.get(slot, {"m": torch.zeros_like(d), "s": torch.full_like(d, first)})
+        memory = server.memory.get(self, {"m": torch.zeros_like(d), "s": torch.full_like(d, first)})
         m = self.beta1 * memory["m"] + (1 - self.beta1) * d
         s = self.second(memory["s"], d.square())
-        server.memory[slot] = {"m": m, "s": s}
+        server.memory[self] = {"m": m, "s": s}
         stepped = target.clone()
         stepped[:P] = server.params + self.eta * m / (s.sqrt() + self.epsilon)
         return stepped

@@ -22,7 +22,7 @@ class FineTune(ClientMethod):
 
     def check(self, facts: RunFacts) -> str | None:
         other = next((method for method in facts.client if overrides(method, "train")), None)
-        return f"trains all of the model in the usual way, and {type(other).__name__} in its own." if other else None
+        return f"trains all of the model in the usual way, and {other.name} in its own." if other else None
 
     def start(self, run: LocalRun) -> None:
         run.receive()

@@ -42,7 +42,7 @@ class SCAFFOLD(ClientMethod):
     batched: ClassVar[bool] = True
 
     def check(self, facts: RunFacts) -> str | None:
-        own = next((type(method).__name__ for method in facts.client if not method.trains_plainly), None)
+        own = next((method.name for method in facts.client if not method.trains_plainly), None)
         if own:
             return f"its controls are of plain optimiser steps, one a batch, and {own} trains in its own way."
         if self.c_update != "option_2":

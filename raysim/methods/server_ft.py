@@ -67,13 +67,12 @@ class ServerFT(ServerStep):
     ) -> Tensor:  # fmt: skip
         """`target` [S] trained on the labels, or towards the probabilities `taught` [n, C], of the proxy set or a `part`."""
         orders, rows = server.proxy_orders(self, self.epochs, self.batch_size, part), (part or server.proxy).rows
-        name = type(self).__name__.lower()
         value: Tensor
         value, momentum, losses = cohort.compute(
-            train_on_proxy, self, target, rows, orders, server.memory.get(name), taught, recipe or Recipe()
+            train_on_proxy, self, target, rows, orders, server.memory.get(self), taught, recipe or Recipe()
         )
         if self.server_ft_official:
-            server.memory[name] = momentum
+            server.memory[self] = momentum
         server.note(self, "proxy_loss_before", losses[0])
         server.note(self, "proxy_loss_after", losses[1])
         return value
@@ -81,8 +80,8 @@ class ServerFT(ServerStep):
 
 def refuse_parts(facts: RunFacts) -> str | None:
     """Teachers are models that the server has: whole ones, sent by everybody."""
-    choosing = [type(w).__name__ for w in facts.weighting if w.stage == "select"]
-    keeping = [f"{type(m).__name__} never sends its {m.personal_layers}" for m in facts.client if m.personal_layers]
+    choosing = [w.name for w in facts.weighting if w.stage == "select"]
+    keeping = [f"{m.name} never sends its {m.personal_layers}" for m in facts.client if m.personal_layers]
     reasons = [*(f"with {name} not every client sends its whole model" for name in choosing), *keeping]
     return f"learns from all clients' whole models, but {reasons[0]}." if reasons else None
 

@@ -23,7 +23,7 @@ from typing import Any
 
 import yaml
 
-from raysim.config import Config, ConfigError, load, name_in, to_dict
+from raysim.config import Config, ConfigError, load, to_dict
 from raysim.config.fields import STACKS
 from raysim.config.load import loader
 from raysim.config.messages import nearest
@@ -97,7 +97,7 @@ class MatchedOverrides:
             config = load(base, others, beside=("methods", "table"))
             for text, match in options.items():
                 stack, method, rest = match.groups()
-                names = [name_in(STACKS[stack].entries, entry) for entry in getattr(config, stack)]
+                names = [entry.name for entry in getattr(config, stack)]
                 found[text] = [f"{stack}.{i}.{method}{rest}" for i, name in enumerate(names) if name == method]
         self._times.update({text: len(texts) for text, texts in found.items()})
         return found

@@ -189,7 +189,7 @@ def drops(inputs: Inputs) -> nn.Module:
 @pytest.mark.parametrize(
     ("changes", "why"),
     [
-        ({"client": ["ditto"]}, "Ditto cannot train several at once"),
+        ({"client": ["ditto"]}, "ditto cannot train several at once"),
         ({"model": {"name": "drops"}}, "each has its own random numbers for dropout (flat.1)"),
         ({"weighting": ["ccn"]}, "LatentMean watches the batches of one client"),
         ({"local": {"accumulate": 2}}, "a step takes several passes (local.accumulate)"),

@@ -54,19 +54,19 @@ def test_all_go_together(client, weighting, tmp_path):
         ({"client": ["fedamp", "fedala"], "rounds": {"participation": 1.0}}, "init: cloud"),
         (
             {"weighting": [{"hdfl": 1}], "server": ["feddf"], **PROXY},
-            "with HDFL not every client sends its whole model",
+            "with hdfl not every client sends its whole model",
         ),
-        ({"weighting": [{"fedldf": 1}], "server": ["fedbe"], **PROXY}, "with FedLDF not every client sends its whole"),
-        ({"client": ["fedrep"], "server": ["feddf"], **PROXY}, "FedRep never sends its head"),
+        ({"weighting": [{"fedldf": 1}], "server": ["fedbe"], **PROXY}, "with fedldf not every client sends its whole"),
+        ({"client": ["fedrep"], "server": ["feddf"], **PROXY}, "fedrep never sends its head"),
         (
             {"client": ["fedrep", "fedamp"], "rounds": {"participation": 1.0}},
             "but 'fedrep' keeps part of its model private",
         ),
-        ({"client": ["finetune", "fedbabu"]}, "trains all of the model in the usual way, and FedBABU in its own"),
-        ({"client": ["finetune", "pfedme"]}, "trains all of the model in the usual way, and pFedMe in its own"),
+        ({"client": ["finetune", "fedbabu"]}, "trains all of the model in the usual way, and fedbabu in its own"),
+        ({"client": ["finetune", "pfedme"]}, "trains all of the model in the usual way, and pfedme in its own"),
         (
             {"client": ["scaffold", "fedrep"], "local": {"momentum": 0.0, "weight_decay": 0.0}},
-            "FedRep trains in its own way",
+            "fedrep trains in its own way",
         ),
         (
             {
@@ -76,12 +76,12 @@ def test_all_go_together(client, weighting, tmp_path):
             },
             "option_2 needs training to start at w_g",
         ),
-        ({"client": ["fedprox", "fedfomo"], "data": {"client_val_frac": 0.2}}, "not the global one that FedProx reads"),
+        ({"client": ["fedprox", "fedfomo"], "data": {"client_val_frac": 0.2}}, "not the global one that fedprox reads"),
         (
             {"client": ["fedadp", "fedfomo"], "data": {"client_val_frac": 0.2}},
-            "not the global one that FedADP reads",
+            "not the global one that fedadp reads",
         ),
-        ({"client": ["apple", "moon"], "rounds": {"participation": 1.0}}, "not the global one that MOON reads"),
+        ({"client": ["apple", "moon"], "rounds": {"participation": 1.0}}, "not the global one that moon reads"),
         ({"client": ["sgdm", {"fedprox": {"official_sgd": True}}], "local": {"momentum": 0.0}}, "official_sgd: false"),
         (
             {"server": ["fedlws", "step_size", "fedavgm"]},

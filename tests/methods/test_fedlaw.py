@@ -358,7 +358,7 @@ PROXY = {"data": {"proxy": {"samples": 16}}}
     [
         ({"weighting": ["fedlaw"]}, "fedlaw learns on proxy data, but data.proxy.samples is 0"),
         ({"weighting": ["fedavg", "fedlaw"], **PROXY}, "learns the clients' weights itself"),
-        ({"weighting": ["attentive_law", {"fedldf": {"top_n": 1}}], **PROXY}, "so that FedLDF would have no effect"),
+        ({"weighting": ["attentive_law", {"fedldf": {"top_n": 1}}], **PROXY}, "so that fedldf would have no effect"),
         ({"weighting": ["fedlaw"], "server": ["fedlws"], **PROXY}, "and so does FedLWS"),
         ({"weighting": ["adaptive_gws"], "server": ["fedlws"], **PROXY}, "and so does FedLWS"),
         ({"weighting": ["fedlaw"], "client": ["fedrep"], **PROXY}, "FedRep never sends its head"),

@@ -62,7 +62,7 @@ def test_official_optimizer_is_the_clients_and_keeps_its_momentum():
             sgd.step()
         actual = step.apply(actual, cohort.by_size(), cohort, cohort.server)
         assert torch.allclose(actual, value, rtol=0, atol=1e-12)
-    assert torch.allclose(cohort.server.memory["serverft"], sgd.momentum, rtol=0, atol=1e-12)
+    assert torch.allclose(cohort.server.memory[step], sgd.momentum, rtol=0, atol=1e-12)
     cohort.server.memory.clear()
     assert not torch.allclose(step.apply(actual, cohort.by_size(), cohort, cohort.server), value, atol=1e-3)
 
