@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from raysim.core.cohort import Cohort as Cohort
     from raysim.core.failures import ClientFailure as ClientFailure
     from raysim.core.layers import LayerMap as LayerMap
+    from raysim.core.method import Needs as Needs
     from raysim.core.mixture import Mixture as Mixture
     from raysim.core.score import Metric as Metric
     from raysim.core.server import Server as Server
@@ -66,6 +67,7 @@ _HOMES = {
     "raysim.core.cohort": ("Cohort",),
     "raysim.core.failures": ("ClientFailure",),
     "raysim.core.layers": ("LayerMap",),
+    "raysim.core.method": ("Needs",),
     "raysim.core.mixture": ("Mixture",),
     "raysim.analysis.instrument": ("Instrument",),
     "raysim.data": ("Dataset",),

@@ -33,6 +33,7 @@ from raysim.config import (
 )
 from raysim.core.client import ClientMethod
 from raysim.core.facts import RunFacts
+from raysim.core.method import Needs
 from raysim.core.server import DownlinkRule, ServerStep, Weighting
 from raysim.data.partition import IIDEqual
 from raysim.data.sources import Digits
@@ -70,7 +71,7 @@ class Learner(Weighting):
 
     epochs: int
     stage: ClassVar[str] = "rescale"
-    needs_proxy: ClassVar[bool] = True
+    needs: ClassVar[Needs] = Needs(proxy=True)
 
     def check(self, facts: RunFacts) -> str | None:
         return "must run as long as the federation." if self.epochs < facts.rounds else None

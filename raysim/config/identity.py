@@ -116,14 +116,14 @@ def _differing(one: Any, other: Any, path: str) -> Iterator[str]:
         yield path
 
 
-READ = {"rounds.total": "reads_total_rounds", "engine.gather_bytes": "reads_gather_bytes"}
-"""Settings on which bits depend only with methods that say so, and how they say it."""
+READ = {"rounds.total": "total_rounds", "engine.gather_bytes": "gather_bytes"}
+"""Settings on which bits depend only with methods that say so, and which of their `Needs` says so."""
 
 
 def readers(config: Config, setting: str) -> list[str]:
     """Names of the methods whose arithmetic depends on a setting of `READ`, as they declare."""
     methods = (method for stack in STACKS for method in getattr(config, stack))
-    return [method.name for method in methods if getattr(method, READ[setting])]
+    return [method.name for method in methods if getattr(method.needs, READ[setting])]
 
 
 def decisive(config: Config) -> dict[str, Any]:

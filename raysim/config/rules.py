@@ -5,8 +5,9 @@ from __future__ import annotations
 import inspect
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from raysim.config.fields import STACKS
 from raysim.config.messages import Faults, nearest
 from raysim.config.presets import PRESETS
 from raysim.config.schema import Config
-from raysim.core.client import exclusive_hooks
+from raysim.core.client import EXCLUSIVE, overrides
 from raysim.core.facts import RunFacts
 from raysim.core.optim import OptimizerSpec
 from raysim.data.partition import Natural
@@ -147,7 +148,7 @@ def _check_model_settings(config: Config) -> Found:
         yield "model.init_except", "says what not to take from model.init, which is null."
     if model.bn_stats in ("proxy", "recalibrate") and not config.data.proxy.samples:
         yield "model.bn_stats", f"{model.bn_stats} needs proxy data, but data.proxy.samples is 0."
-    elif model.bn_stats == "proxy" and not any(m.needs_proxy for _, _, m in _methods(config, "weighting", "server")):
+    elif model.bn_stats == "proxy" and not any(m.needs.proxy for _, _, m in _methods(config, "weighting", "server")):
         message = "proxy statistics follow a method that learns on proxy data, and there is none."
         yield "model.bn_stats", f"{message} recalibrate goes with any."
 
@@ -190,38 +191,35 @@ def _check_twice(config: Config) -> Found:
             yield stack, f"'{name}' is listed {names.count(name)} times; a stack can have it once."
 
 
-def _check_hooks(config: Config) -> Found:
-    owners: dict[str, list[str]] = {}
-    for _, name, method in _methods(config, "client"):
-        for hook in exclusive_hooks(method):
-            owners.setdefault(hook, []).append(name)
-    for hook, names in owners.items():
+_ONE: tuple[tuple[str, Callable[[Any], object], str], ...] = (
+    *(("client", partial(overrides, hook=hook), f"own the hook '{hook}'; a stack can have one") for hook in EXCLUSIVE),
+    ("client", lambda m: m.downlink_rule(), "decide what clients are sent; a stack can have one"),
+    ("weighting", lambda m: m.stage == "rescale", "rescale the mixture; a run can have one"),
+)
+"""Of a stack, what one of its methods at most can do."""
+
+_APART: tuple[tuple[Callable[[Any], object], Callable[[Any], object], str], ...] = (
+    (
+        lambda m: m.needs.peers, lambda m: m.personal_layers,
+        "sends clients each other's models, but {!r} keeps part of its model private",
+    ),
+    (
+        lambda m: m.needs.peers == "whole", lambda m: m.needs.global_model,
+        "sends clients one another's models, and not the global one that {!r} reads",
+    ),
+)  # fmt: skip
+"""What two client methods cannot do together."""
+
+
+def _check_together(config: Config) -> Found:
+    for stack, does, what in _ONE:
+        names = [name for _, name, method in _methods(config, stack) if does(method)]
         if len(set(names)) > 1:
-            yield "client", f"{' and '.join(map(repr, names))} both own the hook '{hook}'; a stack can have one."
-
-
-def _check_downlink(config: Config) -> Found:
-    names = [name for _, name, method in _methods(config, "client") if method.downlink_rule() is not None]
-    if len(set(names)) > 1:
-        yield "client", f"{' and '.join(map(repr, names))} both decide what clients are sent; a stack can have one."
-
-
-def _check_peers(config: Config) -> Found:
-    keepers, readers = (
-        [name for _, name, method in _methods(config, "client") if getattr(method, what)]
-        for what in ("personal_layers", "peer_models")
-    )
-    if keepers and readers:
-        yield (
-            "client",
-            f"{readers[0]!r} sends clients each other's models, but {keepers[0]!r} keeps part of its model private.",
-        )
-
-
-def _check_rescale(config: Config) -> Found:
-    names = [name for _, name, method in _methods(config, "weighting") if method.stage == "rescale"]
-    if len(set(names)) > 1:
-        yield "weighting", f"{' and '.join(map(repr, names))} both rescale the mixture; a run can have one."
+            yield stack, f"{' and '.join(map(repr, names))} both {what}."
+    for one, other, what in _APART:
+        names, others = ([name for _, name, m in _methods(config, "client") if does(m)] for does in (one, other))
+        if names and others:
+            yield "client", f"{names[0]!r} {what.format(others[0])}."
 
 
 def _check_order(config: Config) -> Found:
@@ -234,7 +232,7 @@ def _check_order(config: Config) -> Found:
 
 def _check_proxy(config: Config) -> Found:
     for path, name, method in _methods(config, "weighting", "server"):
-        if method.needs_proxy and not config.data.proxy.samples:
+        if method.needs.proxy and not config.data.proxy.samples:
             yield path, f"{name} learns on proxy data, but data.proxy.samples is 0."
 
 
@@ -309,11 +307,9 @@ _CHECKS = (
         _check_model_settings,
         _check_optimizer,
         _check_twice,
-        _check_hooks,
-        _check_downlink,
-        _check_peers,
+        _check_together,
     ),
-    *(_check_rescale, _check_order, _check_proxy, _check_evaluation, _check_record, _check_instruments, _check_methods),
+    *(_check_order, _check_proxy, _check_evaluation, _check_record, _check_instruments, _check_methods),
 )
 
 

@@ -8,16 +8,15 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from raysim.core.facts import RunFacts
 from raysim.core.hooks import check_type
 from raysim.core.layers import LayerMap
 from raysim.core.local_run import LocalRun
+from raysim.core.method import Method
 from raysim.core.optim import OptimizerSpec
 from raysim.core.probe import Probe
 from raysim.core.samples import Samples
 from raysim.core.server import DownlinkRule, ServerStep
-from raysim.lazy import Tensor, nn
-from raysim.registry import Named
+from raysim.lazy import Tensor
 
 # With it come the classes that a method written by a user names.
 __all__ = ["ClientMethod", "ClientStack", "LocalRun", "Samples", "Upload", "exclusive_hooks", "overrides"]
@@ -26,7 +25,7 @@ EXCLUSIVE = ("start", "step", "train", "personal")
 
 
 @dataclass(frozen=True)
-class ClientMethod(Named):
+class ClientMethod(Method):
     """Unchanged, this class is a FedAvg client. Override what the paper changes, nothing else.
 
     A method's fields are the paper's hyper-parameters; it owns no state. `new_state` makes the state of one client, a
@@ -37,28 +36,12 @@ class ClientMethod(Named):
     role: ClassVar[str] = "client"
     probes: ClassVar[tuple[Probe, ...]] = ()
     personal_layers: ClassVar[str | None] = None  # "head": stays with the client, is never sent or overwritten
-    keeps_params: ClassVar[bool] = False  # keep the trained model between rounds, as `run.previous`
-    initial_previous: ClassVar[bool] = False  # `run.previous` of a newcomer is the model that the run began with
     batches_per_step: ClassVar[int] = 1  # batches that `step` is given as one
     base_weights: ClassVar[str | None] = None  # "uniform" where the paper averages without sizes
-    peer_models: ClassVar[bool] = False  # every client's last upload is stored, for others and as `run.previous`
-    needs_global: ClassVar[bool] = False  # reads `received`, which is not sent where clients get others' models
-    needs_classes: ClassVar[bool] = False  # works only where every sample has one class
-    needs_head: ClassVar[str | None] = None  # what it takes of the model's head: "its parameters" or "its latents"
-    reads_gather_bytes: ClassVar[bool] = False
-    reads_total_rounds: ClassVar[bool] = False  # depends on the number of rounds; such a run cannot be extended
     # Several clients may take their steps together (`engine.batch_clients`): `step` and `train` are not overridden, and the
     # hooks of a step (`penalty`, `observe_grad`, `correct_grad`) work under `torch.func.vmap`. They then see of a run
     # `params`, `grad`, `received`, `shared`, `for_steps`, `features`, `layers` and numbers that all clients share.
     batched: ClassVar[bool] = False
-
-    def check(self, facts: RunFacts) -> str | None:
-        """What is wrong with the method's fields or with the run around it, as a sentence; None where nothing is."""
-        return None
-
-    def fits(self, model: nn.Module, layers: LayerMap, classes: int) -> str | None:
-        """What is wrong with the run's network or data for this method; called before anything is started."""
-        return None
 
     def new_state(self, layers: LayerMap) -> Any:
         """The state of a client that takes part for the first time, or None."""
@@ -186,11 +169,11 @@ class ClientStack:
 
     @property
     def keeps_params(self) -> bool:
-        return any(m.keeps_params for m in self.methods)
+        return any(m.needs.previous is not None for m in self.methods)
 
     @property
     def initial_previous(self) -> bool:
-        return any(m.initial_previous for m in self.methods)
+        return any(m.needs.previous == "initial" for m in self.methods)
 
     @property
     def starts_everyone(self) -> bool:
@@ -210,7 +193,7 @@ class ClientStack:
 
     @property
     def peer_models(self) -> bool:
-        return any(m.peer_models for m in self.methods)
+        return any(m.needs.peers is not None for m in self.methods)
 
     @property
     def personal_layers(self) -> str | None:

@@ -24,7 +24,6 @@ class ListedClientMethod(Protocol):
 
     name: ClassVar[str]
     personal_layers: ClassVar[str | None]
-    needs_global: ClassVar[bool]
 
     @property
     def starts_elsewhere(self) -> bool: ...
@@ -68,11 +67,6 @@ class RunFacts:
     """Weightings, in the order of the configuration."""
     server: tuple[ListedStep, ...]
     """Server steps, in the order of the configuration, without those that client methods bring."""
-
-    @property
-    def needs_global(self) -> str | None:
-        """The client method that reads the model received, where there is one."""
-        return next((method.name for method in self.client if method.needs_global), None)
 
     @property
     def cohort_size(self) -> int | None:

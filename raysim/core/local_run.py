@@ -59,7 +59,7 @@ class ClientState:
     """What a client keeps between its rounds. Hooks may change it; changes count once the round is committed."""
 
     methods: dict[str, Any] = field(default_factory=dict)  # the states of methods, by name
-    previous: Tensor | None = None  # [S] the model it trained (or, with `peer_models`, uploaded) last
+    previous: Tensor | None = None  # [S] the model it trained (or, where it needs peers, uploaded) last
     personal: Tensor | None = None  # parameters of the layers that no client sends
     buffers: Tensor | None = None  # [B], with `bn_stats: local`
     optimizer: dict[str, Tensor] | None = None  # with `local.state: persist`
@@ -148,8 +148,8 @@ class LocalRun:
 
     @property
     def previous(self) -> Tensor | None:
-        """The model [S] this client trained last, for methods with `keeps_params`, or uploaded last, for those with
-        `peer_models`; None before the first time."""
+        """The model [S] this client trained last, or, for methods that need peers, uploaded last; None
+        before the first time."""
         return self.client_state.previous
 
     def state(self, method: MakesState) -> Any:

@@ -11,13 +11,13 @@ from typing import Any, ClassVar, Protocol
 import numpy as np
 
 from raysim.core.cohort import Cohort
-from raysim.core.facts import RunFacts
 from raysim.core.layers import LayerMap
+from raysim.core.method import Method
 from raysim.core.mixture import Mixture
 from raysim.core.note import FELL_BACK, Note
 from raysim.core.probe import Probe
 from raysim.core.rng import SERVER, generator, seeded_for, stream_of, stream_seed
-from raysim.lazy import Tensor, nn, torch
+from raysim.lazy import Tensor, torch
 from raysim.registry import Named
 
 STAGES = ("select", "weigh", "multiply", "rescale")
@@ -174,7 +174,7 @@ class Server:
 
 
 @dataclass(frozen=True)
-class Weighting(Named):
+class Weighting(Method):
     """Turns statistics into a plan; weightings chain by stage, each refining the one before.
 
     `select` decides who sends what, `weigh` sets the clients' scalar weights, `multiply` scales the weights of layers,
@@ -188,20 +188,10 @@ class Weighting(Named):
     """Its place within the stage; lower ones plan first."""
     base_weights: ClassVar[str | None] = None
     """"uniform" where the paper averages without sizes."""
-    needs_classes: ClassVar[bool] = False
-    """Whether this works only where every sample has one class."""
-    needs_head: ClassVar[str | None] = None
-    """What it takes of the model's head: "its parameters" or "its latents"."""
-    needs_proxy: ClassVar[bool] = False
-    """Whether it learns on the server's proxy samples."""
     reported: ClassVar[bool] = True
     """Whether clients send what `probes` measure; False: the server sees it in their models."""
     plans_early: ClassVar[bool] = False
     """Whether it plans from an `AskedCohort`, labels and random streams, which are known before training."""
-    reads_total_rounds: ClassVar[bool] = False
-    """Whether its mathematics depends on the number of rounds in total, so that a run cannot be extended."""
-    reads_gather_bytes: ClassVar[bool] = False
-    """Whether it asks `cohort.gathers`, so that low bits depend on `engine.gather_bytes`, which a run then keeps."""
 
     @property
     def probes(self) -> tuple[Probe, ...]:
@@ -214,14 +204,6 @@ class Weighting(Named):
         not go."""
         return False
 
-    def check(self, facts: RunFacts) -> str | None:
-        """What is wrong with the method's fields or with the run around it, as a sentence; None where nothing is."""
-        return None
-
-    def fits(self, model: nn.Module, layers: LayerMap, classes: int) -> str | None:
-        """What is wrong with the run's network or data for this method; called before anything is started."""
-        return None
-
     def mask_bits(self, layers: LayerMap) -> int:
         """Bits by which a client learns what to send, where the server chooses."""
         return 0
@@ -231,7 +213,7 @@ class Weighting(Named):
 
 
 @dataclass(frozen=True)
-class ServerStep(Named):
+class ServerStep(Method):
     """What the server does with the reduced model; steps chain in list order."""
 
     role: ClassVar[str] = "server"
@@ -239,18 +221,8 @@ class ServerStep(Named):
     """Whether it shrinks or trains the model that the steps before it have made."""
     remembers: ClassVar[bool] = False
     """Whether it remembers updates, which must be those of a model that no step has refined."""
-    needs_classes: ClassVar[bool] = False
-    """Whether this works only where every sample has one class."""
-    needs_head: ClassVar[str | None] = None
-    """What it takes of the model's head: "its parameters" or "its latents"."""
-    needs_proxy: ClassVar[bool] = False
-    """Whether it learns on the server's proxy samples."""
     reads_models: ClassVar[bool] = True
     """Whether it reads the clients' models; False: it works on the aggregate alone, so that models need not be stored."""
-    reads_total_rounds: ClassVar[bool] = False
-    """Whether its mathematics depends on the number of rounds in total, so that a run cannot be extended."""
-    reads_gather_bytes: ClassVar[bool] = False
-    """Whether it asks `cohort.gathers`, so that low bits depend on `engine.gather_bytes`, which a run then keeps."""
 
     @property
     def only_scales(self) -> bool:
@@ -271,14 +243,6 @@ class ServerStep(Named):
         """Whether it multiplies parameters by a learned or constant factor, with which averaged running statistics do
         not go."""
         return False
-
-    def check(self, facts: RunFacts) -> str | None:
-        """What is wrong with the step's fields or with the run around it, as a sentence; None where nothing is."""
-        return None
-
-    def fits(self, model: nn.Module, layers: LayerMap, classes: int) -> str | None:
-        """What is wrong with the run's network or data for this step; called before anything is started."""
-        return None
 
     def prepare(self, server: Server) -> None:
         """Before the first round: what the server remembers or shares from the start."""

@@ -174,13 +174,13 @@ def check_network(config: Config, data: Dataset, partition: Partition) -> tuple[
     faults = [f"data.task: {learned.name} {problem}" for problem in [learned.check(data.y, data.outputs)] if problem]
     for stack in STACKS:
         for i, method in enumerate(getattr(config, stack)):
-            if method.needs_classes and not data.has_classes:
+            if method.needs.classes and not data.has_classes:
                 faults.append(
                     f"{stack}.{i}.{method.name}: needs one class for each sample, which {data.name} does not have."
                 )
-            if method.needs_head and layers.head is None:
+            if method.needs.head and layers.head is None:
                 faults.append(
-                    f"{stack}.{i}.{method.name}: needs {method.needs_head} of the model's head, and the forward of "
+                    f"{stack}.{i}.{method.name}: needs {method.needs.head} of the model's head, and the forward of "
                     f"{config.model.name} does not return the output of an nn.Linear. If it has a head, name it: "
                     '@raysim.model(head="fc")'
                 )
@@ -222,7 +222,7 @@ def _warn_of_statistics(config: Config) -> None:
     for stack in ("weighting", "server") if config.model.bn_stats == "average" else ():
         for i, method in enumerate(getattr(config, stack)):
             if method.scales:
-                way = "proxy or recalibrate" if method.needs_proxy else "recalibrate, with some data.proxy.samples"
+                way = "proxy or recalibrate" if method.needs.proxy else "recalibrate, with some data.proxy.samples"
                 warnings.warn(
                     f"{stack}.{i}.{method.name}: scales the weights, but model.bn_stats: average "
                     f"keeps BatchNorm's statistics of the unscaled ones; the model scores far too low. Set it to {way}.",
@@ -276,7 +276,7 @@ def _single_samples(config: Config, model: nn.Module, sample: Tensor, partition:
                     f"{where}: at {count} clients its own pass comes to a batch of {cannot}. Ask for another local.batch_size."
                 )
     for stack, i, method in ((s, i, m) for s in ("weighting", "server") for i, m in enumerate(getattr(config, s))):
-        if not method.needs_proxy or not getattr(method, "epochs", 1):
+        if not method.needs.proxy or not getattr(method, "epochs", 1):
             continue  # it learns on no proxy samples
         batch, samples = getattr(method, "batch_size", 0), len(partition.proxy)
         if getattr(method, "patience", None):

@@ -12,6 +12,7 @@ from raysim.core.client import ClientMethod, LocalRun, Upload
 from raysim.core.cohort import Cohort
 from raysim.core.facts import RunFacts
 from raysim.core.layers import LayerMap
+from raysim.core.method import Needs
 from raysim.core.mixture import Mixture
 from raysim.core.pairs import Pairs, entries, sparse
 from raysim.core.server import Downlink, DownlinkRule, ModelStore, Server, ServerStep
@@ -53,8 +54,7 @@ class APPLE(ClientMethod, DownlinkRule):
     """What π is at first: 1/N for every client, or 1 for the client's own core alone."""
     official: bool = False
     """Compute as FedALA's authors coded it."""
-    peer_models: ClassVar[bool] = True
-    reads_total_rounds: ClassVar[bool] = True
+    needs: ClassVar[Needs] = Needs(peers="whole", total_rounds=True)
 
     def check(self, facts: RunFacts) -> str | None:
         if facts.participation < 1:
@@ -63,8 +63,6 @@ class APPLE(ClientMethod, DownlinkRule):
             )
         if self.models is not None and self.models < 1:
             return f"models is {self.models}; at least the client's own must be sent."
-        if facts.needs_global:
-            return f"sends clients one another's models, and not the global one that {facts.needs_global} reads."
         return None if 0 < self.epsilon <= 1 else f"epsilon is {self.epsilon:g}; it must be in (0, 1]."
 
     def new_state(self, layers: LayerMap) -> Relations:

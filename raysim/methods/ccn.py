@@ -13,6 +13,7 @@ from raysim.core.facts import RunFacts
 from raysim.core.flat import stages_in
 from raysim.core.layers import LayerMap
 from raysim.core.local_run import LocalRun
+from raysim.core.method import Needs
 from raysim.core.mixture import Mixture
 from raysim.core.probe import Probe
 from raysim.core.samples import batch_slices
@@ -95,7 +96,7 @@ class CCN(Weighting):
     activation: Literal["post", "pre"] = "post"
     """Take latents behind the last ReLU (`post`) or in front of it (`pre`)."""
     rank: ClassVar[int] = 1  # after FedDisco, if both are there
-    needs_head: ClassVar[str | None] = "its latents"
+    needs: ClassVar[Needs] = Needs(head="its latents")
 
     @property
     def probes(self) -> tuple[Probe, ...]:

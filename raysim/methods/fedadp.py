@@ -12,6 +12,7 @@ from raysim.core.client import ClientMethod, LocalRun, Upload
 from raysim.core.cohort import Cohort
 from raysim.core.facts import RunFacts
 from raysim.core.layers import LayerMap
+from raysim.core.method import Needs
 from raysim.core.mixture import Mixture
 from raysim.core.server import Server, ServerStep
 from raysim.lazy import Tensor, nn, torch
@@ -75,7 +76,7 @@ class FedADP(ClientMethod):
     """Share of the model that a client sends (ρ)."""
     least: float = 0.02
     """Least share of every layer that is sent (ρ_min)."""
-    needs_global: ClassVar[bool] = True
+    needs: ClassVar[Needs] = Needs(global_model=True)
 
     def check(self, facts: RunFacts) -> str | None:
         if not 0 < self.least <= self.keep <= 1:

@@ -11,6 +11,7 @@ from raysim.core.bounds import NonNegative, NonNegativeInt
 from raysim.core.client import ClientMethod, LocalRun
 from raysim.core.facts import RunFacts
 from raysim.core.layers import LayerMap
+from raysim.core.method import Needs
 from raysim.lazy import Tensor, torch
 
 MAX_EPOCHS = 100  # the rule for convergence may never be met
@@ -62,7 +63,7 @@ class FedALA(ClientMethod):
     """Leave out a shorter last batch where W is learned; null: as `local.drop_last` does in training."""
     start_round: NonNegativeInt = 0
     """Round (from 0) before which the download is taken as it is (155 in figure 4)."""
-    keeps_params: ClassVar[bool] = True
+    needs: ClassVar[Needs] = Needs(previous="trained")
     batched: ClassVar[bool] = True
 
     def check(self, facts: RunFacts) -> str | None:

@@ -9,6 +9,7 @@ from typing import ClassVar, Literal
 from raysim.core.bounds import NonNegative
 from raysim.core.client import ClientMethod, LocalRun
 from raysim.core.facts import RunFacts
+from raysim.core.method import Needs
 from raysim.core.pairs import sparse
 from raysim.core.server import Downlink, DownlinkRule, ModelStore, Server
 from raysim.lazy import Tensor, torch
@@ -35,7 +36,7 @@ class FedAMP(ClientMethod, DownlinkRule):
     """Scale the others' weights down to a sum of 1 where they exceed it, so that a client's own is not negative."""
     init: Literal["own", "cloud"] = "own"
     """Start training from the client's own model, or from the mix u_i that it was sent."""
-    peer_models: ClassVar[bool] = True
+    needs: ClassVar[Needs] = Needs(peers="mixed")
     batched: ClassVar[bool] = True
 
     def check(self, facts: RunFacts) -> str | None:

@@ -7,6 +7,7 @@ from typing import ClassVar, Literal
 
 from raysim.core.bounds import NonNegativeInt
 from raysim.core.client import ClientMethod, LocalRun
+from raysim.core.method import Needs
 
 
 @dataclass(frozen=True)
@@ -23,7 +24,7 @@ class FedBABU(ClientMethod):
     ft_part: Literal["all", "head"] = "all"
     """What these passes train."""
     personal_layers: ClassVar[str | None] = "head"
-    needs_head: ClassVar[str | None] = "its parameters"
+    needs: ClassVar[Needs] = Needs(head="its parameters")
 
     @property
     def trains_plainly(self) -> bool:

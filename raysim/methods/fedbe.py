@@ -10,6 +10,7 @@ import numpy as np
 from raysim.core.bounds import NonNegativeInt, Positive
 from raysim.core.cohort import Cohort
 from raysim.core.facts import RunFacts
+from raysim.core.method import Needs
 from raysim.core.mixture import Mixture
 from raysim.core.server import Server
 from raysim.core.server_model import ServerModel
@@ -42,7 +43,7 @@ class FedBE(ServerFT):
     swa: bool = False
     """Take the mean of the student over its epochs."""
 
-    needs_classes: ClassVar[bool] = True
+    needs: ClassVar[Needs] = Needs(classes=True, proxy=True)
     reads_models: ClassVar[bool] = True
 
     def check(self, facts: RunFacts) -> str | None:

@@ -8,6 +8,7 @@ from typing import ClassVar
 from raysim.core.bounds import NonNegativeInt, Positive
 from raysim.core.cohort import Cohort
 from raysim.core.facts import RunFacts
+from raysim.core.method import Needs
 from raysim.core.mixture import Mixture
 from raysim.core.server import Server
 from raysim.lazy import Tensor
@@ -36,7 +37,7 @@ class FedDF(ServerFT):
     validation: float = 0.2
     """With `patience`: share of the proxy samples that are held out for validation."""
 
-    needs_classes: ClassVar[bool] = True
+    needs: ClassVar[Needs] = Needs(classes=True, proxy=True)
     reads_models: ClassVar[bool] = True
 
     def check(self, facts: RunFacts) -> str | None:

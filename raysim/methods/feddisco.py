@@ -9,6 +9,7 @@ from raysim.core.bounds import NonNegative
 from raysim.core.cohort import Cohort
 from raysim.core.facts import RunFacts
 from raysim.core.layers import LayerMap
+from raysim.core.method import Needs
 from raysim.core.mixture import Mixture
 from raysim.core.server import Server, Weighting
 from raysim.lazy import Tensor, nn, torch
@@ -33,7 +34,7 @@ class FedDisco(Weighting):
     """Divide the KL values by their sum over the cohort."""
     target: tuple[float, ...] | None = None
     """The known test distribution, a share for every class; null: uniform."""
-    needs_classes: ClassVar[bool] = True
+    needs: ClassVar[Needs] = Needs(classes=True)
     plans_early: ClassVar[bool] = True
 
     def check(self, facts: RunFacts) -> str | None:

@@ -9,6 +9,7 @@ from raysim.core.client import ClientMethod, LocalRun, Upload
 from raysim.core.cohort import Cohort
 from raysim.core.facts import RunFacts
 from raysim.core.layers import LayerMap
+from raysim.core.method import Needs
 from raysim.core.mixture import Mixture
 from raysim.core.server import Server, ServerStep
 from raysim.lazy import Tensor, torch
@@ -41,7 +42,7 @@ class FedDyn(ClientMethod):
     """Divide alpha by the client's size relative to the mean."""
     weights: Literal["uniform", "size"] = "uniform"
     """Whether clients count alike or by their samples, as in FedLAW's code; `weighting: [fedavg]` decides before it."""
-    needs_global: ClassVar[bool] = True
+    needs: ClassVar[Needs] = Needs(global_model=True)
     batched: ClassVar[bool] = True
 
     @property

@@ -10,6 +10,7 @@ from raysim.core.client import ClientMethod, LocalRun, Upload
 from raysim.core.cohort import Cohort
 from raysim.core.facts import RunFacts
 from raysim.core.layers import LayerMap
+from raysim.core.method import Needs
 from raysim.core.mixture import Mixture
 from raysim.core.note import FELL_BACK
 from raysim.core.pairs import Pairs, entries, sparse
@@ -41,15 +42,13 @@ class FedFomo(ClientMethod, DownlinkRule):
     """How many models a client is sent (M); null: all."""
     epsilon: float = 0.0
     """Probability that one of them is replaced by another model (ε)."""
-    peer_models: ClassVar[bool] = True
+    needs: ClassVar[Needs] = Needs(peers="whole")
 
     def check(self, facts: RunFacts) -> str | None:
         if not facts.client_val_frac:
             return "weighs models on validation samples, but data.client_val_frac is 0. FedALA's authors use 0.2."
         if self.models is not None and self.models < 1:
             return f"models is {self.models}; at least one must be sent."
-        if facts.needs_global:
-            return f"sends clients one another's models, and not the global one that {facts.needs_global} reads."
         return None if 0 <= self.epsilon <= 1 else f"epsilon is {self.epsilon:g}; it is a probability."
 
     def new_state(self, layers: LayerMap) -> Origin:

@@ -12,6 +12,7 @@ import numpy as np
 from raysim.core.bounds import Fraction, NonNegativeInt, Positive, PositiveInt
 from raysim.core.cohort import Cohort
 from raysim.core.facts import RunFacts
+from raysim.core.method import Needs
 from raysim.core.mixture import Mixture
 from raysim.core.optim import Adam, OptimizerSpec
 from raysim.core.server import Server, Weighting
@@ -63,8 +64,7 @@ class LearnedWeights(Weighting):
     halve_every: PositiveInt = 20
     """Epochs after which the learning rate is halved."""
 
-    needs_proxy: ClassVar[bool] = True
-    reads_gather_bytes: ClassVar[bool] = True
+    needs: ClassVar[Needs] = Needs(proxy=True, gather_bytes=True)
 
     def check(self, facts: RunFacts) -> str | None:
         keeper = next((m for m in facts.client if m.personal_layers), None)

@@ -9,6 +9,7 @@ from raysim.core.bounds import NonNegative
 from raysim.core.client import ClientMethod, LocalRun, Upload
 from raysim.core.facts import RunFacts
 from raysim.core.layers import LayerMap
+from raysim.core.method import Needs
 from raysim.lazy import Tensor, torch
 
 BANDWIDTHS = (10.0, 15.0, 20.0, 50.0)
@@ -37,8 +38,7 @@ class FedPHP(ClientMethod):
     """Weight of the MMD term against the cross-entropy (λ)."""
     evaluate: Literal["local", "private"] = "local"
     """Which model is tested as the client's own."""
-    reads_total_rounds: ClassVar[bool] = True
-    needs_head: ClassVar[str | None] = "its latents"
+    needs: ClassVar[Needs] = Needs(total_rounds=True, head="its latents")
     batched: ClassVar[bool] = True
 
     def check(self, facts: RunFacts) -> str | None:

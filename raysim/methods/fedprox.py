@@ -7,6 +7,7 @@ from typing import ClassVar
 
 from raysim.core.client import ClientMethod, LocalRun
 from raysim.core.facts import RunFacts
+from raysim.core.method import Needs
 from raysim.core.optim import OptimizerSpec
 
 
@@ -22,7 +23,7 @@ class FedProx(ClientMethod):
     """Strength of the proximal term (μ)."""
     official_sgd: bool = False
     """Train without momentum and weight decay."""
-    needs_global: ClassVar[bool] = True
+    needs: ClassVar[Needs] = Needs(global_model=True)
     batched: ClassVar[bool] = True
 
     def check(self, facts: RunFacts) -> str | None:

@@ -8,6 +8,7 @@ from typing import ClassVar
 from raysim.core.bounds import NonNegativeInt
 from raysim.core.client import ClientMethod, LocalRun
 from raysim.core.layers import LayerMap
+from raysim.core.method import Needs
 from raysim.lazy import nn
 
 
@@ -25,7 +26,7 @@ class FedRep(ClientMethod):
     head_epochs: NonNegativeInt = 5
     """Passes that train the head, before `local.epochs` train the body."""
     personal_layers: ClassVar[str | None] = "head"
-    needs_head: ClassVar[str | None] = "its parameters"
+    needs: ClassVar[Needs] = Needs(head="its parameters")
 
     def fits(self, model: nn.Module, layers: LayerMap, classes: int) -> str | None:
         of_head = {spec.stage == layers.stages - 1 for spec in layers.tensors[: layers.T]}

@@ -8,6 +8,7 @@ from typing import ClassVar
 from raysim.core.bounds import NonNegative
 from raysim.core.client import ClientMethod, LocalRun
 from raysim.core.facts import RunFacts
+from raysim.core.method import Needs
 from raysim.lazy import F, Tensor, torch
 
 
@@ -24,10 +25,7 @@ class MOON(ClientMethod):
     """Weight of the contrastive term (μ)."""
     tau: float = 0.5
     """Temperature of the contrastive term (τ)."""
-    keeps_params: ClassVar[bool] = True
-    initial_previous: ClassVar[bool] = True
-    needs_global: ClassVar[bool] = True
-    needs_head: ClassVar[str | None] = "its latents"
+    needs: ClassVar[Needs] = Needs(previous="initial", global_model=True, head="its latents")
     batched: ClassVar[bool] = True
 
     def check(self, facts: RunFacts) -> str | None:

@@ -9,6 +9,7 @@ from raysim.core.bounds import NonNegative, Positive
 from raysim.core.client import ClientMethod, LocalRun
 from raysim.core.facts import RunFacts
 from raysim.core.layers import LayerMap
+from raysim.core.method import Needs
 from raysim.lazy import Tensor, torch
 
 
@@ -44,7 +45,7 @@ class PartialFed(ClientMethod):
     """Step size of the logits."""
     logits: tuple[float, float] = (0.0, 0.0)
     """Logits at first, of the global and of the client's own layer."""
-    keeps_params: ClassVar[bool] = True
+    needs: ClassVar[Needs] = Needs(previous="trained")
 
     def check(self, facts: RunFacts) -> str | None:
         if self.model_batches < 1 or self.choice_batches < 0:

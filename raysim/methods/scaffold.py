@@ -11,6 +11,7 @@ from raysim.core.client import ClientMethod, LocalRun, Upload
 from raysim.core.cohort import Cohort
 from raysim.core.facts import RunFacts
 from raysim.core.layers import LayerMap
+from raysim.core.method import Needs
 from raysim.core.mixture import Mixture
 from raysim.core.samples import batch_slices
 from raysim.core.server import Server, ServerStep
@@ -38,7 +39,7 @@ class SCAFFOLD(ClientMethod):
     c_update: Literal["option_2", "option_1", "mean_grad"] = "option_2"
     """How a client's control variate is computed: from its drift, its full gradient or the mean gradient of its steps."""
     base_weights: ClassVar[str | None] = "uniform"
-    needs_global: ClassVar[bool] = True
+    needs: ClassVar[Needs] = Needs(global_model=True)
     batched: ClassVar[bool] = True
 
     def check(self, facts: RunFacts) -> str | None:

@@ -11,6 +11,7 @@ import numpy as np
 from raysim.core.bounds import Fraction, NonNegativeInt, Positive, PositiveInt
 from raysim.core.cohort import Cohort
 from raysim.core.facts import RunFacts
+from raysim.core.method import Needs
 from raysim.core.mixture import Mixture
 from raysim.core.optim import OptimizerSpec
 from raysim.core.server import ProxyData, Server, ServerStep
@@ -54,7 +55,7 @@ class ServerFT(ServerStep):
     server_ft_official: bool = False
     """Use the released code's optimiser, SGD with momentum, instead of Adam."""
 
-    needs_proxy: ClassVar[bool] = True
+    needs: ClassVar[Needs] = Needs(proxy=True)
     reads_models: ClassVar[bool] = False
     refines: ClassVar[bool] = True
 

@@ -76,12 +76,15 @@ def test_all_go_together(client, weighting, tmp_path):
             },
             "option_2 needs training to start at w_g",
         ),
-        ({"client": ["fedprox", "fedfomo"], "data": {"client_val_frac": 0.2}}, "not the global one that fedprox reads"),
+        (
+            {"client": ["fedprox", "fedfomo"], "data": {"client_val_frac": 0.2}},
+            "not the global one that 'fedprox' reads",
+        ),
         (
             {"client": ["fedadp", "fedfomo"], "data": {"client_val_frac": 0.2}},
-            "not the global one that fedadp reads",
+            "not the global one that 'fedadp' reads",
         ),
-        ({"client": ["apple", "moon"], "rounds": {"participation": 1.0}}, "not the global one that moon reads"),
+        ({"client": ["apple", "moon"], "rounds": {"participation": 1.0}}, "not the global one that 'moon' reads"),
         ({"client": ["sgdm", {"fedprox": {"official_sgd": True}}], "local": {"momentum": 0.0}}, "official_sgd: false"),
         (
             {"server": ["fedlws", "step_size", "fedavgm"]},

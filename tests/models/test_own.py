@@ -185,8 +185,8 @@ def test_only_methods_that_need_a_head_ask_for_one(monkeypatch: pytest.MonkeyPat
     with_names(monkeypatch, conv=Conv)
     for stack in STACKS:
         for name, method in STACKS[stack].entries.items():
-            if method.needs_head:
-                with pytest.raises(ConfigError, match=rf"{stack}\.0\.{name}: needs {method.needs_head} of the model's"):
+            if method.needs.head:
+                with pytest.raises(ConfigError, match=rf"{stack}\.0\.{name}: needs {method.needs.head} of the model's"):
                     prepare(tiny(**settings("conv", clients=3, **{stack: [name]})))
     simulate(tiny(**settings("conv", clients=3, client=["fedala"])), tmp_path)
 
@@ -200,7 +200,7 @@ def test_the_page_says_which_methods_need_a_head() -> None:
         )
         for name in names.split(", ")
     }
-    needed = {m.__name__: m.needs_head for stack in STACKS.values() for m in stack.entries.values() if m.needs_head}
+    needed = {m.__name__: m.needs.head for stack in STACKS.values() for m in stack.entries.values() if m.needs.head}
     assert listed == needed
 
 

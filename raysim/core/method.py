@@ -1,0 +1,62 @@
+"""What the three kinds of methods have in common: a name, what they need, and what they refuse."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
+
+from raysim.core.facts import RunFacts
+from raysim.core.layers import LayerMap
+from raysim.lazy import nn
+from raysim.registry import Named
+
+
+@dataclass(frozen=True)
+class Needs:
+    """What a method needs of the run around it. What the run does not have is refused before it starts; what cannot go
+    together is a table in `raysim/config/rules.py`."""
+
+    classes: bool = False
+    """Every sample has one class."""
+    head: Literal["its parameters", "its latents"] | None = None
+    """The model has a head, of which it takes this."""
+    proxy: bool = False
+    """The server has proxy samples."""
+    global_model: bool = False
+    """What a client receives is the global model."""
+    previous: Literal["trained", "initial"] | None = None
+    """A client keeps the model that it trained last, as `run.previous`; "initial": a newcomer has there the model that the
+    run began with, and not None."""
+    peers: Literal["mixed", "whole"] | None = None
+    """Every client's last upload is stored, for others and as `run.previous`. Clients receive a mixture of them, or them."""
+    total_rounds: bool = False
+    """The number of rounds in total, with which it computes; such a run cannot be extended."""
+    gather_bytes: bool = False
+    """`engine.gather_bytes`, because it asks `cohort.gathers`; a run then keeps it."""
+
+
+FORMER = {
+    "needs_classes": "classes=True", "needs_head": 'head="its latents"', "needs_proxy": "proxy=True",
+    "needs_global": "global_model=True", "keeps_params": 'previous="trained"', "initial_previous": 'previous="initial"',
+    "peer_models": 'peers="mixed"', "reads_total_rounds": "total_rounds=True", "reads_gather_bytes": "gather_bytes=True",
+}  # fmt: skip
+"""What stood in a class of its own, and what to write instead."""
+
+
+class Method(Named):
+    """A client method, a weighting or a server step."""
+
+    needs: ClassVar[Needs] = Needs()
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        if found := [f"needs = Needs({FORMER[old]}) for {old}" for old in FORMER if old in vars(cls)]:
+            raise TypeError(f"{cls.__name__}: write {', '.join(found)}; Needs is raysim.Needs")
+
+    def check(self, facts: RunFacts) -> str | None:
+        """What is wrong with the method's fields or with the run around it, as a sentence; None where nothing is."""
+        return None
+
+    def fits(self, model: nn.Module, layers: LayerMap, classes: int) -> str | None:
+        """What is wrong with the run's network or data for this method; called before anything is started."""
+        return None
