@@ -44,7 +44,7 @@ from raysim.core.server_model import ServerModel
 from raysim.core.tree import BLOCK
 from raysim.engine.collectives import HostedCohort
 from raysim.engine.scheduler import Scheduler
-from raysim.federation import Federation, aggregator, host_spec, local_engine
+from raysim.federation import Federation, aggregator, host_spec
 from raysim.methods import CLIENTS
 from raysim.methods.fedlaw import LearnedWeights
 from raysim.store.manifest import manifest
@@ -105,10 +105,9 @@ class Trained:
 
     def __init__(self, model: str, engine: Any, folder: Path):
         plain = configuration(model, engine, {})
-        make = local_engine
-        if engine != "local":
-            from raysim.engine.ray.engine import ray_engine as make  # type: ignore[assignment]
-        self.federation = Federation(plain, folder, make_engine=partial(self._measuring, make, model, engine))
+        self.federation = Federation(
+            plain, folder, make_engine=partial(self._measuring, plain.engine.make, model, engine)
+        )
         self.server = self.federation.server
         round_info = RoundInfo(0, 0, 1, CLIENTS_IN_COHORT, 0.1, 160)
         engine = self.federation.engine

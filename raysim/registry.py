@@ -49,7 +49,7 @@ KINDS = {
     "metric": Kind(None, "raysim.metrics"),
     "instrument": Kind("raysim.analysis", "raysim.instruments"),
     "measure": Kind("raysim.analysis"),
-    "engine": Kind("raysim.config.schema"),
+    "engine": Kind("raysim.engine.settings"),
     "sink": Kind("raysim.store.sinks"),
 }
 

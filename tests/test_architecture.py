@@ -18,15 +18,16 @@ from raysim.methods import CLIENTS, STEPS, WEIGHTINGS
 
 ROOT = Path(raysim.__file__).parent
 
-# Packages from the ground up: a file may import its own package and those of lower floors. Imports for types count, and so do
-# those inside functions.
+# Packages from the ground up: a file may import its own package and those of lower floors. Imports inside functions
+# count. Those for types alone do not: they say what a function is given, load nothing and cannot make a circle.
 FLOORS = (
     {"definition", "errors"},
     {"clock", "lazy", "machine", "paths", "printable", "registry", "version"},
     {"core", "store"},
     {"data", "models", "methods", "analysis"},
-    {"config", "host", "report"},
-    {"engine", "plugins"},
+    {"host", "report"},
+    {"engine"},
+    {"config", "plugins"},
     {"federation"},
     {"api"},
     {"sweep"},
@@ -58,8 +59,8 @@ def imported(tree: ast.AST, typing: bool = True) -> Iterator[str]:
 
 
 def own(tree: ast.AST) -> set[str]:
-    """Files of the package that a file imports, by their names in `modules`."""
-    names = {name.removeprefix("raysim.") for name in imported(tree) if re.match(r"raysim(\.|$)", name)}
+    """Files of the package that a file imports, but for types, by their names in `modules`."""
+    names = {name.removeprefix("raysim.") for name in imported(tree, typing=False) if re.match(r"raysim(\.|$)", name)}
     assert names <= modules().keys() | {"raysim"}, names - modules().keys()
     return {"__init__" if name == "raysim" else name for name in names}
 

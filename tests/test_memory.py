@@ -16,7 +16,7 @@ from torch import Tensor
 from raysim.core.cohort import Cohort
 from raysim.core.mixture import Mixture
 from raysim.core.server import Server, Weighting
-from raysim.federation import Federation, MakeEngine, local_engine
+from raysim.federation import Federation, MakeEngine
 from raysim.host.host import ClientHost
 from raysim.methods import WEIGHTINGS
 
@@ -48,7 +48,7 @@ def usage(host: ClientHost | None = None) -> dict[str, int]:
     return found
 
 
-def measure(changes: dict[str, Any], folder: Path, make_engine: MakeEngine) -> dict[str, list[dict[str, int]]]:
+def measure(changes: dict[str, Any], folder: Path, make_engine: MakeEngine | None) -> dict[str, list[dict[str, int]]]:
     """`usage` of every process after the warm-up and at the end, both just after a checkpoint."""
     rounds = {"total": ROUNDS, "checkpoint_every": EVERY, "evaluate_every": EVERY}
     federation = Federation(tiny(**changes, model=MODEL, rounds=rounds), folder, make_engine=make_engine)
@@ -57,7 +57,7 @@ def measure(changes: dict[str, Any], folder: Path, make_engine: MakeEngine) -> d
         federation.step()
         if t in (WARM_UP, ROUNDS):
             found.setdefault("driver", []).append(usage())
-            for i, host in enumerate(federation.engine.hosts if make_engine is not local_engine else ()):
+            for i, host in enumerate(federation.engine.hosts if make_engine is not None else ()):
                 found.setdefault(f"host {i}", []).append(ray.get(host.__ray_call__.remote(usage)))
     federation.close()
     return found
@@ -82,14 +82,14 @@ def test_what_stays_is_found(tmp_path: Path) -> None:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(WEIGHTINGS, "leaks", Leaks)
-        found = measure({"weighting": ["leaks"]}, tmp_path, local_engine)
+        found = measure({"weighting": ["leaks"]}, tmp_path, None)
     with pytest.raises(AssertionError, match="arrays"):
         check(found)
 
 
 @pytest.mark.parametrize("name", METHODS)
 def test_in_process(name, tmp_path):
-    check(measure(METHODS[name], tmp_path, local_engine))
+    check(measure(METHODS[name], tmp_path, None))
 
 
 @pytest.mark.parametrize("name", METHODS)

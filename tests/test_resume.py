@@ -20,7 +20,7 @@ from conftest import contents, simulate, tiny
 import raysim
 from raysim.config import Config, ConfigError, check_unchanged, to_yaml
 from raysim.engine.base import StateLost
-from raysim.federation import Federation, Round, RoundFailed, RunParts, local_engine, run_round
+from raysim.federation import Federation, Round, RoundFailed, RunParts, run_round
 from raysim.federation.resume import StateUnreadable
 from raysim.store import tables
 from raysim.store.atomic import FolderGone, write_json, write_tensors
@@ -46,7 +46,7 @@ def undisturbed(tmp_path_factory) -> Callable[[str], Federation]:
 @pytest.mark.parametrize("name", METHODS)
 def test_resumed_run_is_the_undisturbed_one(name, engine, tmp_path, undisturbed, request):
     """It stops after the third round, one after the checkpoint; then again, where it has just saved."""
-    make_engine = local_engine if engine == "local" else request.getfixturevalue("warm_ray")
+    make_engine = None if engine == "local" else request.getfixturevalue("warm_ray")
     whole = undisturbed(name)
     config = tiny(**METHODS[name], **ROUNDS, engine=engine)
     for first, last in ((0, 2), (2, 3), (4, 5)):

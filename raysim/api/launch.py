@@ -5,11 +5,10 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
 from typing import Any
 
-from raysim.config import ENGINES, Config, ConfigError, LocalEngineConfig, RayEngineConfig, name_in
+from raysim.config import ENGINES, Config, ConfigError, name_in
 from raysim.engine.ray.placement import Resources
 from raysim.machine import answers
 
@@ -23,7 +22,7 @@ def check_address(address: str | None) -> None:
 
 def check_joined(configs: Sequence[Config], address: str | None) -> None:
     """Raises `ConfigError` where there is an `address`, and none of these runs is on Ray."""
-    if address and configs and not any(isinstance(config.engine, RayEngineConfig) for config in configs):
+    if address and configs and not any(config.engine.ray for config in configs):
         name = name_in(ENGINES, configs[0].engine)
         raise ConfigError(f"--address: engine is {name}, which joins no cluster. Use --set engine=ray.")
 
@@ -33,7 +32,7 @@ def launcher(
     config: Config, address: str | None, resources: Resources | None
 ) -> Iterator[Callable[[Config, Path, bool], Any]]:
     """Yield what makes a federation of (configuration, folder, whether to resume); a cluster is there meanwhile."""
-    if isinstance(config.engine, RayEngineConfig):
+    if config.engine.ray:
         from raysim.federation.remote import session
 
         check_address(address)
@@ -43,8 +42,4 @@ def launcher(
     check_joined([config], address)
     from raysim.federation import Federation
 
-    yield (
-        Federation
-        if isinstance(config.engine, LocalEngineConfig)
-        else partial(Federation, make_engine=config.engine.make)
-    )
+    yield Federation

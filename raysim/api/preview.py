@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from raysim.api.lines import aligned, bytes_, header, unused
-from raysim.config import Config, RayEngineConfig
+from raysim.config import Config
 from raysim.core.cohort import AskedCohort
 from raysim.core.server import Downlink
 from raysim.data import Partition
@@ -35,7 +35,7 @@ def preview(config: Config, address: str | None = None) -> str:
     training = training_bytes(run.spec, run.spec.network()[0], int(sizes.max()))
     hosts, where = _hosts(run, training, address)
     # Processes of their own are the command line, the federation and the hosts; in-process, there is one.
-    processes = hosts + 2 if isinstance(config.engine, RayEngineConfig) else 1
+    processes = hosts + 2 if config.engine.ray else 1
     streamed = processes * config.data.stream_bytes if config.data.storage == "stream" else 0
     held = data.x.nbytes if isinstance(data.x, np.ndarray) else streamed
     memory = processes * HOST_BYTES + hosts * training + held + run.cohort_size * FLOAT * layers.S
@@ -110,8 +110,8 @@ def _traffic(run: RunParts) -> str:
 
 def _hosts(run: RunParts, training: int, address: str | None) -> tuple[int, str]:
     """How many actors would be started that need so many bytes for `training`, 0 where the cluster decides, and in words."""
-    engine = run.config.engine
-    if not isinstance(engine, RayEngineConfig):
+    engine = run.config.engine.ray
+    if engine is None:
         return 1, "this process"
     from raysim.engine.ray.cluster import cluster_address
 

@@ -19,7 +19,7 @@ TABLES = {  # setting -> where its entries are listed
     "data.partition": ("data/partition/__init__.py", "PARTITIONS"),
     "record.instruments": ("analysis/__init__.py", "INSTRUMENTS"),
     "record.sinks": ("store/sinks.py", "SINKS"),
-    "engine": ("config/schema.py", "ENGINES"),
+    "engine": ("engine/settings.py", "ENGINES"),
     "preset": ("config/presets.py", "PRESETS"),
 }
 

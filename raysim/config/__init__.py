@@ -9,23 +9,21 @@ from raysim.config.build import plain
 from raysim.config.fields import STACKS, Catalogue, catalogue_of, docs_of, fields_of, is_section, stack_of
 from raysim.config.identity import check_unchanged, decisive, differences, entries_of, fingerprint, to_dict, to_yaml
 from raysim.config.load import from_dict, load, read_entry
-from raysim.config.messages import ConfigError, describe, nearest, show
+from raysim.config.messages import describe, nearest, show
 from raysim.config.presets import PRESETS
 from raysim.config.rules import check, facts_of
 from raysim.config.schema import (
-    ENGINES,
     Config,
     DataConfig,
-    EngineConfig,
     EvaluateConfig,
     LocalConfig,
-    LocalEngineConfig,
     ModelConfig,
-    RayEngineConfig,
     RecordConfig,
     RoundsConfig,
 )
 from raysim.data import PARTITIONS, SOURCES
+from raysim.engine.settings import ENGINES, EngineConfig, LocalEngineConfig, RayEngineConfig
+from raysim.errors import ConfigError
 from raysim.methods import CLIENTS, STEPS, WEIGHTINGS
 from raysim.models import MODELS
 from raysim.registry import name_in

@@ -14,8 +14,8 @@ import yaml
 
 from raysim.config.build import plain
 from raysim.config.fields import STACKS, catalogue_of, fields_of, is_section, stack_of
-from raysim.config.messages import ConfigError
 from raysim.config.schema import Config
+from raysim.errors import ConfigError
 from raysim.registry import Table, name_in
 from raysim.store.manifest import DamagedManifest, read_manifest
 

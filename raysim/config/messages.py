@@ -6,7 +6,7 @@ import difflib
 import json
 import re
 import typing
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal
@@ -14,18 +14,7 @@ from typing import Annotated, Any, Literal
 import yaml
 
 from raysim.config.fields import catalogue_of, fields_of, is_section
-from raysim.errors import Explained
-
-
-class ConfigError(Explained, Exception):
-    """A configuration that cannot run. `faults` has one line each: `FILE: path.to.field: what is wrong.`"""
-
-    def __init__(self, faults: str | Sequence[str]):
-        self.faults = (faults,) if isinstance(faults, str) else tuple(faults)
-        super().__init__(self.faults)  # the argument as given: it must survive pickling between Ray processes
-
-    def __str__(self) -> str:
-        return "\n".join(self.faults)
+from raysim.errors import ConfigError
 
 
 @dataclass

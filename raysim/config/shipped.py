@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from raysim.config.messages import ConfigError, nearest
+from raysim.config.messages import nearest
+from raysim.errors import ConfigError
 
 
 def folder() -> Path:

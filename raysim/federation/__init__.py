@@ -6,7 +6,6 @@ from raysim.federation.builder import (
     aggregator,
     build,
     host_spec,
-    local_engine,
     partitioned,
     prepare,
 )
@@ -23,7 +22,6 @@ __all__ = [
     "aggregator",
     "build",
     "host_spec",
-    "local_engine",
     "partitioned",
     "prepare",
     "run_round",

@@ -12,7 +12,7 @@ import numpy as np
 
 from raysim import machine
 from raysim.clock import CLOCK, Clock
-from raysim.config import STACKS, Config, ConfigError, LocalEngineConfig, RayEngineConfig
+from raysim.config import STACKS, Config, ConfigError
 from raysim.config.schema import UntilConfig
 from raysim.core.aggregator import Aggregator
 from raysim.core.arrays import tensor_of
@@ -24,7 +24,6 @@ from raysim.core.server import DownlinkRule, Memory, Population, ProxyData, Serv
 from raysim.data import Dataset, Partition, make_partition
 from raysim.data.encoded import Encoded
 from raysim.engine.base import Engine
-from raysim.engine.local import LocalEngine
 from raysim.federation.learned import class_weights, misfits, task
 from raysim.federation.trial import tried, unscored
 from raysim.host.device import NO_FP16
@@ -59,10 +58,10 @@ class RunParts:
 
 
 def build(
-    config: Config, make_engine: MakeEngine, data: Dataset, partition: Partition, clock: Clock = CLOCK
-) -> RunParts:  # fmt: skip
-    """Everything of a run before its first round. Raises what `check_network` raises, and `PlacementError` for what only the
-    cluster knows."""
+    config: Config, make_engine: MakeEngine | None, data: Dataset, partition: Partition, clock: Clock = CLOCK
+) -> RunParts:
+    """Everything of a run before its first round; `make_engine` replaces the configuration's own. Raises what `check_network`
+    raises, and `PlacementError` for what only the cluster knows."""
     spec, value = check_network(config, data, partition)
     if clock is not CLOCK:  # a copy builds the network again
         spec = replace(spec, clock=clock)
@@ -74,7 +73,7 @@ def build(
     steps = aggregator(config, spec)
     start(server, value, steps)
     cohort_size = config.rounds.cohort_size(partition.clients)
-    engine = make_engine(config, spec, data, partition, cohort_size)
+    engine = (make_engine or config.engine.make)(config, spec, data, partition, cohort_size)
     engine.begin(server.value)
     return RunParts(config, data, partition, cohort_size, spec, steps, server, engine)
 
@@ -131,20 +130,13 @@ def checked_data(config: Config) -> tuple[Dataset, Partition]:
     faults += misfits(config, data)
     if config.local.precision == "bf16" and not (torch.cuda.is_available() or machine.computes_bf16()):
         faults.append("local.precision: this CPU only emulates bf16, which is slower than fp32; leave it at fp32")
-    if config.local.precision == "fp16" and _trains_on_cpus(config):
+    if config.local.precision == "fp16" and config.engine.only_cpus():
         faults.append(NO_FP16)
     faults += [f"record.sinks: {sink.missing}" for sink in config.record.sinks if sink.missing]
     if faults:
         raise ConfigError(faults)
     _warn_of_scattered(data, partition)
     return data, partition
-
-
-def _trains_on_cpus(config: Config) -> bool:
-    """Whether the configuration or, in this process, the machine says so. A cluster knows when its actors are placed."""
-    if isinstance(config.engine, RayEngineConfig):
-        return config.engine.gpu_per_client == 0
-    return getattr(config.engine, "device", "auto") == "cpu" or not torch.cuda.is_available()
 
 
 def _warn_of_scattered(data: Dataset, partition: Partition) -> None:
@@ -364,13 +356,3 @@ def init_sha256(config: Config) -> str | None:
         return None
     with open(config.model.init, "rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def local_engine(config: Config, spec: HostSpec, data: Dataset, partition: Partition, cohort: int) -> Engine:
-    """The engine in this process, as the configuration describes it."""
-    assert isinstance(config.engine, LocalEngineConfig)
-    local = config.engine
-    return LocalEngine(
-        replace(spec, device=local.device), data, partition,
-        gather_bytes=local.gather_bytes, state_bytes=local.state_bytes,
-    )  # fmt: skip

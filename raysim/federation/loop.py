@@ -13,7 +13,7 @@ from raysim.core.event import Event
 from raysim.core.hooks import HookError
 from raysim.data import Dataset, Partition
 from raysim.engine.base import ATTEMPTS, MachineFailure, StateLost
-from raysim.federation.builder import MakeEngine, build, checked_data, local_engine
+from raysim.federation.builder import MakeEngine, build, checked_data
 from raysim.federation.failures import RoundFailed
 from raysim.federation.machines import check_device, numerics, warn_of_changes
 from raysim.federation.resume import RunCheckpoints, check_init, check_samples, sha256
@@ -46,7 +46,7 @@ class Federation:
     """A run. `step` runs a round; the same configuration gives the same bits on any engine."""
 
     def __init__(
-        self, config: Config, out: Path, resume: bool = False, make_engine: MakeEngine = local_engine,
+        self, config: Config, out: Path, resume: bool = False, make_engine: MakeEngine | None = None,
         partitioned: tuple[Dataset, Partition] | None = None, run_round: RunRound = run_round,
         clock: Clock = CLOCK,
     ):  # fmt: skip

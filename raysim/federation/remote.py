@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 
-from raysim.config import Config, ConfigError, RayEngineConfig
+from raysim.config import Config, ConfigError
 from raysim.engine.ray.cluster import cluster, cluster_address
 from raysim.engine.ray.driver import RemoteFederation, stored
 from raysim.engine.ray.placement import Resources
@@ -23,8 +23,8 @@ def session(
 ) -> Iterator[Callable[[Config, Path, bool], RemoteFederation]]:
     """`cluster`, with the data of `config` prepared; yields what makes a federation on `resources` of it."""
     partitioned = checked_data(config)  # what is wrong with the data shows before anything is started
-    settings, joined = config.engine, address or cluster_address()
-    assert isinstance(settings, RayEngineConfig)
+    settings, joined = config.engine.ray, address or cluster_address()
+    assert settings
     if not joined and settings.gpu_per_client != "auto" and settings.gpu_per_client and not torch.cuda.device_count():
         raise ConfigError(
             f"engine.ray.gpu_per_client: {settings.gpu_per_client:g} of a GPU, but this machine has none. Set it to 0 or "

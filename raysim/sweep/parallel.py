@@ -17,7 +17,7 @@ from typing import IO, Any
 
 from raysim import machine
 from raysim.api.lines import fallbacks, scored
-from raysim.config import Config, LocalEngineConfig, RayEngineConfig, to_dict
+from raysim.config import Config, to_dict
 from raysim.engine.ray.placement import HOST_BYTES, Node, Resources
 from raysim.printable import printable
 from raysim.store.atomic import open_to_append
@@ -70,16 +70,13 @@ def carried(configs: Sequence[Config]) -> int:
     models. Call it inside `ray_engine.cluster` where a run is on Ray.
     """
     cpus, gpus, processes = float(machine.cpus()), 0.0, 1
-    on_ray = [config for config in configs if isinstance(config.engine, RayEngineConfig)]
-    if on_ray:
+    if any(config.engine.ray for config in configs):
         from raysim.engine.ray.cluster import free_resources
 
         free = free_resources()
         cpus, gpus, processes = free.cpus, free.gpus, 3  # of the command line, of the federation, of its clients
-    elif any(isinstance(config.engine, LocalEngineConfig) and config.engine.device != "cpu" for config in configs):
-        import torch
-
-        gpus = float(torch.cuda.is_available())  # all of them would take the first one
+    elif not all(config.engine.only_cpus() for config in configs):
+        gpus = 1.0  # all of them would take the first one
     memory = machine.free_memory()
     limits = [cpus / max(config.engine.threads for config in configs)]
     limits += [gpus] if gpus else []
@@ -139,7 +136,7 @@ def start(
     point: Point, address: str | None, share: Resources | None, accept_changed_code: bool = False
 ) -> tuple[subprocess.Popen[str], IO[str]]:
     """The run's process, which ends when its standard input is closed, and its log."""
-    on_ray = isinstance(point.config.engine, RayEngineConfig)
+    on_ray = point.config.engine.ray
     task = {
         "config": to_dict(point.config), "folder": str(point.folder), "resume": point.saved,
         "address": address if on_ray else None, "resources": asdict(share) if share and on_ray else None,

@@ -10,7 +10,6 @@ from contextlib import ExitStack
 from raysim.api.errors import faults_of, shown
 from raysim.api.launch import check_address, check_joined
 from raysim.api.terminal import run_in_terminal
-from raysim.config import RayEngineConfig
 from raysim.federation.code import check_code
 from raysim.sweep.grid import Point
 from raysim.sweep.parallel import carried, run_parallel
@@ -38,7 +37,7 @@ def run_all(
     print(f"{len(points)} runs, {len(points) - len(left)} of them finished", flush=True)
     with ExitStack() as stack:
         joined = None
-        on_ray = [point.config.engine for point in left if isinstance(point.config.engine, RayEngineConfig)]
+        on_ray = [ray for point in left if (ray := point.config.engine.ray)]
         if on_ray:
             from raysim.engine.ray.cluster import cluster
 
@@ -68,9 +67,8 @@ def _in_turn(points: Sequence[Point], address: str | None, accept_changed_code: 
     for number, point in enumerate(points, 1):
         print(f"\nrun {number} of {len(points)}", flush=True)
         try:
-            joins = isinstance(point.config.engine, RayEngineConfig)
             stopped = run_in_terminal(
-                point.config, point.folder, address if joins else None, resume=point.saved,
+                point.config, point.folder, address if point.config.engine.ray else None, resume=point.saved,
                 accept_changed_code=accept_changed_code,
             )  # fmt: skip
         except Exception as error:

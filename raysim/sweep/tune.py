@@ -51,7 +51,7 @@ def trainable(base: str | Path, overrides: Sequence[str] = ()) -> Callable[[Mapp
             os.chdir(here)  # where relative paths of the configuration begin
         _adopt(own)
         config = load(path, [*overrides, *settings.items()])
-        if not isinstance(config.engine, LocalEngineConfig):
+        if config.engine.ray:
             shared = {field.name: getattr(config.engine, field.name) for field in fields(EngineConfig)}  # of its bits
             config = replace(config, engine=LocalEngineConfig(**shared))
         folder = Path(get_context().get_trial_dir(), "run")

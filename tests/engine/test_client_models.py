@@ -14,7 +14,7 @@ from test_recovery import pid_of
 from raysim.engine import scheduler
 from raysim.engine.model_store import HostedModels
 from raysim.engine.ray.engine import RayEngine
-from raysim.federation import Federation, MakeEngine, local_engine
+from raysim.federation import Federation, MakeEngine
 from raysim.host import distances
 from raysim.methods import CLIENTS
 from raysim.store import tables
@@ -151,7 +151,7 @@ def test_actor_killed_just_before_it_is_asked(tmp_path, warm_ray, ran, monkeypat
 @pytest.mark.parametrize("name", METHODS)
 def test_resumes_from_a_checkpoint(name, engine, tmp_path, ran, request):
     """Models, states and what the server remembers come back from disk, for the rounds after it."""
-    make_engine: MakeEngine = local_engine if engine == "local" else request.getfixturevalue("warm_ray")
+    make_engine: MakeEngine | None = None if engine == "local" else request.getfixturevalue("warm_ray")
     changes = merged(METHODS[name], {"total": 4, "checkpoint_every": 2})
     config = tiny(**changes, engine={"local": {"state_bytes": 20_000}} if engine == "local" else PAIR)
     federation = Federation(config, tmp_path / "killed", make_engine=make_engine)

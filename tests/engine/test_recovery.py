@@ -33,7 +33,7 @@ from raysim.engine.ray.driver import RemoteFederation, stored
 from raysim.engine.ray.engine import RayEngine
 from raysim.engine.ray.heartbeat import HeartbeatMonitor
 from raysim.engine.ray.pool import Pool
-from raysim.federation import Federation, RoundFailed, local_engine, prepare, sample
+from raysim.federation import Federation, RoundFailed, prepare, sample
 from raysim.methods import CLIENTS, WEIGHTINGS
 from raysim.models import MODELS
 from raysim.store import tables
@@ -152,7 +152,7 @@ def test_actor_killed_while_it_trains(tmp_path, warm_ray, ran, monkeypatch):
 @pytest.mark.parametrize("name", ["fedavg", "fedlws", "scaffold"])
 def test_failed_clients_are_left_out(name, engine, tmp_path, ran, request):
     """A client that refuses and one that diverges leave the same gap, with the same weights around it."""
-    make_engine = local_engine if engine == "local" else request.getfixturevalue("warm_ray")
+    make_engine = None if engine == "local" else request.getfixturevalue("warm_ray")
     hashes = []
     for how, reason in (("refuses", "holds no sense"), ("diverges", "not finite")):
         changes = with_client(METHODS[name], "fails", how=how, client=cohort()[1])
@@ -213,7 +213,7 @@ def test_client_that_kills_its_process_ends_the_run(tmp_path, warm_ray):
 @pytest.mark.parametrize(("how", "policy"), [("lacks_memory", "drop"), ("refuses", "retry")])
 def test_client_that_fails_twice_trains_again(how, policy, engine, method, tmp_path, ran, request):
     """To the same bits, whether hosts sum models while they train, keep them, or one of them learns on all."""
-    make_engine = local_engine if engine == "local" else request.getfixturevalue("warm_ray")
+    make_engine = None if engine == "local" else request.getfixturevalue("warm_ray")
     rounds = {"on_client_failure": policy}
     changes = with_client(method, "fails", how=how, client=cohort()[1], times=2, folder=str(tmp_path))
     run = simulate(tiny(**changes, rounds=rounds, engine=engine), tmp_path / "fails", make_engine=make_engine)

@@ -16,7 +16,7 @@ from raysim.core.client import ClientMethod, LocalRun, Upload
 from raysim.core.cohort import Cohort
 from raysim.core.mixture import Mixture
 from raysim.core.server import Server, Weighting
-from raysim.federation import Federation, local_engine
+from raysim.federation import Federation
 from raysim.methods import CLIENTS, WEIGHTINGS
 from raysim.models import MODELS, Inputs
 from raysim.store import tables
@@ -124,7 +124,7 @@ def test_a_mean_whose_terms_are_exact_is_exact(weighting, subtests, tmp_path, wa
                 data={"name": {"npz": "toy.npz"}, "partition": "natural", "root": str(tmp_path)}, engine=engine,
                 model={"name": "zeros"}, client=["sends"], weighting=weighting, rounds={"participation": 1.0},
             )  # fmt: skip
-            federation = simulate(config, tmp_path / name, make_engine=local_engine if engine == "local" else warm_ray)
+            federation = simulate(config, tmp_path / name, make_engine=None if engine == "local" else warm_ray)
             sent = [numbers(client, 2, 4 * 17) for client in range(4)]
             expected = sent[0] / 2 + sent[1] / 4 + sent[2] / 8 + sent[3] / 8
             assert federation.server.value.tolist() == expected.tolist()

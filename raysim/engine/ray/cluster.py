@@ -12,9 +12,9 @@ import ray
 from ray._private.state import available_resources_per_node  # Ray's public functions add the nodes up
 
 from raysim import machine
-from raysim.config import ConfigError
 from raysim.engine.ray.placement import Node, Resources
 from raysim.engine.ray.private import TOKEN, admitted, persistent_cluster, private, without_helpers
+from raysim.errors import ConfigError
 
 THREADS = (
     160,

@@ -8,13 +8,12 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import ray
 from ray.exceptions import RayTaskError
 
 from raysim.clock import CLOCK
-from raysim.config import Config
 from raysim.core.event import Event
 from raysim.data import Dataset, Partition
 from raysim.engine.base import ATTEMPTS, MachineFailure
@@ -25,6 +24,9 @@ from raysim.engine.ray.placement import Resources
 from raysim.engine.ray.pool import Pool
 from raysim.lazy import nn
 from raysim.registry import REGISTRY, OwnEntry
+
+if TYPE_CHECKING:
+    from raysim.config import Config
 
 PACKAGE = Path(__file__).parents[2]
 RELEASE_SECONDS = 10  # to wait at a run's end until the cluster has its share back
@@ -63,7 +65,8 @@ class Driver:
             os.chdir(here)
         REGISTRY.adopt(own)
         pool = Pool()
-        pool.warm(config, resources)  # processes start while the federation is built
+        if config.engine.ray:
+            pool.warm(config.engine.ray, config.cohort_size, resources)  # processes start while the federation is built
         engine = partial(ray_engine, resources=resources, pool=pool, references=tuple(partitioned))
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("default", UserWarning)

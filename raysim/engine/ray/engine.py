@@ -8,13 +8,12 @@ from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import ray
 from ray.autoscaler.sdk import request_resources
 from ray.exceptions import GetTimeoutError, ObjectLostError, RayTaskError
 
-from raysim.config import Config, RayEngineConfig
 from raysim.core.event import Event
 from raysim.core.hooks import HookError
 from raysim.data import Dataset, Partition
@@ -37,6 +36,9 @@ from raysim.engine.ray.pool import PING_SECONDS, Pool
 from raysim.host.device import NO_FP16
 from raysim.host.footprint import training_bytes
 from raysim.host.messages import HostSpec, TrainRequest
+
+if TYPE_CHECKING:
+    from raysim.config import Config
 
 ROOM_SECONDS = 10  # to wait until a dead process's share is free again
 START_SECONDS = 120  # to start the processes of actors on a busy machine
@@ -371,8 +373,8 @@ def ray_engine(
 
     Raises `PlacementError` for what does not fit, and `MachineFailure` where an actor cannot start.
     """
-    settings = config.engine
-    assert isinstance(settings, RayEngineConfig)
+    settings = config.engine.ray
+    assert settings
     if resources is None:
         resources = pool.free(free_resources()) if pool else free_resources()
     model, layers = spec.network()

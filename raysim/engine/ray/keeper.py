@@ -19,9 +19,9 @@ from ray._private.state import state
 from ray.core.generated import node_manager_pb2
 from ray.core.generated.node_manager_pb2_grpc import NodeManagerServiceStub
 
-from raysim.config import ConfigError
 from raysim.engine.ray.cluster import own_cluster
 from raysim.engine.ray.private import PRELOADED, PersistentCluster, persistent_cluster
+from raysim.errors import ConfigError
 from raysim.machine import cpus
 
 POLL = 0.2  # seconds

@@ -6,14 +6,16 @@ from collections import Counter
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import ray
 
-from raysim.config import Config, RayEngineConfig
 from raysim.engine.ray.actors import new_actor
 from raysim.engine.ray.deaths import DEATHS
 from raysim.engine.ray.placement import PlacementError, Resources, place
+
+if TYPE_CHECKING:
+    from raysim.engine.settings import RayEngineConfig
 
 PING_SECONDS = 10  # a living actor that does not answer by then is at work, or starts
 
@@ -62,13 +64,12 @@ class Pool:
         actor.reset.remote()
         self._idle.append((node, actor))
 
-    def warm(self, config: Config, resources: Resources) -> None:
-        """Start the processes that a run of `config` will most likely take; raises nothing, it is only a guess."""
-        settings, cohort = config.engine, config.cohort_size or 1 << 20
-        assert isinstance(settings, RayEngineConfig)
+    def warm(self, settings: RayEngineConfig, cohort: int | None, resources: Resources) -> None:
+        """Start the processes that a run will most likely take; raises nothing, it is only a guess. `cohort` are the clients
+        of a round, where they are known."""
         with suppress(PlacementError):
             placement = place(
-                resources, cohort, settings.clients_per_actor, settings.gpu_per_client, settings.threads, 0,
+                resources, cohort or 1 << 20, settings.clients_per_actor, settings.gpu_per_client, settings.threads, 0,
                 together=settings.batch_clients,
             )  # fmt: skip
             self._share = placement.cpus, placement.gpus
