@@ -128,6 +128,8 @@ def test_a_damaged_checkpoint_is_passed_over(tmp_path, caplog, victim, harm):
     with pytest.raises(CheckpointError, match="round 3"):
         checkpoints.load(3)
     check_round(checkpoints, 2)
+    (tmp_path / "checkpoints/round-000003.safetensors").unlink(missing_ok=True)
+    (tmp_path / "checkpoints/round-000003.safetensors").symlink_to("nothing")  # whose name is taken, too
     save_round(checkpoints, 3)
     save_round(checkpoints, 4)
     for t in (3, 4):

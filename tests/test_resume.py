@@ -166,6 +166,30 @@ def test_a_state_that_is_damaged_while_the_run_goes_on(tmp_path):
     federation.close()
 
 
+def test_a_checkpoint_that_was_passed_over_does_not_come_back(tmp_path):
+    """Where its file is back, for instance with a disk: the rows after the checkpoint that was taken are gone by then."""
+    changes = METHODS["scaffold"] | {"rounds": {"total": 6, "checkpoint_every": 2}}
+    expected, folder = simulate(tiny(**changes), tmp_path / "expected"), tmp_path / "run"
+
+    def run(rounds: int) -> None:
+        federation = Federation(tiny(**changes), folder, resume=folder.exists())
+        for _ in range(rounds):
+            federation.step()
+        federation.close()
+
+    run(5)
+    states = [*(folder / "checkpoints").glob("*.states")]
+    assert len(states) == 2
+    for path in states:
+        path.rename(tmp_path / path.name)
+    run(1)  # from the start
+    for path in states:
+        (tmp_path / path.name).rename(path)
+    resumed = simulate(tiny(**changes), folder, resume=True)
+    assert resumed.sha256() == expected.sha256()
+    assert tables.read(folder, "rounds")["round"].to_pylist() == [*range(6)]
+
+
 LEARNED = {"data": {"proxy": {"samples": 24}}, "weighting": [{"fedlaw": {"epochs": 2}}]}
 
 

@@ -14,6 +14,7 @@ import hashlib
 import itertools
 import json
 import logging
+import os
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -180,6 +181,13 @@ class Checkpoints:
                 return t
         return None
 
+    def drop_after(self, t: int) -> None:
+        """Remove the manifests of checkpoints after round `t`: damaged ones that were passed over. The run goes on from an
+        earlier one and removes the rows of later rounds, so that none may lead on even where its files come back."""
+        for later in self._rounds():
+            if later > t:
+                self._path(later).unlink()
+
     def load(self, t: int) -> Saved:
         """Load round `t`; later saves continue from it. Raises CheckpointError, naming the file, if one is damaged."""
         import safetensors.torch  # it imports PyTorch
@@ -204,7 +212,7 @@ class Checkpoints:
     def _new(self, t: int, kind: str) -> Path:
         """Where nothing is yet: what is there may belong to a checkpoint."""
         names = itertools.chain([f"round-{t:06d}"], (f"round-{t:06d}-{i}" for i in itertools.count(1)))
-        return next(path for name in names if not (path := self.folder / f"{name}.{kind}").exists())
+        return next(path for name in names if not os.path.lexists(path := self.folder / f"{name}.{kind}"))
 
     def _rounds(self) -> list[int]:
         names = (re.fullmatch(r"round-(\d+)\.json", path.name) for path in self.folder.glob("round-*.json"))

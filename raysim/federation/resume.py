@@ -174,6 +174,7 @@ class RunCheckpoints:
         self._held.clear()
         self._bytes = 0
         latest = self.checkpoints.latest()
+        self.checkpoints.drop_after(0 if latest is None else latest)
         if latest is None:
             check_init(self.folder, run.config)
             start(server, initial_value(run.config, run.spec), run.aggregator)
