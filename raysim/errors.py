@@ -10,7 +10,7 @@ class Explained:
 
     def _render_traceback_(self) -> list[str]:
         """The lines that IPython shows."""
-        return [f"{type(self).__name__}: {self}"]
+        return [f"{type(self).__name__}: {self}", *getattr(self, "__notes__", ())]
 
 
 class ConfigError(Explained, Exception):

@@ -13,13 +13,14 @@ from raysim.printable import printable
 
 def faults_of(error: Exception) -> Sequence[str] | None:
     """An error of our own, or of files and networks, as sentences; None for any other, which is a bug."""
-    if isinstance(error, MemoryError) or _torch_lacks_memory(error):
+    ours = type(error).__module__.startswith("raysim.")
+    if not ours and (isinstance(error, MemoryError) or _torch_lacks_memory(error)):
         return (f"raysim: there is not enough memory: {error}" if str(error) else "raysim: there is not enough memory",)
-    if not (isinstance(error, OSError) or type(error).__module__.startswith("raysim.")):
+    if not (isinstance(error, OSError) or ours):
         return None
     from raysim.config import ConfigError
 
-    return error.faults if isinstance(error, ConfigError) else (f"raysim: {error}",)
+    return error.faults if isinstance(error, ConfigError) else (f"raysim: {error}", *getattr(error, "__notes__", ()))
 
 
 def shown(fault: str) -> str:

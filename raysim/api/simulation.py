@@ -14,9 +14,11 @@ from raysim.api.interrupts import Interrupts
 from raysim.api.launch import launcher
 from raysim.config import Config, ConfigError, check_unchanged
 from raysim.core.event import Event
+from raysim.engine.base import MachineFailure
 from raysim.engine.ray.placement import Resources
 from raysim.federation.code import check_code
 from raysim.federation.extend import rewrite
+from raysim.federation.failures import RoundFailed
 from raysim.federation.lock import finished_result, how_to_continue, run_lock, without_effect
 from raysim.lazy import nn
 from raysim.store.atomic import replacing
@@ -169,6 +171,8 @@ class Simulation(Iterator[RoundResult]):
             yield
         except BaseException as error:
             self.stop()
+            if isinstance(error, MachineFailure | RoundFailed):
+                error.add_note(how_to_continue(self.folder))
             refused = isinstance(error, ConfigError)  # what was asked for, and not what is there
             if isinstance(error, Exception) and not refused and (self.folder / "config.yaml").exists():
                 with suppress(OSError), replacing(self.folder / FAILED) as path:  # the disk may be what it failed of

@@ -49,7 +49,7 @@ def machine_failure(error: Exception, node: str) -> MachineFailure | None:
         return None
     what = "has too little memory" if out_of_memory(error) else "has a device that failed"
     why = str(error).splitlines()[0] if str(error) else type(error).__name__
-    return MachineFailure(f"node {node} {what}: {why}. Fix this, then resume the run in a new process")
+    return MachineFailure(f"node {node} {what}: {why}. Fix this, and go on in a new process")
 
 
 class StateLost(Exception):

@@ -31,7 +31,7 @@ def check_results(found: ClientResults, nodes: Sequence[str], doing: str, rounds
     if message := messages.get("code"):
         raise RoundFailed(f"an error in a client's code ends the run.\n{message}")
     if message := messages.get("machine"):
-        hint = "Free the resource, then resume the run; a smaller batch, model or cohort needs less memory"
+        hint = "Free the resource; a smaller batch, model or cohort needs less memory"
         raise RoundFailed(f"out of resources while training a client.\n{message}\n{hint}.")
     if failed and rounds.on_client_failure == "stop":
         raise RoundFailed(f"a client failed, and rounds.on_client_failure is stop.\n{messages['client']}")

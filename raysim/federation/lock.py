@@ -56,9 +56,13 @@ def without_effect(config: Config, folder: Path) -> list[str]:
 
 
 def how_to_continue(folder: Path) -> str:
-    """A sentence for who has stopped the run in `folder`."""
+    """A sentence for who has stopped the run in `folder`, or whose machines have."""
     resume = command("resume", folder)
     if any((folder / "checkpoints").glob("*.json")):
         return f"{resume} continues."
     started = (folder / "config.yaml").exists()
-    return f"There is no checkpoint yet: {resume} starts at round 1." if started else "Nothing was written."
+    return (
+        f"There is no checkpoint yet: {resume} starts at round 1."
+        if started
+        else "Nothing was written; start it again."
+    )
