@@ -6,12 +6,14 @@ from __future__ import annotations
 import os
 import re
 import resource
+import shutil
 import socket
 import sys
 from contextlib import suppress
 from pathlib import Path
 
 CGROUP = Path("/sys/fs/cgroup")
+FULL_AT = "RAY_local_fs_capacity_threshold", "0.95"  # the share of a disk that Ray uses, and its default
 
 
 def cpus() -> int:
@@ -86,6 +88,18 @@ def _threads_of(user: int) -> int:
         with suppress(OSError):  # it has ended meanwhile
             count += len(os.listdir(process / "task")) if process.stat().st_uid == user else 0
     return count
+
+
+def full_disk(folder: Path) -> str | None:
+    """Where the disk of `folder` is so full that Ray stores nothing more on it, a sentence with the way out; else None."""
+    usage, most = shutil.disk_usage(folder), float(os.environ.get(*FULL_AT))
+    used = 1 - usage.free / usage.total if usage.total else 0.0  # some file systems say nothing
+    if used < most:
+        return None
+    return (
+        f"the disk of {folder} is {100 * used:.1f} % full, and Ray stores nothing more on one above {100 * most:g} %. "
+        f"Free some space, set RAY_TMPDIR to a folder on another disk, or {FULL_AT[0]} to a larger share"
+    )
 
 
 def answers(address: str) -> bool:

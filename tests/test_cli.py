@@ -13,6 +13,7 @@ import subprocess
 import sys
 from importlib.metadata import requires
 from pathlib import Path
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -501,6 +502,8 @@ def test_doctor_examines_this_machine(monkeypatch: pytest.MonkeyPatch, tmp_path:
         findings["data"].problem
         == f"RAYSIM_DATA is {tmp_path / 'nowhere'}, which is not a folder. Correct or unset it."
     )
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: Mock(total=100 << 30, free=4 << 30))
+    assert "96.0 % full, and Ray stores nothing more" in str(doctor._disk().problem)
     monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:1")
     assert "nothing answers at 127.0.0.1:1" in str(doctor._ray().problem)
 

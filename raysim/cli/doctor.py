@@ -14,7 +14,7 @@ from pathlib import Path
 
 import typer
 
-from raysim.machine import answers, cpu_quota, memory_bytes
+from raysim.machine import answers, cpu_quota, full_disk, memory_bytes
 
 PACKAGES = ("raysim", "ray", "torch", "torchvision", "numpy", "pyarrow", "safetensors", "pydantic")
 GIB = 2**30
@@ -102,9 +102,7 @@ def _disk() -> Finding:
     if not folder.is_dir():
         return Finding("disk", f"{folder} is missing", f"{folder} does not exist. Create it, or unset RAY_TMPDIR.")
     usage = shutil.disk_usage(folder)
-    problem = None
-    if usage.free < 0.05 * usage.total:  # beyond this, Ray refuses to spill objects
-        problem = f"{folder} is over 95 % full; Ray stores no more objects there. Free some space, or set RAY_TMPDIR."
+    problem = f"{full}." if (full := full_disk(folder)) else None
     return Finding("disk", f"{_gib(usage.free)} free of {_gib(usage.total)} in {folder}", problem)
 
 

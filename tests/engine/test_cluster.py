@@ -4,6 +4,7 @@ And a cluster that raysim starts, which nobody else can use."""
 import http.client
 import json
 import os
+import shutil
 import stat
 import subprocess
 import sys
@@ -12,6 +13,7 @@ from contextlib import closing
 from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import ray
@@ -33,6 +35,7 @@ from raysim.engine.ray.pool import PING_SECONDS, Pool
 from raysim.engine.ray.private import private
 from raysim.federation import Federation, MakeEngine
 from raysim.federation.resume import RunCheckpoints
+from raysim.machine import FULL_AT
 from raysim.methods import CLIENTS
 from raysim.store import tables
 from raysim.store.manifest import read_manifest
@@ -341,6 +344,31 @@ def test_a_cluster_that_does_not_come_up_is_started_again(monkeypatch):
     ):
         pass
     assert tried == ["local", "local"]
+
+
+def test_a_disk_that_is_too_full_is_named_before_the_start(monkeypatch):
+    """Ray would start, and then store nothing."""
+
+    def used(percent: int) -> Any:
+        return lambda _: Mock(total=100 << 30, free=(100 - percent) << 30)
+
+    monkeypatch.setattr(ray, "is_initialized", lambda: False)
+    monkeypatch.setattr(ray, "init", Mock(side_effect=Exception("it was started")))
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    for percent, most, said in (
+        (94, None, "Ray did not start on this machine: it was started"),
+        (
+            96,
+            None,
+            "Ray cannot start: the disk of .*raysim-.* is 96.0 % full, and Ray stores nothing more on one above 95 %",
+        ),
+        (96, "0.99", "it was started"),
+    ):
+        monkeypatch.setattr(shutil, "disk_usage", used(percent))
+        if most:
+            monkeypatch.setenv(FULL_AT[0], most)
+        with pytest.raises(ConnectionError, match=said), joined_or_started():
+            pass
 
 
 def test_folders_of_killed_processes_are_removed(monkeypatch, tmp_path):

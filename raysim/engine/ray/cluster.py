@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
 from pathlib import Path
@@ -10,8 +11,10 @@ from typing import Any
 
 import ray
 from ray._private.state import available_resources_per_node  # Ray's public functions add the nodes up
+from ray.exceptions import AuthenticationError
 
 from raysim import machine
+from raysim.clock import CLOCK
 from raysim.engine.ray.placement import Node, Resources
 from raysim.engine.ray.private import TOKEN, admitted, persistent_cluster, private, without_helpers
 from raysim.errors import ConfigError
@@ -20,6 +23,7 @@ THREADS = (
     160,
     40,
 )  # of Ray's own processes, and of each worker; fewer end in an abort, or in a hang that nothing can end
+LOST_SECONDS = 30  # without an answer; after a minute, Ray itself ends the process, without an error that could be read
 QUIET: dict[str, Any] = {"log_to_driver": False, "logging_level": "ERROR"}
 
 
@@ -65,7 +69,7 @@ def _joined(address: str) -> Iterator[None]:
 def _join(address: str) -> None:
     try:
         ray.init(address=address, **QUIET)
-    except ConnectionError as error:
+    except (ConnectionError, AuthenticationError) as error:
         raise ConnectionError(
             f"{error}. If the cluster asks for a token, set RAY_AUTH_MODE=token, and RAY_AUTH_TOKEN where "
             "~/.ray/auth_token is not the cluster's"
@@ -80,6 +84,8 @@ def _start(folder: Path, object_store: int | None, dashboard: bool, again: bool 
             f"Ray needs about {needed} threads on this machine, and only {free} more may be started (ulimit -u, or the pids "
             "limit of the container). Raise the limit, or --set engine=local"
         )
+    if full := machine.full_disk(folder):
+        raise ConnectionError(f"Ray cannot start: {full}; or --set engine=local")
     files = folder / "r"  # one letter: paths of sockets must be short. Ray lets everybody write there
     try:
         with without_helpers(dashboard):
@@ -111,3 +117,29 @@ def free_resources() -> Resources:
         Node(id, of.get("CPU", 0.0), of.get("GPU", 0.0), of.get("memory", float("inf"))) for id, of in free.items()
     ]
     return Resources(tuple(sorted(nodes, key=lambda node: node.id)))
+
+
+class Watch:
+    """Whether the cluster that this process is connected to is still there. Ray waits for one that is not, and at last ends
+    the process."""
+
+    def __init__(self) -> None:
+        node = ray._private.worker._global_node
+        assert node is not None
+        self._raylet, self._gcs = node.raylet_socket_name, node.gcs_address
+        # That of another machine may be started again, or its network may come back.
+        self._patience = 0 if node.all_processes else LOST_SECONDS
+        self._answered = CLOCK.now()
+
+    def gone(self) -> str | None:
+        """The process of Ray's that has ended, as a clause; None where none has."""
+        with socket.socket(socket.AF_UNIX) as end:
+            try:
+                end.connect(self._raylet)
+            except (ConnectionRefusedError, FileNotFoundError):
+                return "its raylet on this machine has ended"
+        if machine.answers(self._gcs):
+            self._answered = CLOCK.now()
+        elif CLOCK.now() - self._answered >= self._patience:
+            return f"its control store (gcs_server) does not answer at {self._gcs}"
+        return None

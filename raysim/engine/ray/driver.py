@@ -17,8 +17,8 @@ from raysim.clock import CLOCK
 from raysim.core.event import Event
 from raysim.data import Dataset, Partition
 from raysim.engine.base import ATTEMPTS, MachineFailure
-from raysim.engine.ray.cluster import free_resources
-from raysim.engine.ray.deaths import DEATHS, Death
+from raysim.engine.ray.cluster import Watch, free_resources
+from raysim.engine.ray.deaths import DEATHS, Death, explained
 from raysim.engine.ray.engine import ray_engine
 from raysim.engine.ray.placement import Resources
 from raysim.engine.ray.pool import Pool
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from raysim.config import Config
 
 PACKAGE = Path(__file__).parents[2]
+WATCH_SECONDS = 1  # from one look at the cluster to the next
 RELEASE_SECONDS = 10  # to wait at a run's end until the cluster has its share back
 
 
@@ -85,7 +86,8 @@ class Driver:
 
 def stored(partitioned: tuple[Dataset, Partition]) -> list[Any]:
     """References to data and partition, which are in the object store from then on."""
-    return [ray.put(part) for part in partitioned]
+    with explained():
+        return [ray.put(part) for part in partitioned]
 
 
 class RemoteFederation:
@@ -105,6 +107,7 @@ class RemoteFederation:
         self._resume = resume
         self._deaths, self._furthest = 0, -1  # since the run got further than ever, and how far that was
         self._driver: Any = None
+        self._watch, self._watched = Watch(), CLOCK.now()
         self._interrupted = False  # while the driver was at work, as it may still be
         self._unreported: list[Event] = []  # deaths of drivers, not reported to the living one yet
         self._with_driver(lambda: None)
@@ -126,16 +129,26 @@ class RemoteFederation:
             self._get(self._driver.call.remote("report", self._unreported[0]))
             del self._unreported[0]
 
-    @staticmethod
-    def _get(reference: Any) -> Any:
-        try:
-            return ray.get(reference)
-        except RayTaskError as error:
-            cause = error.cause
-            if isinstance(cause, Exception):
-                cause.__cause__ = None
-                raise cause from None
-            raise
+    def _get(self, reference: Any) -> Any:
+        """The value, or the driver's error. Raises `MachineFailure` where the cluster is gone: Ray would wait for it."""
+        with explained():
+            while not ray.wait([reference], timeout=WATCH_SECONDS)[0]:
+                self._check_cluster()
+            try:
+                return ray.get(reference)
+            except RayTaskError as error:
+                cause = error.cause
+                if isinstance(cause, Exception):
+                    cause.__cause__ = None
+                    raise cause from None
+                raise
+
+    def _check_cluster(self) -> None:
+        if CLOCK.now() - self._watched < WATCH_SECONDS:
+            return
+        if why := self._watch.gone():
+            raise MachineFailure(f"the Ray cluster is gone: {why}. Was it stopped, or killed for want of memory?")
+        self._watched = CLOCK.now()
 
     def _call(self, method: str) -> Any:
         return self._with_driver(lambda: self._get(self._driver.call.remote(method)))
@@ -144,18 +157,19 @@ class RemoteFederation:
         """`action`, with a driver that lives; again with another where it dies."""
         while True:
             try:
+                self._check_cluster()
                 if self._driver is None:
                     self._start()
                 answer = action()
                 self._interrupted = False
                 return answer
             except DEATHS as error:
-                self._bury(Death.of(error).why)
+                self._bury(Death.of(error))
             except KeyboardInterrupt:
                 self._interrupted = True
                 raise
 
-    def _bury(self, why: str) -> None:
+    def _bury(self, death: Death) -> None:
         """Make way for another driver. Raises `MachineFailure` where three died without progress."""
         self._kill()
         self._deaths += 1
@@ -163,8 +177,10 @@ class RemoteFederation:
         self._resume = self._resume or (self._out / "manifest.json").exists()
         if self._deaths == ATTEMPTS:
             when = f"after round {self._furthest + 1}" if self._furthest >= 0 else "before the first round"
-            raise MachineFailure(f"the driver died {ATTEMPTS} times {when}: {why}. The run can be resumed")
-        self._unreported.append(Event("driver", f"the driver died: {why}; another goes on from the last checkpoint"))
+            way_out = ". Free memory there, or take a smaller model or cohort" if death.out_of_memory else ""
+            raise MachineFailure(f"the driver died {ATTEMPTS} times {when}: {death.why}{way_out}")
+        message = f"the driver died: {death.why}; another goes on from the last checkpoint"
+        self._unreported.append(Event("driver", message))
 
     def _kill(self) -> None:
         if self._driver is not None:
@@ -193,6 +209,8 @@ class RemoteFederation:
         return answer
 
     def close(self) -> None:
+        if self._watch.gone():
+            return  # and so are driver and hosts
         try:
             if (
                 self._driver is not None and not self._interrupted

@@ -20,7 +20,7 @@ from raysim.data import Dataset, Partition
 from raysim.engine.base import Call, Engine, Handle, HostLost, MachineFailure, StateLost, machine_failure
 from raysim.engine.ray.actors import new_actor
 from raysim.engine.ray.cluster import free_resources
-from raysim.engine.ray.deaths import DEATHS, Death
+from raysim.engine.ray.deaths import DEATHS, Death, explained
 from raysim.engine.ray.heartbeat import HeartbeatMonitor
 from raysim.engine.ray.placement import (
     GPU_BYTES,
@@ -160,7 +160,8 @@ class RayEngine(Engine):
         values = []
         for host, handle in calls:
             try:
-                values.append(self._patiently(host, handle))
+                with explained():
+                    values.append(self._patiently(host, handle))
             except DEATHS as error:
                 raise self._lost(host, error) from None
             except RayTaskError as error:
@@ -223,11 +224,13 @@ class RayEngine(Engine):
         return dead
 
     def put(self, value: Any) -> Handle:
-        return ray.put(value)
+        with explained():
+            return ray.put(value)
 
     def value_of(self, handle: Handle) -> Any:
         try:
-            return ray.get(handle)
+            with explained():
+                return ray.get(handle)
         except DEATHS as error:
             raise StateLost(str(error)) from None
 
