@@ -26,9 +26,9 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -51,6 +51,7 @@ CASES: dict[str, dict[str, Any]] = {
 ROUNDS = 8
 PATIENCE = 180  # seconds until a command is said to hang
 HOSTS, DRIVERS = (b"ray::HostActor", b"ray::train"), (b"ray::Driver",)  # titles of their processes
+RAYLET, GCS = b"raylet/raylet", b"gcs/gcs_server"  # in the command lines of Ray's own
 AGENTS = b"ray::DashboardAgent", b"ray::RuntimeEnvAgent"  # look for a dead cluster for a minute before they give up
 MEASURED = {"seconds", "wall", "host", "node", "transport_up", "transport_down"}  # columns that differ from run to run
 
@@ -402,6 +403,8 @@ class Trial:
     engine: Any = "local"
     changes: dict[str, Any] = field(default_factory=dict)
     setup: Callable[[], None] | None = None  # in every command that has none of its own
+    kept: Command | None = None  # that started the cluster which the run joins
+    kills: int = 0
     said: list[str] = field(default_factory=list)  # sentences with which commands ended
     problems: list[str] = field(default_factory=list)
     commands: int = 0
@@ -421,6 +424,28 @@ class Trial:
         self.commands += 1
         return Command(*arguments, log=self.folder / f"log-{self.commands}", setup=setup or self.setup)
 
+    def victims(self, command: Command, titles: tuple[bytes, ...]) -> list[int]:
+        """Processes of a run whose titles begin with these."""
+        return [pid for pid, line in (self.kept or command).processes().items() if line.startswith(titles)]
+
+    def kill(self, victims: list[int]) -> None:
+        """One of these processes; the run, and they with it, may have ended."""
+        if victims:
+            with suppress(ProcessLookupError):
+                os.kill(self.random.choice(victims), signal.SIGKILL)
+                self.kills += 1
+
+    def look_behind(self, command: Command) -> None:
+        """Note what the command has left, also on the cluster that it has joined."""
+        left = command.left_behind()
+        deadline = time.monotonic() + 90
+        while self.kept and (hosts := self.victims(command, HOSTS + DRIVERS)):
+            if time.monotonic() > deadline:
+                left += [f"process {pid} on the kept cluster" for pid in hosts]
+                break
+            time.sleep(0.1)
+        self.problems += [f"left behind: {line}" for line in left]
+
     def start(self, setup: Callable[[], None] | None = None, address: str = "", **changes: Any) -> Command:
         return self.command(*self.arguments(address, **changes), setup=setup)
 
@@ -435,6 +460,7 @@ class Trial:
 
     def note(self, ended: Ended, *allowed: int) -> None:
         """A command may have succeeded, been killed (`allowed`), or ended with a sentence; else it is a problem."""
+        self.kills += ended.code == -signal.SIGKILL
         if ended.code is None:
             self.problems.append(f"hung:\n{ended.output[-2000:]}")
         elif ended.with_sentence:
@@ -450,7 +476,7 @@ class Trial:
             if ended.code != 0:
                 self.problems.append(f"could not be resumed ({ended.code}):\n{ended.output[-2000:]}")
                 return
-            self.problems += [f"left behind: {line}" for line in last.left_behind()]
+            self.look_behind(last)
         self.problems += differences(self.run, reference)
         self.problems += [f"left behind: {path.name}" for path in self.run.rglob(".*.tmp")]
 
@@ -494,7 +520,7 @@ def kill_command(trial: Trial) -> None:
             time.sleep(trial.random.random() * 0.05)
             command.process.kill()
             trial.note(command.end(), -signal.SIGKILL)
-            trial.problems += [f"left behind: {line}" for line in command.left_behind()]
+            trial.look_behind(command)
 
 
 def disk_full(trial: Trial) -> None:
@@ -638,12 +664,9 @@ def kill_one(trial: Trial, titles: tuple[bytes, ...]) -> None:
     command = trial.start()
     command.wait_for("round")
     time.sleep(trial.random.random() * 1.5)
-    victims = [pid for pid, line in command.processes().items() if line.startswith(titles)]
-    if victims:  # the run may have ended
-        with suppress(ProcessLookupError):
-            os.kill(trial.random.choice(victims), signal.SIGKILL)
+    trial.kill(trial.victims(command, titles))
     trial.note(command.end())
-    trial.problems += [f"left behind: {line}" for line in command.left_behind()]
+    trial.look_behind(command)
 
 
 def storm(trial: Trial) -> None:
@@ -655,17 +678,23 @@ def storm(trial: Trial) -> None:
         command.wait_for("round")
         for _ in range(trial.random.randint(1, 4)):
             time.sleep(trial.random.random() * 1.5)
-            victims = [
-                pid for pid, line in command.processes().items()
-                if line.startswith(HOSTS + DRIVERS) or pid == command.process.pid
-            ]  # fmt: skip
-            if victims and command.process.is_alive():
-                with suppress(ProcessLookupError):
-                    os.kill(trial.random.choice(victims), signal.SIGKILL)
-        if trial.random.random() < 0.2:
+            if command.process.is_alive():
+                trial.kill(trial.victims(command, HOSTS + DRIVERS))
+        if trial.random.random() < 0.3:
             command.process.kill()
         trial.note(command.end(), -signal.SIGKILL)
-        trial.problems += [f"left behind: {line}" for line in command.left_behind()]
+        trial.look_behind(command)
+
+
+def kill_cluster(trial: Trial) -> None:
+    """Ray's raylet or its GCS dies at a random moment."""
+    command = trial.start()
+    command.wait_for("round")
+    time.sleep(trial.random.random() * 1.5)
+    which = trial.random.choice((RAYLET, GCS))
+    trial.kill([pid for pid, line in command.processes().items() if line.partition(b" ")[0].endswith(which)])
+    trial.note(command.end())
+    trial.look_behind(command)
 
 
 def nodes_come_and_go(trial: Trial) -> None:
@@ -741,6 +770,7 @@ class Fault:
     engine: Any = "local"
     root: bool = False  # it mounts a disk or is somebody else
     tool: str = ""  # a command that it needs
+    kept: bool = False  # on a cluster that `raysim up` has started, the same for all trials
     changes: dict[str, Any] = field(default_factory=dict)  # of the configuration
 
 
@@ -759,6 +789,8 @@ FAULTS = {
     "kill_host": Fault(kill_host, RAY),
     "kill_driver": Fault(kill_driver, RAY),
     "storm": Fault(storm, RAY),
+    "storm_on_kept": Fault(storm, RAY, kept=True),
+    "kill_cluster": Fault(kill_cluster, RAY),
     "memory_runs_out": Fault(memory_runs_out, RAY),
     "client_hangs": Fault(client_hangs, {"ray": {"clients_per_actor": 2, "client_timeout": 10}}),
     "nodes_come_and_go": Fault(nodes_come_and_go, RAY),
@@ -778,7 +810,19 @@ FAULTS = {
 }  # fmt: skip
 
 
-def simulate(fault: str, case: str, seed: int, folder: Path) -> Trial:
+@contextmanager
+def kept_cluster(folder: Path) -> Iterator[Command]:
+    """Of `raysim up`, ended by `raysim down`; yields the command, whose mark the cluster's processes carry."""
+    up = Command("up", log=folder / "log-up")
+    if up.end().code:
+        raise RuntimeError(f"no cluster is up:\n{up.end().output}")
+    try:
+        yield up
+    finally:
+        Command("down", log=folder / "log-down").end()
+
+
+def simulate(fault: str, case: str, seed: int, folder: Path, kept: Command | None = None) -> Trial:
     """One trial. `folder` is for all trials: the undisturbed runs are kept there."""
     of = FAULTS[fault]
     reference = folder / f"undisturbed-{case}{f'-{fault}' if of.changes else ''}"
@@ -790,10 +834,28 @@ def simulate(fault: str, case: str, seed: int, folder: Path) -> Trial:
         if ended.code != 0:
             raise RuntimeError(f"the undisturbed run of {case} failed:\n{ended.output}")
     own = Path(tempfile.mkdtemp(prefix=f"{fault}-{case}-", dir=folder))
-    trial = Trial(case, random.Random(f"{fault} {case} {seed}"), own, of.engine, of.changes)
+    trial = Trial(case, random.Random(f"{fault} {case} {seed}"), own, of.engine, of.changes, kept=kept)
     of.disturb(trial)
     trial.complete(reference)
     return trial
+
+
+@dataclass
+class Tried:
+    """How trials have ended, by fault."""
+
+    counts: dict[str, Counter[str]] = field(default_factory=lambda: defaultdict(Counter))
+    kills: Counter[str] = field(default_factory=Counter)
+    said: dict[str, Counter[str]] = field(default_factory=lambda: defaultdict(Counter))
+
+    def add(self, fault: str, trial: Trial) -> None:
+        end = "problem" if trial.problems else "sentence, then the same bits" if trial.said else "same bits"
+        self.counts[fault][end] += 1
+        self.kills[fault] += trial.kills
+        self.said[fault].update(trial.said)
+        for problem in trial.problems:
+            print(f"{trial.folder.name}: {problem}", flush=True)
+        shutil.rmtree(trial.folder, ignore_errors=True)
 
 
 def main() -> None:
@@ -802,9 +864,12 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--faults", nargs="*", default=list(FAULTS), choices=list(FAULTS))
     args = parser.parse_args()
-    counts: dict[str, Counter[str]] = {}
-    said: dict[str, Counter[str]] = {}
-    with tempfile.TemporaryDirectory() as folder:
+    tried = Tried()
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        tempfile.TemporaryDirectory(prefix="rc", dir="/tmp") as clusters,  # a short path: Ray's sockets lie there
+    ):
+        os.environ["RAY_TMPDIR"] = clusters  # where no `raysim up` of somebody else is found
         for fault in args.faults:
             if FAULTS[fault].root and os.getuid():
                 print(f"{fault}: left out, it needs root")
@@ -812,24 +877,18 @@ def main() -> None:
             if FAULTS[fault].tool and not shutil.which(FAULTS[fault].tool):
                 print(f"{fault}: left out, it needs {FAULTS[fault].tool}")
                 continue
-            counts[fault], said[fault] = Counter(), Counter()
-            for i in range(args.trials):
-                case = list(CASES)[i % len(CASES)]
-                trial = simulate(fault, case, args.seed + i, Path(folder))
-                end = "problem" if trial.problems else "sentence, then the same bits" if trial.said else "same bits"
-                counts[fault][end] += 1
-                said[fault].update(trial.said)
-                for problem in trial.problems:
-                    print(f"{fault} {case} {args.seed + i}: {problem}", flush=True)
-                shutil.rmtree(trial.folder, ignore_errors=True)
-            print(fault, dict(counts[fault]), flush=True)
+            with kept_cluster(Path(folder)) if FAULTS[fault].kept else nullcontext() as kept:
+                for i in range(args.trials):
+                    case = list(CASES)[i % len(CASES)]
+                    tried.add(fault, simulate(fault, case, args.seed + i, Path(folder), kept))
+            print(fault, dict(tried.counts[fault]), f"{tried.kills[fault]} kills", flush=True)
     from raysim.store.manifest import manifest
 
-    result = {"command": " ".join(sys.argv), "counts": counts, "said": said, "machine": manifest("", 0, {})}
+    result = {"command": " ".join(sys.argv), **vars(tried), "machine": manifest("", 0, {})}
     out = Path(__file__).parent / "results" / f"chaos-{time.strftime('%Y-%m-%dT%H%M')}.json"
     out.write_text(json.dumps(result, indent=2) + "\n")
     print(out)
-    if any("problem" in ends for ends in counts.values()):
+    if any("problem" in ends for ends in tried.counts.values()):
         raise SystemExit(1)
 
 

@@ -265,7 +265,7 @@ def test_client_that_fails_when_it_is_tested_ends_a_run_as_one_that_fails_in_tra
         (
             "lacks_memory",
             {},
-            "out of resources .*\nclient C, round 2, .*MemoryError: no room for 3 num.*resume",
+            "out of resources .*\nclient C, round 2, .*MemoryError: no room for 3 num.*a smaller batch",
         ),
         ("diverges", {"on_client_failure": "stop"}, "on_client_failure is stop.\nclient C, round 2, .*not finite"),
         (

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import os
 import random
 import tempfile
 from collections.abc import Callable, Iterator
@@ -11,6 +12,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 CASES = 2000  # of each reader
+SEED = os.environ.get("RAYSIM_FUZZ_SEED", "")  # other damage than the suite's: see `benchmarks/hostile.py`
 Result = TypeVar("Result")
 
 STRANGE: tuple[Any, ...] = (
@@ -44,6 +46,11 @@ def remembered(function: Callable[[str], Result]) -> Callable[[str], Result]:
         return copy.deepcopy(value)
 
     return call
+
+
+def chance_of(test: int | str) -> random.Random:
+    """What a test draws its damage from."""
+    return random.Random(f"{SEED} {test}" if SEED else test)
 
 
 def damaged(content: bytes, random: random.Random) -> bytes:

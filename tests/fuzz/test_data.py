@@ -7,7 +7,6 @@ import io
 import json
 import os
 import pickle
-import random
 import resource
 import warnings
 import zipfile
@@ -19,7 +18,7 @@ import pyarrow as pa
 import pyarrow.ipc
 import pyarrow.parquet as pq
 import pytest
-from fuzz.mutate import CASES, altered, damaged, in_memory
+from fuzz.mutate import CASES, altered, chance_of, damaged, in_memory
 from PIL import Image
 
 from raysim.data import DataError
@@ -67,7 +66,7 @@ def png(value: int) -> bytes:
 
 def test_npz(folder: Path) -> None:
     """Archives: damaged bytes, or a damaged member in a sound archive."""
-    chance = random.Random(0)
+    chance = chance_of(0)
     members = {}
     for name, array in {
         "x_train": np.arange(48, dtype=np.float64).reshape(6, 8), "y_train": np.arange(6) % 2,
@@ -91,7 +90,7 @@ def test_npz(folder: Path) -> None:
 
 def test_parquet(folder: Path) -> None:
     """Files of images and of texts: damaged bytes, or damaged metadata of the Hugging Face library."""
-    chance = random.Random(1)
+    chance = chance_of(1)
     about = {"info": {"features": {"label": {"names": ["a", "b"], "_type": "ClassLabel"}}}}
     columns = {
         "image": {"image": [{"bytes": png(i), "path": "x"} for i in range(4)], "label": [0, 1, 0, 1]},
@@ -114,7 +113,7 @@ def test_parquet(folder: Path) -> None:
 
 def test_arrow(folder: Path) -> None:
     """Streams and files as the Hugging Face library saves them: damaged bytes."""
-    chance = random.Random(4)
+    chance = chance_of(4)
     (folder / "train").mkdir()
     table = pa.table(
         {
@@ -136,7 +135,7 @@ def test_arrow(folder: Path) -> None:
 
 def test_images(folder: Path) -> None:
     """Folders: a damaged image, a damaged annotation."""
-    chance = random.Random(2)
+    chance = chance_of(2)
     for name in ("a", "b"):
         (folder / "train" / name).mkdir(parents=True)
         (folder / "train" / name / "0.png").write_bytes(png(9))
@@ -153,7 +152,7 @@ def test_images(folder: Path) -> None:
 
 def test_pickles(folder: Path) -> None:
     """Archives of CIFAR's kind, by all protocols; what can be read holds arrays, lists, texts and numbers."""
-    chance = random.Random(3)
+    chance = chance_of(3)
     batch = {"data": np.arange(96, dtype=np.uint8).reshape(2, 48), "labels": [3, 1], "filenames": ["a", "b"], b"n": 1.5}
     file, good = folder / "batch", 0
     for _ in range(CASES):

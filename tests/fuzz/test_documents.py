@@ -6,7 +6,6 @@ import functools
 import hashlib
 import json
 import math
-import random
 import shutil
 from collections.abc import Callable
 from contextlib import suppress
@@ -17,7 +16,7 @@ import pytest
 import yaml
 from clocks import calls
 from conftest import simulate, tiny
-from fuzz.mutate import CASES, altered, damaged, in_memory, remembered
+from fuzz.mutate import CASES, altered, chance_of, damaged, in_memory, remembered
 from safetensors.torch import save_file
 
 from raysim.config import Config, ConfigError, check_unchanged, from_dict, load, rules, to_dict
@@ -41,7 +40,7 @@ WORDS = (
 
 def texts(seed: int, count: int) -> list[str]:
     """Shipped configurations with words put in, lines moved, bytes damaged."""
-    chance = random.Random(seed)
+    chance = chance_of(seed)
     bases = [path.read_text() for path in sorted(Path("configs").glob("*.yaml"))]
     bases.append(yaml.safe_dump(to_dict(tiny())))
     made = []
@@ -85,7 +84,7 @@ def test_yaml(parsed_once: None) -> None:
 
 def test_overrides() -> None:
     """`path=value`s, whose paths are those of a configuration, or nearly."""
-    chance = random.Random(1)
+    chance = chance_of(1)
     config = to_dict(tiny())
     paths = [
         "name",
@@ -113,7 +112,7 @@ def test_overrides() -> None:
 
 def test_values() -> None:
     """Configurations with keys and values that are wrong."""
-    chance = random.Random(2)
+    chance = chance_of(2)
     config = to_dict(tiny(server=["fedlws"], weighting=[{"fedldf": {"top_n": 2}}], client=["ditto"]))
     for _ in range(CASES):
         with suppress(ConfigError):
@@ -177,7 +176,7 @@ def test_files_of_a_run(file: str, finished: Path, parsed_once: None, monkeypatc
     monkeypatch.setattr(tables, "read", functools.cache(tables.read))  # they stay as they are
     content = (finished / file).read_bytes()
     document: Any = parse_yaml(content.decode()) if file.endswith("yaml") else json.loads(content)
-    chance = random.Random(file)
+    chance = chance_of(file)
     with in_memory() as memory:
         folder = Path(shutil.copytree(finished, memory / "run"))
         for _ in range(CASES):
@@ -193,7 +192,7 @@ def test_files_of_a_run(file: str, finished: Path, parsed_once: None, monkeypatc
 
 def test_segments(finished: Path) -> None:
     """The end of a segment, damaged by somebody who puts the right hash beside it."""
-    chance = random.Random(4)
+    chance = chance_of(4)
     whole = finished / "checkpoints/round-000002.states"
     manifest = json.loads((finished / "checkpoints/round-000002.json").read_text())
     [*_, entry] = manifest["segments"]
@@ -219,7 +218,7 @@ def test_segments(finished: Path) -> None:
 def test_safetensors(finished: Path) -> None:
     """Damaged files of tensors, read, and looked at as `model.init`."""
     content = (finished / "model.safetensors").read_bytes()
-    chance = random.Random(3)
+    chance = chance_of(3)
     with in_memory() as folder:
         path = folder / "init.safetensors"
         for _ in range(CASES):
