@@ -27,8 +27,8 @@ def method(role: Literal["client", "weighting", "server"], name: str | None = No
 
 
 def model(name: str | None = None, head: str | None = None) -> Callable[[T], T]:
-    """Decorate an `nn.Module` class or a function that makes one of `Inputs` (shape of a sample, classes, vocabulary) and
-    options.
+    """Decorate an `nn.Module` class or a function that makes one. A first parameter without a default is given the `Inputs`
+    (shape of a sample, classes, vocabulary); the others are options.
 
     Its forward takes a batch of samples and returns outputs [B, C]. `head` names the module that makes the outputs of what
     methods call latents, such as "fc"; by default it is the nn.Linear whose output forward returns.

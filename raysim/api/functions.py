@@ -18,6 +18,7 @@ from raysim.data.given import as_dataset
 from raysim.data.sources import Given
 from raysim.data.sources import Source as DataSource
 from raysim.federation.code import saved_config
+from raysim.models import ModelError
 from raysim.plugins import registered
 from raysim.report.runs import Run
 
@@ -30,9 +31,9 @@ def read_config(config: Source, **settings: Any) -> Config:
     a `Config`.
 
     `settings` change it: `rounds__total=20` is `--set rounds.total=20`. Objects may stand where names do: `data` is then what
-    `as_dataset` takes, `model` a class or a function of `Inputs`, `client`, `weighting` and `server` hold methods, and
-    `metrics` functions, `Metric`s or objects of torchmetrics, in a list or by their names in a mapping. Raises `ConfigError`
-    with every fault, and `DataError`.
+    `as_dataset` takes, `model` a class or a function that makes one (see `raysim.model`), `client`, `weighting` and `server`
+    hold methods, and `metrics` functions, `Metric`s or objects of torchmetrics, in a list or by their names in a mapping.
+    Raises `ConfigError` with every fault, and `DataError`.
     """
     changes = _changes(settings)
     if isinstance(config, str | Path):
@@ -50,9 +51,9 @@ def _named(path: str, value: Any) -> tuple[str, Any]:
         if not isinstance(value, Mapping) or not {"train", "x_train"}.isdisjoint(value):
             return "data.name", Given.of(as_dataset(value))
     elif path in ("model", "model.name") and callable(value):
-        return "model.name", registered("model", value)
+        return "model.name", _model(value)
     elif path == "model" and isinstance(value, Mapping) and callable(value.get("name")):
-        return path, {**value, "name": registered("model", value["name"])}
+        return path, {**value, "name": _model(value["name"])}
     elif path in ("metrics", "evaluate.metrics"):
         given = value.items() if isinstance(value, Mapping) else [(None, one) for one in value]
         try:
@@ -66,6 +67,13 @@ def _named(path: str, value: Any) -> tuple[str, Any]:
             if not isinstance(method, str | Mapping):
                 registered(path, type(method))
     return path, value
+
+
+def _model(factory: Callable[..., Any]) -> str:
+    try:
+        return registered("model", factory)
+    except ModelError as error:
+        raise ConfigError(f"model: {error}") from None
 
 
 def stream(

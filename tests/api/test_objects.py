@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +21,7 @@ from raysim.api.lines import header
 from raysim.api.preview import preview
 from raysim.config import ConfigError
 from raysim.data import DataError, Dataset
+from raysim.models import ModelError
 from raysim.registry import REGISTRY
 
 RNG = np.random.default_rng(0)
@@ -83,6 +86,77 @@ def _as_before() -> Iterator[None]:
     for one in REGISTRY.own():
         if one not in before:
             del REGISTRY.table(one[0])[one[1]]
+
+
+class Wide(nn.Module):
+    """It has arguments of its own, and none for raysim."""
+
+    def __init__(self, hidden: int = 5):
+        super().__init__()
+        self.body, self.fc = nn.Linear(3, hidden), nn.Linear(hidden, 2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        out: torch.Tensor = self.fc(self.body(x).tanh())
+        return out
+
+
+class Five(Wide):
+    def __init__(self) -> None:
+        super().__init__(5)
+
+
+class Asking(Wide):
+    def __init__(self, inputs: raysim.Inputs, hidden: int = 5):
+        super().__init__(hidden)
+
+
+class Sized(Wide):
+    def __init__(self, hidden: int, classes: int):
+        super().__init__(hidden)
+
+
+def test_a_class_is_used_with_the_arguments_it_has(tmp_path: Path, subtests: pytest.Subtests) -> None:
+    """Only a first parameter without a default is given the `Inputs`."""
+    made = {
+        "own arguments": Wide,
+        "none": Five,
+        "inputs": Asking,
+        "a function of none": lambda: Wide(5),
+        "a function of inputs": lambda inputs: Wide(5),
+        "partial": partial(Wide, 5),
+        "partial by name": partial(Sized, hidden=5, classes=2),
+        "options": {"name": Wide, "options": {"hidden": 5}},
+    }
+    data = raysim.as_dataset(FRAME, test=0.25)
+    hashes = {
+        name: raysim.run(BASE, data=data, model=model, out=tmp_path / name).result["sha256"]
+        for name, model in made.items()
+    }
+    assert len(set(hashes.values())) == 1, hashes
+    ways = "model.options holds values for parameters that have a default; or give a function of no parameters"
+    given = "Its first parameter, {}, has no default, and so is given raysim.Inputs. "
+    for model, said in {
+        Wide(): r"model: it is an instance of Wide, .* Give the class \(model=Wide\), or .* \(model=lambda: Wide\(...\)\)",
+        Sized: rf"sized: cannot be made: .* missing 1 .* 'classes'. {given.format('hidden')}{ways}",
+        partial(Sized, classes=2): rf"partial: cannot be made: .*\. {given.format('hidden')}{ways}",
+        int: r"model: the class int is no nn\.Module\.",
+        lambda: None: r"model: is made by a function that returns None, and no nn\.Module\.",
+    }.items():
+        with subtests.test(model=model), pytest.raises((ConfigError, ModelError), match=said):
+            raysim.run(BASE, data=data, model=model, out=tmp_path / "refused")
+
+
+def test_what_no_process_can_be_sent_is_named(tmp_path: Path, cluster: Any) -> None:
+    lock = threading.Lock()
+
+    def locked() -> nn.Module:
+        with lock:
+            return Wide()
+
+    given: dict[str, Any] = {"engine": "ray", "data": raysim.as_dataset(FRAME, test=0.25), "model": locked}
+    said = r"the model 'locked' cannot be sent to Ray's processes \(TypeError: cannot pickle '_thread.lock' object\)"
+    with pytest.raises(ConfigError, match=said):
+        raysim.run(BASE, **given, address=cluster.address, out=tmp_path / "run")
 
 
 def linear(inputs: raysim.Inputs) -> nn.Module:

@@ -22,6 +22,7 @@ from raysim.engine.ray.deaths import DEATHS, Death, explained
 from raysim.engine.ray.engine import ray_engine
 from raysim.engine.ray.placement import Resources
 from raysim.engine.ray.pool import Pool
+from raysim.errors import ConfigError
 from raysim.lazy import nn
 from raysim.registry import REGISTRY, OwnEntry
 
@@ -84,6 +85,20 @@ class Driver:
         return getattr(self.federation, method)(*args)
 
 
+def unsendable(own: Sequence[OwnEntry]) -> ConfigError | None:
+    """Which of a user's own entries of the registry cannot be pickled, as an error; None where all can."""
+    for kind, name, entry, _ in own:
+        try:
+            ray.cloudpickle.dumps(entry)
+        except Exception as error:
+            return ConfigError(
+                f"the {kind} {name!r} cannot be sent to Ray's processes ({type(error).__name__}: {error}). It, or a global that "
+                "its code names, holds what belongs to this process alone, such as a lock or an open file. Make that inside the "
+                "code, or use engine=local."
+            )
+    return None
+
+
 def stored(partitioned: tuple[Dataset, Partition]) -> list[Any]:
     """References to data and partition, which are in the object store from then on."""
     with explained():
@@ -122,7 +137,11 @@ class RemoteFederation:
             self._build, self._config, self._out, self._resume, self._resources, self._partitioned, REGISTRY.own(),
             Path.cwd(),
         )  # fmt: skip
-        for warning in self._get(self._driver.build.remote(*arguments)):
+        try:
+            built = self._driver.build.remote(*arguments)
+        except Exception as error:
+            raise unsendable(REGISTRY.own()) or error from None
+        for warning in self._get(built):
             warnings.warn(warning, stacklevel=2)
         self._resume = True
         while self._unreported:
