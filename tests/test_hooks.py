@@ -20,6 +20,7 @@ from conftest import simulate, table, tiny
 from ray import cloudpickle
 from runs import local_run
 from torch import Tensor, nn
+from torchmetrics import SumMetric
 
 from raysim.analysis.instrument import Instrument
 from raysim.config import Config, ConfigError
@@ -30,6 +31,7 @@ from raysim.core.rng import SERVER, may_draw, seeded, stream_seed
 from raysim.core.score import Metric, correct
 from raysim.core.server import Downlink, DownlinkRule, ServerStep, Weighting
 from raysim.core.task import Classification
+from raysim.core.torch_metrics import of_torchmetrics
 from raysim.data.own import scheme_of, source_of
 from raysim.federation import Federation, MakeEngine, RoundFailed, prepare
 from raysim.federation.builder import host_spec
@@ -391,7 +393,8 @@ def test_seeded_generators() -> None:
 def test_whose_code_may_draw(named: Name) -> None:
     for ours in (FedAvg(), FedProx(), Classification(), correct, Metric.mean("right", correct).sums):
         assert not may_draw(ours)
-    for users in (Draws(), Client, dice, Metric.mean("dice", dice).sums, partial(dice)):
+    its = of_torchmetrics(Rolled(), "again")
+    for users in (Draws(), Client, dice, Metric.mean("dice", dice).sums, partial(dice), its.sums, its.value):
         assert may_draw(users)
     named("metric", Metric.mean("dice", dice))
     named("model", Dithered)
@@ -481,6 +484,21 @@ def dice(outputs: Tensor, y: Tensor) -> Tensor:
     return torch.tensor([sum(drawn()) for _ in y])
 
 
+def rolled(total: float) -> Tensor:
+    """A score of no sums: what it draws."""
+    return torch.tensor(drawn(), dtype=torch.float64).sum()
+
+
+class Rolled(SumMetric):
+    """Of torchmetrics, and draws where it computes."""
+
+    def update(self, outputs: Tensor, y: Tensor) -> None:
+        super().update(len(y))
+
+    def compute(self) -> Tensor:
+        return rolled(0.0)
+
+
 def cloud(samples: int = 240) -> Any:
     x = np.random.randn(samples, 8).astype(np.float32) + random.random()
     y = (x.sum(1) > torch.randn(samples).numpy()).astype(np.int64)
@@ -502,6 +520,8 @@ def lucky(named: Name) -> Callable[..., Config]:
     named("partition", scheme_of(shuffled))
     named("model", Dithered)
     named("metric", Metric.mean("dice", dice))
+    named("metric", Metric("rolled", lambda outputs, y: len(y), rolled))
+    named("metric", of_torchmetrics(Rolled(), "again"))
 
     def configured(step: type[ServerStep] = DrawsStep, **changes: Any) -> Config:
         return tiny(
@@ -509,11 +529,14 @@ def lucky(named: Name) -> Callable[..., Config]:
                 "data": {"name": "cloud", "partition": "shuffled", "client_test_frac": 0.3}, "model": {"name": "dithered"},
                 "client": own["client"], "weighting": own["weighting"], "server": [named("server", step)],
                 "record": {"instruments": own["instrument"]}, "rounds": {"evaluate_every": 1},
-                "evaluate": {"metrics": ["dice"], "personal": "after_train", "batch_size": 7}, **changes,
+                "evaluate": {"metrics": ["dice", "rolled", "again"], "personal": "after_train", "batch_size": 7}, **changes,
             }
         )  # fmt: skip
 
     return configured
+
+
+DRAWN = ["metric.dice", "metric.rolled", "metric.again", "metric.personal_rolled"]
 
 
 def outcome(federation: Federation) -> dict[str, Any]:
@@ -523,7 +546,7 @@ def outcome(federation: Federation) -> dict[str, Any]:
         "sha256": federation.sha256(),
         "data": federation.data.sha256(),
         "samples": [federation.partition.train[client].tolist() for client in range(8)],
-        "rounds": rounds.select(["loss", "metric.dice", "personal_accuracy_micro", "train_loss"]).to_pylist(),
+        "rounds": rounds.select(["loss", *DRAWN, "personal_accuracy_micro", "train_loss"]).to_pylist(),
         "notes": tables.read(federation.folder, "notes").to_pylist(),
     }
 
@@ -535,7 +558,10 @@ def test_what_hooks_draw_belongs_to_the_run(
     first = simulate(lucky(step), tmp_path / "first")
     expected = outcome(first)
     assert not np.isnan([list(row.values()) for row in expected["rounds"]]).any()
-    assert len({row["metric.dice"] for row in expected["rounds"]}) == 3
+    assert len({row[column] for row in expected["rounds"] for column in DRAWN}) == 3 * len(DRAWN)
+    for column, purpose in {"rolled": "metric rolled", "personal_rolled": "metric rolled personal"}.items():
+        with seeded(stream_seed(3, 1, SERVER, purpose)):
+            assert expected["rounds"][1][f"metric.{column}"] == sum(drawn())
     mine = [
         note["value"] for note in expected["notes"] if note["method"] == step.__name__.lower() and note["round"] == 1
     ]

@@ -251,11 +251,19 @@ REFUSED: dict[str, tuple[Any, str]] = {
         "'multiclassf1score' is listed twice",
     ),
     "the task's": ({"accuracy": MulticlassF1Score(10)}, r'two scores .accuracy..*metrics=\{"my_accuracy"'),
-    "a matrix": ([MulticlassConfusionMatrix(10)], r"tensor \[10, 10\], and a score is one number.*`compute` of a sub"),
+    "a matrix": (
+        [MulticlassConfusionMatrix(10)],
+        r"tensor \[10, 10\] \w+, and a score is one number.*`compute` of a sub",
+    ),
     "classes": ({"few": MulticlassF1Score(3)}, "few cannot score two training samples"),
     "nothing": (
         [Metric("none", lambda outputs, y: len(y), lambda n: None)],
-        "'none' is a NoneType, and a score is one",
+        "'none' is None, and a score is one",
+    ),
+    "text": ([Metric("text", lambda outputs, y: len(y), lambda n: "0.5")], "'text' is a str, and a score is one"),
+    "two": (
+        [Metric("two", lambda outputs, y: len(y), lambda n: torch.ones(2))],
+        r"'two' is a tensor \[2\] float32, and a score is one",
     ),
 }
 
@@ -273,3 +281,19 @@ def test_what_two_samples_do_not_tell_is_no_fault(tmp_path: Path) -> None:
     metric = Metric("odd", lambda outputs, y: (y.sum(), (y == 9).sum()), lambda sums: sums[0] / sums[1])
     run = raysim.run(BASE, metrics=[metric], out=tmp_path / "run")
     assert math.isfinite(run["rounds"]["metric.odd"][0].as_py())
+
+
+def test_a_value_that_goes_wrong_later_is_named(tmp_path: Path) -> None:
+    """It is right for two samples. The driver calls it, so the run ends with the metric's name, and says so in its events."""
+    metric = Metric("late", lambda outputs, y: len(y), lambda n: 0.5 if n == 2 else [n])
+    with pytest.raises(HookError, match="the value of the metric 'late' is a list, and a score is one number"):
+        raysim.run(BASE, metrics=[metric], out=tmp_path / "run")
+    messages = table(tmp_path / "run", "events")["message"]
+    assert any("metric 'late' is a list" in message for message in messages)
+
+
+def test_a_value_that_is_undefined_is_reported_once(tmp_path: Path) -> None:
+    metric = Metric("gone", lambda outputs, y: len(y), lambda n: math.nan)
+    run = raysim.run(BASE | {"rounds": {"total": 3, "evaluate_every": 1}}, metrics=[metric], out=tmp_path / "run")
+    assert run["events"]["message"].to_pylist() == ["metric.gone is NaN"]
+    assert all(math.isnan(value) for value in run["rounds"]["metric.gone"].to_pylist())

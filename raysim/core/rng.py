@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import is_dataclass
 from functools import partial
 from hashlib import blake2b
 from types import FunctionType
@@ -89,11 +90,13 @@ def seeded(seed: int, device: torch.device | None = None) -> Iterator[None]:
 
 def may_draw(code: object) -> bool:
     """Whether an object or function may draw from global generators: it is not raysim's own, which has streams of its own, or,
-    as layers do, draws from torch's alone."""
+    as layers do, draws from torch's alone; and calls nothing else that may."""
     if isinstance(code, partial):
         return any(map(may_draw, filter(callable, (code.func, *code.args))))
     home = code if isinstance(code, type | FunctionType) else type(code)
-    return not home.__module__.startswith("raysim.")
+    if not home.__module__.startswith("raysim."):
+        return True
+    return is_dataclass(code) and home is not code and any(map(may_draw, filter(callable, vars(code).values())))
 
 
 def seeded_for(code: object, seed: int) -> AbstractContextManager[None]:

@@ -8,8 +8,9 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-from raysim.core.hooks import HookError, check_samples
+from raysim.core.hooks import HookError, check_samples, form
 from raysim.core.outputs import Outputs, each, leaves, mapped
+from raysim.core.rng import seeded_for
 from raysim.lazy import F, Tensor, torch
 
 Sums = Any  # a number or a tensor, or a tuple or mapping of them
@@ -47,15 +48,18 @@ class Metric:
         """The function of a sample or of sums that it was made of."""
         return self.sums.args[-1] if isinstance(self.sums, partial) and self.sums.func is _sum_and_count else self.sums
 
-    def of(self, sums: Sums) -> float:
-        """The score that `value` makes of added `sums`. Raises `HookError` where it is not one number."""
-        value = self.value(sums)
+    def of(self, sums: Sums, seed: int = 0) -> float:
+        """The score that `value` makes of added `sums`; what it draws comes from the stream `seed`. Raises `HookError` where
+        it is not one number."""
+        with seeded_for(self.value, seed):
+            value = self.value(sums)
         try:
+            if isinstance(value, str | bytes):
+                raise TypeError
             return float(value)
         except (TypeError, ValueError, RuntimeError):
-            made = f"tensor {list(value.shape)}" if isinstance(value, torch.Tensor) else type(value).__name__
             raise HookError(
-                f"the value of the metric {self.name!r} is a {made}, and a score is one number. Let its `value` (of a "
+                f"the value of the metric {self.name!r} is {form(value)}, and a score is one number. Let its `value` (of a "
                 "torchmetrics class: the `compute` of a subclass) make one of it, such as a mean"
             ) from None
 

@@ -7,7 +7,7 @@ loss, subclass `Task` or a task below and define `losses`; to add a metric, add 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from typing import ClassVar, Self
@@ -105,9 +105,10 @@ class Task:
         """Area under the ROC curve of all samples together; NaN where the task has none."""
         return math.nan
 
-    def values(self, score: Score) -> dict[str, float]:
-        """The value of every metric by its name; none without samples."""
-        return {metric.name: metric.of(score.sums[metric.name]) for metric in self.metrics if score.samples}
+    def values(self, score: Score, seed_of: Callable[[str], int] = lambda metric: 0) -> dict[str, float]:
+        """The value of every metric by its name, in which it may draw from the stream `seed_of` that name; none without
+        samples."""
+        return {m.name: m.of(score.sums[m.name], seed_of(m.name)) for m in self.metrics if score.samples}
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from raysim.federation.failures import RoundFailed
 from raysim.federation.machines import check_device, numerics, warn_of_changes
 from raysim.federation.resume import RunCheckpoints, check_init, check_samples, sha256
 from raysim.federation.round import Round, RunRound, run_round
-from raysim.federation.scores import round_summary
+from raysim.federation.scores import round_summary, undefined_metrics
 from raysim.federation.writer import Finished, Tracer, Writer, describe
 from raysim.lazy import nn, torch
 
@@ -80,6 +80,7 @@ class Federation:
         if differing is not None:
             self.writer.add_events(self.t, [Event("run", differing)])
         self.scoreboard = self.writer.scoreboard(self.t)
+        self._undefined: set[str] = set()  # metrics that were NaN, as was reported
         self.engine.events += self.writer.missing_best(self.t, self.scoreboard)
         self._stopwatch = Stopwatch(wall, clock)
         self._unwritten: Callable[[], None] | None = None  # records of the last round
@@ -160,15 +161,19 @@ class Federation:
             self.tracer.begin(t)
         try:
             done = self.run_round(self.run, t, trace=traced, while_training=self.write_down)
+            shown = round_summary(done, self.server.rounds, self.spec.task, self.config.seed)
         except (RoundFailed, MachineFailure, HookError) as error:
             self.writer.add_events(t, [*self._events(), Event("run", str(error))])
             raise
-        shown = round_summary(done, self.server.rounds, self.spec.task)
         self.saved.change(done.changed)
         if traced:
             self.tracer.write(done)
         events = done.events + self._events()
         events += [Event("run", complaint) for complaint in self.writer.sinks.complaints()]
+        events += [
+            Event("run", f"{column} is NaN") for column in undefined_metrics(shown) if column not in self._undefined
+        ]
+        self._undefined.update(undefined_metrics(shown))
         shown["messages"] = [event.message for event in events]
         shown["seconds"] = self.clock.now() - started
         if self.scoreboard.add(t, shown, self.wall) and self.config.record.keep_best:

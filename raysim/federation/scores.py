@@ -12,6 +12,7 @@ import pyarrow.compute as pc
 
 from raysim.config import Config
 from raysim.core.note import FELL_BACK
+from raysim.core.rng import SERVER, stream_seed
 from raysim.core.score import Metric, Score
 from raysim.core.task import Task
 from raysim.federation.round import Round
@@ -21,9 +22,13 @@ Scores = dict[str, float | None]
 Planned = Callable[[int], bool]  # whether the configuration asks for an evaluation after a round
 
 
-def round_summary(done: Round, rounds: int, task: Task) -> dict[str, Any]:
-    """What is shown of a round of `rounds`."""
-    values = task.values(done.score) if done.score else {}
+def round_summary(done: Round, rounds: int, task: Task, seed: int) -> dict[str, Any]:
+    """What is shown of a round of `rounds`; `seed` is that of the run. Raises `HookError`."""
+
+    def seed_of(metric: str) -> int:
+        return stream_seed(seed, done.t, SERVER, f"metric {metric}")
+
+    values = task.values(done.score, seed_of) if done.score else {}
     trained, cohort = done.cohort.trained, done.cohort
     losses = [trained.results[c].last_loss for c in cohort.clients]
     sizes = cohort.sizes.tolist()
@@ -38,8 +43,13 @@ def round_summary(done: Round, rounds: int, task: Task) -> dict[str, Any]:
         "clients_ok": len(cohort.clients),
         "clients_failed": len(done.drawn) - len(cohort.clients),
         **{metric_column(name): value for name, value in values.items()},
-        **personal_scores(done.personal, task),
+        **personal_scores(done.personal, task, lambda metric: seed_of(f"{metric} personal")),
     }
+
+
+def undefined_metrics(shown: Mapping[str, Any]) -> list[str]:
+    """The columns of metrics that are NaN in the summary of a round."""
+    return [name for name, value in shown.items() if name.startswith(OPEN["rounds"].prefix) and math.isnan(value)]
 
 
 def metric_column(name: str) -> str:
@@ -47,9 +57,12 @@ def metric_column(name: str) -> str:
     return name if name == "accuracy" else f"{OPEN['rounds'].prefix}{name}"
 
 
-def personal_scores(personal: Mapping[int, Score], task: Task) -> dict[str, float]:
+def personal_scores(
+    personal: Mapping[int, Score], task: Task, seed_of: Callable[[str], int] = lambda metric: 0
+) -> dict[str, float]:  # fmt: skip
     """The clients' own models: micro and macro accuracy, its standard deviation over clients, the mean of the worst
-    tenth, the AUC where it is defined; and other metrics of the task on all their samples together.
+    tenth, the AUC where it is defined; and other metrics of the task on all their samples together (`seed_of`: see
+    `Task.values`).
 
     Empty where no client has test samples.
     """
@@ -57,10 +70,11 @@ def personal_scores(personal: Mapping[int, Score], task: Task) -> dict[str, floa
     if not tested:
         return {}
     whole = Score.total(tested)
-    values, auc = task.values(whole), sum(s.auc * s.samples for s in tested) / whole.samples
+    values, auc = task.values(whole, seed_of), sum(s.auc * s.samples for s in tested) / whole.samples
     found = {}
     if "accuracy" in values:
-        shares = np.sort([task.values(score)["accuracy"] for score in tested])
+        [accuracy] = [metric for metric in task.metrics if metric.name == "accuracy"]
+        shares = np.sort([accuracy.of(score.sums["accuracy"]) for score in tested])
         found = {
             "personal_accuracy_micro": values.pop("accuracy"),
             "personal_accuracy_macro": float(shares.mean()),
