@@ -124,7 +124,7 @@ class Watch:
     the process."""
 
     def __init__(self) -> None:
-        node = ray._private.worker._global_node
+        node: Any = ray._private.worker._global_node
         assert node is not None
         self._raylet, self._gcs = node.raylet_socket_name, node.gcs_address
         # That of another machine may be started again, or its network may come back.

@@ -34,7 +34,7 @@ WATCH_SECONDS = 1  # from one look at the cluster to the next
 RELEASE_SECONDS = 10  # to wait at a run's end until the cluster has its share back
 
 
-class Playable(Protocol):
+class Runnable(Protocol):
     """What runs in the driver: a federation."""
 
     def step(self) -> dict[str, Any] | None: ...
@@ -50,7 +50,7 @@ class Playable(Protocol):
     def close(self) -> None: ...
 
 
-Build = Callable[..., Playable]  # (config, out, resume, make_engine, partitioned); importable in another process
+Build = Callable[..., Runnable]  # (config, out, resume, make_engine, partitioned); importable in another process
 
 
 class Driver:
