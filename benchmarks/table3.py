@@ -39,7 +39,7 @@ from raysim.core.aggregator import Aggregator
 from raysim.core.client import ClientMethod, LocalRun
 from raysim.core.cohort import AskedCohort
 from raysim.core.local_run import RoundInfo
-from raysim.core.server import Downlink
+from raysim.core.server import Downlink, RoundScratch
 from raysim.core.server_model import ServerModel
 from raysim.core.tree import BLOCK
 from raysim.engine.collectives import HostedCohort
@@ -133,7 +133,7 @@ class Trained:
 
     def aggregate(self, method: Aggregator) -> float:
         """What a round does once its clients are back, and its seconds; the server keeps the model it had."""
-        self.server.notes, self.server.batches = [], []
+        self.server.scratch = RoundScratch()
         early = method.plan_early(self.asked, self.server)
         early.adopt(self.server)
         begun = time.perf_counter()

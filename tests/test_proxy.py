@@ -66,8 +66,8 @@ def test_batches_belong_to_seed_round_and_method():
     orders = server.proxy_orders(FedLAW(), 2, 8)
     assert torch.equal(server.proxy_orders(FedLAW(), 3, 8)[:2], orders)
     assert not torch.equal(server.proxy_orders(FedDF(), 2, 8), orders)
-    assert [b.tolist() for b in server.batches[:3]] == [(100 + o).tolist() for o in orders[0].split(8)]
-    server.t = 1
+    assert [b.tolist() for b in server.scratch.batches[:3]] == [(100 + o).tolist() for o in orders[0].split(8)]
+    server.scratch.t = 1
     assert not torch.equal(server.proxy_orders(FedLAW(), 2, 8), orders)
 
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from raysim.core.layers import LayerMap
 from raysim.core.mixture import Mixture
 from raysim.core.probe import Probe
-from raysim.core.server import Population, Server
+from raysim.core.server import Population, RoundScratch, Server
 
 ONE_LAYER = LayerMap.of(nn.Linear(2, 1, bias=False))
 TWO_LAYERS = LayerMap.of(nn.Sequential(nn.Linear(1, 1, bias=False), nn.Linear(1, 1, bias=False)))  # a coordinate each
@@ -27,11 +27,11 @@ def vector(*values: Any) -> Tensor:
     return torch.as_tensor(values[0] if len(values) == 1 else values, dtype=torch.float64)
 
 
-def toy_server(layers: LayerMap = ONE_LAYER, value: Any = W, labels: Any = None, **fields: Any) -> Server:
+def toy_server(layers: LayerMap = ONE_LAYER, value: Any = W, labels: Any = None, t: int = 0, **fields: Any) -> Server:
     """A server with the model `value` [S]; `labels` [N, C] are its population's."""
     labels = torch.tensor(labels if labels is not None else [[n] for n in SIZES])
     fields = {"seed": 0, "rounds": 10, "population": Population(labels.sum(1), lambda: labels), **fields}
-    return Server(vector(value), layers, **fields)
+    return Server(vector(value), layers, scratch=RoundScratch(t), **fields)
 
 
 class ToyCohort:
@@ -97,5 +97,5 @@ def applied(step: Any, cohort: ToyCohort, mixture: Mixture | None = None) -> Ten
 
 def noted(server: Server, name: str) -> Tensor:
     """The note of that name."""
-    [value] = [note.value for note in server.notes if note.name == name]
+    [value] = [note.value for note in server.scratch.notes if note.name == name]
     return value

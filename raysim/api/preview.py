@@ -12,7 +12,7 @@ import numpy as np
 from raysim.api.lines import aligned, bytes_, header, unused
 from raysim.config import Config
 from raysim.core.cohort import AskedCohort
-from raysim.core.server import Downlink
+from raysim.core.server import Downlink, RoundScratch
 from raysim.data import Partition
 from raysim.engine.ray.placement import HOST_BYTES, Node, Resources, place
 from raysim.engine.scheduler import TrainedCohort
@@ -93,7 +93,7 @@ def _no_engine(*_: Any) -> Any:
 def _traffic(run: RunParts) -> str:
     """What the byte ledger says of a first round in which everybody comes back."""
     server = run.server
-    server.t, server.lr = 0, learning_rate(run, 0)
+    server.scratch = RoundScratch(0, learning_rate(run, 0))
     drawn = sample(server.seed, 0, run.partition.clients, run.cohort_size)
     clients = tuple(c for c in drawn if run.partition.sizes[c])
     if not clients:

@@ -11,9 +11,8 @@ from typing import cast
 from raysim.core.cohort import AskedCohort, Cohort
 from raysim.core.hooks import check_type, check_vector, misused
 from raysim.core.mixture import Mixture
-from raysim.core.note import Note
 from raysim.core.rng import stream_of
-from raysim.core.server import STAGES, Downlink, DownlinkRule, Memory, ModelStore, Server, ServerStep, Weighting
+from raysim.core.server import STAGES, Downlink, DownlinkRule, ModelStore, Server, ServerStep, Weighting
 from raysim.core.server_model import ServerModel
 from raysim.lazy import Tensor, torch
 
@@ -23,14 +22,11 @@ class EarlyPlan:
     """What was planned of a round before it trained. It is adopted whole, or dropped where a client did not come back."""
 
     mixture: Mixture
-    notes: list[Note]
-    memory: Memory  # what the server then remembers
-    one_time_scalars: dict[int, int]  # see `Server.one_time_scalars`
+    fork: Server  # on which it was planned
 
     def adopt(self, server: Server) -> None:
-        """Let `server`, on a fork of which this was planned, note and remember what the plan did."""
-        server.notes.extend(self.notes)
-        server.memory, server.one_time_scalars = self.memory, self.one_time_scalars
+        """Let `server` note and remember what the plan did."""
+        server.memory, server.scratch = self.fork.memory, self.fork.scratch
 
 
 @dataclass(frozen=True)
@@ -72,8 +68,7 @@ class Aggregator:
     def plan_early(self, cohort: AskedCohort, server: Server) -> EarlyPlan:
         """The plan as far as it is known before training. `server` stays as it is until the plan is adopted."""
         fork = server.fork()
-        mixture = self._plan_early(cohort, fork)
-        return EarlyPlan(mixture, fork.notes, fork.memory, fork.one_time_scalars)
+        return EarlyPlan(self._plan_early(cohort, fork), fork)
 
     def plan(self, cohort: Cohort, server: Server, early: EarlyPlan | None = None) -> Mixture:
         """The whole plan, continued from the `early` one of the same clients, where that was adopted."""
@@ -103,8 +98,8 @@ class Aggregator:
 
     def transform(self, target: Tensor, mixture: Mixture, cohort: Cohort, server: Server) -> Tensor:
         """Fold the server steps in order, then see to BatchNorm's statistics where they come from proxy data."""
-        if self.bn_stats == "proxy" and server.statistics is not None:
-            target = torch.cat([target[: server.layers.P], server.statistics])
+        if self.bn_stats == "proxy" and server.scratch.statistics is not None:
+            target = torch.cat([target[: server.layers.P], server.scratch.statistics])
         for i in range(len(self.steps)):
             target = self.applied(i, target, mixture, cohort, server)
         if self.personal_layers and self.steps:  # no step may shrink what no client sends

@@ -113,25 +113,44 @@ def _word(owner: Any) -> Any:
 
 
 @dataclass
+class RoundScratch:
+    """What the server notes and uses in one round; every round has a new one."""
+
+    t: int = 0
+    lr: float = 0.0
+    notes: list[Note] = field(default_factory=list)
+    batches: list[np.ndarray] = field(default_factory=list)  # rows of every batch that the server drew
+    statistics: Tensor | None = None  # [B] what weight learning on proxy data left, for `bn_stats: proxy`
+    one_time_scalars: dict[int, int] = field(default_factory=dict)  # numbers that clients send now, and never again
+
+    def copy(self) -> RoundScratch:
+        """One of its own, with what there is so far."""
+        return replace(self, notes=[*self.notes], batches=[*self.batches], one_time_scalars=dict(self.one_time_scalars))
+
+
+@dataclass
 class Server:
-    """Everything the server remembers; saved whole."""
+    """What the server has from round to round. `value`, `shared` and `memory` change and are saved."""
 
     value: Tensor  # [S] the global model: parameters, then buffers
     layers: LayerMap  # in the run's grouping
     seed: int
     rounds: int
     population: Population
-    lr: float = 0.0  # the local learning rate of this round
-    t: int = 0
     shared: dict[str, Tensor] = field(default_factory=dict)  # travels with the model (SCAFFOLD's control)
     memory: Memory = field(default_factory=lambda: Memory())  # one slot a method: `memory[self]`
     proxy: ProxyData = ProxyData(np.empty(0, np.int64), np.empty(0, np.int64))
-    notes: list[Note] = field(default_factory=list)  # of this round
-    batches: list[np.ndarray] = field(default_factory=list)  # rows of every batch that the server drew this round
-    statistics: Tensor | None = None  # [B] what weight learning on proxy data left this round, for `bn_stats: proxy`
-    one_time_scalars: dict[int, int] = field(
-        default_factory=dict
-    )  # numbers that clients sent this round, and never again
+    scratch: RoundScratch = field(default_factory=lambda: RoundScratch())
+
+    @property
+    def t(self) -> int:
+        """The round, from 0."""
+        return self.scratch.t
+
+    @property
+    def lr(self) -> float:
+        """The local learning rate of this round."""
+        return self.scratch.lr
 
     @property
     def params(self) -> Tensor:
@@ -154,12 +173,12 @@ class Server:
         stream = self.generator(f"{stream_of(method)} batches")
         orders = [proxy.order(batch_size, stream) for _ in range(epochs)]
         parts = [torch.split(order, batch_size) for order in orders]
-        self.batches += [proxy.rows[batch.numpy()] for batches in parts for batch in batches]
+        self.scratch.batches += [proxy.rows[batch.numpy()] for batches in parts for batch in batches]
         return torch.stack(orders) if orders else torch.empty(0, len(proxy.rows), dtype=torch.long)
 
     def fork(self) -> Server:
         """A copy to plan on: what it notes and remembers does not reach this one."""
-        return replace(self, memory=Memory(self.memory), notes=[], one_time_scalars={})
+        return replace(self, memory=Memory(self.memory), scratch=self.scratch.copy())
 
     def fell_back(self, method: Named, happened: bool) -> None:
         """Record whether `method` could not do its work this round and left the plan as it was; see `FELL_BACK`."""
@@ -170,7 +189,7 @@ class Server:
         if value.requires_grad or value.is_cuda or value.dtype != torch.float64:
             value = value.detach().cpu().double()
         asked = None if clients is None else tuple(clients)
-        self.notes.append(Note(method.name, name, value, axes, asked))
+        self.scratch.notes.append(Note(method.name, name, value, axes, asked))
 
 
 @dataclass(frozen=True)

@@ -38,7 +38,7 @@ def ledger(
         stats = [[stat for p, stat in zip(spec.probes, r.stats, strict=True) if p in reported] for r in results]
         arrays = [[*own, *r.scalars.values()] for own, r in zip(stats, results, strict=True)]
         numbers = [[a.size for a in own if a.dtype != bool] for own in arrays]
-        one_time = [server.one_time_scalars.get(c, 0) for c in trained.clients]
+        one_time = [server.scratch.one_time_scalars.get(c, 0) for c in trained.clients]
         up["up_scalars"][came] = [FLOAT * (sum(own) + more) for own, more in zip(numbers, one_time, strict=True)]
         masks = [[int(a.sum()) for a in result.scalars.values() if a.dtype == bool] for result in results]
         up["up_masks"][came] = [INDEX * sum(own) for own in masks]

@@ -19,7 +19,7 @@ from raysim.core.mixture import Mixture
 from raysim.core.note import Note
 from raysim.core.rng import SERVER, draw, stream_of, stream_seed
 from raysim.core.score import Score
-from raysim.core.server import Downlink, Server
+from raysim.core.server import Downlink, RoundScratch, Server
 from raysim.engine.base import Handle
 from raysim.engine.collectives import HostedCohort
 from raysim.engine.evaluation import evaluate, evaluate_clients
@@ -81,8 +81,7 @@ def run_round(
     phases = Phases(run.spec.clock)
     server, engine, aggregator = run.server, run.engine, run.aggregator
     engine.grow()
-    server.t, server.lr, server.notes = t, learning_rate(run, t), []
-    server.one_time_scalars, server.batches, server.statistics = {}, [], None
+    server.scratch = RoundScratch(t, learning_rate(run, t))
     info, sizes = round_info(server), server.population.sizes
     drawn = sample(server.seed, t, info.clients, run.cohort_size)
     clients = tuple(c for c, n in zip(drawn, sizes[list(drawn)].tolist(), strict=True) if n)
@@ -113,7 +112,7 @@ def run_round(
     phases.end("train")
 
     before, mixture, target = server.value, None, server.value
-    server.notes.extend(note for c in cohort.clients for note in trained.results[c].notes)
+    server.scratch.notes.extend(note for c in cohort.clients for note in trained.results[c].notes)
     if cohort.clients:
         mixture = aggregator.plan(cohort, server, early)
         phases.end("plan")
@@ -125,7 +124,7 @@ def run_round(
             raise RoundFailed(f"round {t + 1}: {by} made a model that is not finite (NaN or Inf)")
         phases.end("server")
     done = Round(
-        t, drawn, cohort, scheduler, downlink, mixture, before, target, server.value, server.notes, phases.seconds, events,
+        t, drawn, cohort, scheduler, downlink, mixture, before, target, server.value, server.scratch.notes, phases.seconds, events,
         started,
     )  # fmt: skip
     if mixture is not None:
@@ -188,8 +187,7 @@ def evaluate_personal(run: RunParts, t: int) -> tuple[dict[int, Score], list[Eve
     tested = len(clients) if run.config.evaluate.clients is None else min(run.config.evaluate.clients, len(clients))
     order = draw(len(clients), tested, stream_seed(run.server.seed, t, SERVER, "evaluate"))
     clients = sorted(clients[i] for i in order)
-    # What is noted here is not part of a round.
-    server = replace(run.server, t=t, lr=learning_rate(run, t), notes=[])
+    server = replace(run.server, scratch=RoundScratch(t, learning_rate(run, t)))  # what is noted is not part of a round
     downlink = run.aggregator.downlink(clients, HostedModels(run.engine), server)
     results = evaluate_clients(run.engine, round_info(server), clients, downlink)
     left_out = check_results(results, run.engine.nodes, f"round {t}, test of its own model", run.config.rounds)

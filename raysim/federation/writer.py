@@ -288,8 +288,8 @@ class Tracer:
         server, layers, t, write = self.run.server, self.run.server.layers, done.t, self._trace.write
         write(t, "before", layers.state_dict(done.before))
         write(t, "after", layers.state_dict(done.after))
-        if server.batches:
-            self._trace.write_arrays(t, "server.samples", server.batches)
+        if server.scratch.batches:
+            self._trace.write_arrays(t, "server.samples", server.scratch.batches)
         for client, handle in done.scheduler.traces.items():
             trace = self.run.engine.value_of(handle)
             name = f"client-{client:04d}"

@@ -68,7 +68,7 @@ class FedDisco(Weighting):
         first = server.memory[self] = server.memory.get(self, never).clone()  # the round, or -1
         new = [c for c, round_ in zip(clients, first[list(clients)].tolist(), strict=True) if round_ in (-1, server.t)]
         first[new] = server.t
-        server.one_time_scalars |= dict.fromkeys(new, classes)
+        server.scratch.one_time_scalars |= dict.fromkeys(new, classes)
 
 
 def discrepancy(q: Tensor, u: Tensor, metric: str) -> Tensor:

@@ -162,7 +162,7 @@ class LearnedWeights(Weighting):
         server.fell_back(self, not learned)
         if not learned:
             return lam[0], gamma[0]
-        server.statistics = statistics
+        server.scratch.statistics = statistics
         return lam[-1], gamma[-1]
 
 

@@ -74,7 +74,7 @@ def test_clients_without_a_model_are_sent_the_global_one():
     c = 0.5 / 4 * math.exp(-SQUARED[0, 2] / 4)
     assert down.models == (0, 2)
     assert down.mix.flatten().tolist() == pytest.approx([0, c, 0, 0, c, 0])
-    [note] = server.notes
+    [note] = server.scratch.notes
     assert (note.name, note.axes, note.clients) == ("weights", ("client", "peer"), (0, 1, 2))
 
 

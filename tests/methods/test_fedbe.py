@@ -66,7 +66,7 @@ def test_samples_differ_within_a_round_and_between_rounds():
     target, law = cohort.reduce(cohort.by_size()), FedBE(samples=2)
     first, second = law.sampled(target, cohort, cohort.server)
     assert not torch.equal(first, second)
-    cohort.server.t = 1
+    cohort.server.scratch.t = 1
     assert not torch.equal(law.sampled(target, cohort, cohort.server)[0], first)
 
 
@@ -103,7 +103,7 @@ def test_identical_clients_teach_what_they_know():
     cohort.updates[:] = cohort.updates[0]
     applied(alone, cohort)
     assert abs(noted(cohort.server, "proxy_loss_before")) < 1e-15
-    cohort.server.notes = []
+    cohort.server.scratch.notes = []
     applied(STEP, cohort)  # a sample differs from them
     assert noted(cohort.server, "proxy_loss_before") > 1e-9
 

@@ -107,7 +107,7 @@ def test_it_stops_where_validation_gains_no_more(monkeypatch):
     assert len(asked) == 5  # at the start, and after four epochs
     assert asked[0] == asked[-1]
     assert len(asked[0]) == 2
-    taught = {row for batch in cohort.server.batches for row in batch.tolist()}
+    taught = {row for batch in cohort.server.scratch.batches for row in batch.tolist()}
     assert taught == set(range(12)) - set(asked[0])
     looks(monkeypatch, [0.0, 0.1, 0.2])
     assert torch.equal(applied(dataclasses.replace(step, epochs=2), cohort), stopped)

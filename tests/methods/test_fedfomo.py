@@ -13,6 +13,7 @@ from raysim.config import ConfigError
 from raysim.core.client import Upload
 from raysim.core.local_run import ClientState
 from raysim.core.pairs import Pairs, sparse
+from raysim.core.server import RoundScratch
 from raysim.federation import builder
 from raysim.methods.fedfomo import AddPreferences, FedFomo, Origin
 
@@ -91,7 +92,7 @@ def test_epsilon_sends_others_instead():
     Q = [[9.0, 8, 1, 1, 1, 1]] * 6
 
     def drawn(epsilon: float, t: int = 0) -> tuple[int, ...]:
-        return FedFomo(2, epsilon).downlink((0,), bank(*range(6)), replace(server(Q), t=t)).peers[0]
+        return FedFomo(2, epsilon).downlink((0,), bank(*range(6)), replace(server(Q), scratch=RoundScratch(t))).peers[0]
 
     assert drawn(0.0) == (0, 1)
     assert len(drawn(1.0)) == 2

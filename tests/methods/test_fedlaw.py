@@ -190,7 +190,7 @@ def test_permuting_clients_permutes_weights():
     plan(FedLAW(epochs=5, batch_size=5), cohort)
     lam = noted(cohort.server, "lambda")
     order = [2, 0, 1]
-    cohort.updates, cohort.sizes, cohort.server.notes = cohort.updates[order], cohort.sizes[order], []
+    cohort.updates, cohort.sizes, cohort.server.scratch.notes = cohort.updates[order], cohort.sizes[order], []
     plan(FedLAW(epochs=5, batch_size=5), cohort)
     assert torch.allclose(noted(cohort.server, "lambda"), lam[:, order], rtol=0, atol=1e-9)
     assert not torch.allclose(lam[:, order], lam, atol=1e-3)
@@ -205,7 +205,9 @@ def test_shrinking_needs_only_the_mean():
     assert torch.allclose(alone.reduce(plan(AdaptiveGWS(epochs=4), alone)), cohort.reduce(shrunk), atol=1e-12)
     weights = shrunk.weights / noted(cohort.server, "gamma")[-1]
     assert torch.allclose(weights, cohort.by_size().weights)
-    assert "lambda" not in {note.name for note in cohort.server.notes}  # the clients' weights are the other weightings'
+    assert "lambda" not in {
+        note.name for note in cohort.server.scratch.notes
+    }  # the clients' weights are the other weightings'
 
 
 def test_the_global_step_comes_before_the_shrinking():
@@ -230,11 +232,11 @@ def test_the_global_step_comes_before_the_shrinking():
 def test_spread_is_stacked_in_float64():
     cohort, law = ProxyCohort(norm=True), FedLAW(epochs=6, batch_size=5)
     stacked = plan(law, cohort)
-    statistics, notes = cohort.server.statistics, cohort.server.notes
-    cohort.gathers, cohort.server.notes = False, []
+    statistics, notes = cohort.server.scratch.statistics, cohort.server.scratch.notes
+    cohort.gathers, cohort.server.scratch.notes = False, []
     spread = plan(law, cohort)
     assert torch.allclose(spread.weights, stacked.weights, rtol=0, atol=1e-9)
-    assert torch.allclose(cohort.server.statistics, statistics, rtol=0, atol=1e-9)
+    assert torch.allclose(cohort.server.scratch.statistics, statistics, rtol=0, atol=1e-9)
     for note in notes:
         assert torch.allclose(noted(cohort.server, note.name), note.value, rtol=0, atol=1e-9), note.name
 
@@ -318,9 +320,9 @@ def test_gamma_can_be_bounded(form):
 def test_attentive_law_stops():
     cohort, law = ProxyCohort(), AttentiveLAW(epochs=3, stop_round=4)
     for t, learns in ((3, True), (4, False)):
-        cohort.server.t, cohort.server.notes = t, []
+        cohort.server.scratch.t, cohort.server.scratch.notes = t, []
         assert torch.equal(plan(law, cohort).weights, cohort.by_size().weights) != learns
-        assert bool(cohort.server.notes) == learns
+        assert bool(cohort.server.scratch.notes) == learns
 
 
 def test_weights_that_are_not_finite_are_dropped():
@@ -328,7 +330,7 @@ def test_weights_that_are_not_finite_are_dropped():
     cohort.x *= torch.inf  # then no gradient is finite
     mixture = plan(FedLAW(epochs=2), cohort)
     assert torch.allclose(mixture.weights, cohort.by_size().weights, atol=1e-15)
-    assert cohort.server.statistics is None
+    assert cohort.server.scratch.statistics is None
     assert noted(cohort.server, "fell_back") == 1
 
 

@@ -20,7 +20,7 @@ def test_without_epochs_it_is_the_aggregate():
     cohort = ProxyCohort()
     mean = cohort.reduce(cohort.by_size())
     assert torch.equal(applied(ServerFT(epochs=0), cohort), mean)
-    assert cohort.server.notes == []
+    assert cohort.server.scratch.notes == []
     assert not torch.allclose(applied(ServerFT(epochs=1), cohort), mean, atol=1e-4)
 
 

@@ -13,7 +13,7 @@ def steps(method, rounds: int = 2, lrs=(0.1, 0.1), updates=None) -> list[torch.T
     """How far the server moves in each of some rounds with the same update D."""
     server, moves = toy_server(), []
     for _, lr in zip(range(rounds), lrs, strict=False):
-        server.lr = lr
+        server.scratch.lr = lr
         cohort = ToyCohort(server, updates) if updates else ToyCohort(server)
         after = applied(method, cohort)
         moves.append(after - server.value)
