@@ -30,7 +30,7 @@ from raysim.core.client import ClientMethod, LocalRun
 from raysim.core.local_run import RoundInfo
 from raysim.core.server import Downlink
 from raysim.engine.collectives import HostedCohort
-from raysim.engine.scheduler import Scheduler
+from raysim.engine.dispatcher import Dispatcher
 from raysim.federation import Federation
 from raysim.methods import CLIENTS
 from raysim.store.manifest import manifest
@@ -86,8 +86,8 @@ def measure(model: str, clients: int, repeats: int) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
         fed = federation(model, clients, Path(folder))
         round_info = RoundInfo(0, 0, 1, clients, 0.1, 10 * clients)
-        scheduler = Scheduler(fed.engine, round_info, range(clients), Downlink())
-        cohort = HostedCohort(fed.engine, scheduler, scheduler.train())
+        dispatcher = Dispatcher(fed.engine, round_info, range(clients), Downlink())
+        cohort = HostedCohort(fed.engine, dispatcher, dispatcher.train())
         mix = cohort.by_size()
         weights = mix.per_client().tolist()
         rows = torch.rand(min(clients, 20), fed.server.layers.S)  # more than fits into a cache

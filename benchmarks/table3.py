@@ -43,7 +43,7 @@ from raysim.core.server import Downlink, RoundScratch
 from raysim.core.server_model import ServerModel
 from raysim.core.tree import BLOCK
 from raysim.engine.collectives import HostedCohort
-from raysim.engine.scheduler import Scheduler
+from raysim.engine.dispatcher import Dispatcher
 from raysim.federation import Federation, aggregator, host_spec
 from raysim.methods import CLIENTS
 from raysim.methods.fedlaw import LearnedWeights
@@ -111,8 +111,8 @@ class Trained:
         self.server = self.federation.server
         round_info = RoundInfo(0, 0, 1, CLIENTS_IN_COHORT, 0.1, 160)
         engine = self.federation.engine
-        scheduler = Scheduler(engine, round_info, range(CLIENTS_IN_COHORT), Downlink())
-        self.cohort = HostedCohort(engine, scheduler, scheduler.train())
+        dispatcher = Dispatcher(engine, round_info, range(CLIENTS_IN_COHORT), Downlink())
+        self.cohort = HostedCohort(engine, dispatcher, dispatcher.train())
         assert len(self.cohort.clients) == CLIENTS_IN_COHORT
         self.asked = AskedCohort(self.cohort.clients, self.cohort.sizes, self.cohort.layers)
 

@@ -19,7 +19,7 @@ from raysim.core.local_run import RoundInfo
 from raysim.core.server import Downlink, ProxyData
 from raysim.engine.base import Engine
 from raysim.engine.collectives import HostedCohort
-from raysim.engine.scheduler import Scheduler
+from raysim.engine.dispatcher import Dispatcher
 from raysim.federation import Federation, prepare
 from raysim.store import tables
 
@@ -222,8 +222,8 @@ def test_statistics_from_proxy_data_need_some():
 
 
 def trained(engine: Engine, t: int) -> HostedCohort:
-    scheduler = Scheduler(engine, RoundInfo(3, t, 3, 8, 0.1), (0, 1), Downlink())
-    return HostedCohort(engine, scheduler, scheduler.train())
+    dispatcher = Dispatcher(engine, RoundInfo(3, t, 3, 8, 0.1), (0, 1), Downlink())
+    return HostedCohort(engine, dispatcher, dispatcher.train())
 
 
 def draw(server_model: on_server.ServerModel) -> torch.Tensor:

@@ -14,8 +14,8 @@ from raysim.config import Config
 from raysim.core.cohort import AskedCohort
 from raysim.core.server import Downlink, RoundScratch
 from raysim.data import Partition
+from raysim.engine.dispatcher import TrainedCohort
 from raysim.engine.ray.placement import HOST_BYTES, Node, Resources, place
-from raysim.engine.scheduler import TrainedCohort
 from raysim.engine.traffic import FLOAT, ledger
 from raysim.federation.builder import RunParts, build, checked_data
 from raysim.federation.round import learning_rate, round_info, sample

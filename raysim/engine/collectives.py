@@ -15,17 +15,17 @@ from raysim.core.mixture import Mixture
 from raysim.core.probe import Probe
 from raysim.core.rng import SERVER, stream_seed
 from raysim.engine.base import Call, Engine, Handle
-from raysim.engine.scheduler import Scheduler, TrainedCohort
+from raysim.engine.dispatcher import Dispatcher, TrainedCohort
 from raysim.engine.sums import aggregation, chunks, destinations, merge_up, place, sum_request
 from raysim.host.messages import ClientResult, SparseVector, SumDestination, SumRequest
 from raysim.lazy import Tensor, torch
 
 
 class HostedCohort:
-    """A `raysim.core.cohort.Cohort`: its numbers come from `trained`, its models stay on the hosts that `scheduler` tracks."""
+    """A `raysim.core.cohort.Cohort`: its numbers come from `trained`, its models stay on the hosts that `dispatcher` tracks."""
 
-    def __init__(self, engine: Engine, scheduler: Scheduler, trained: TrainedCohort):
-        self._engine, self._scheduler, self.trained = engine, scheduler, trained
+    def __init__(self, engine: Engine, dispatcher: Dispatcher, trained: TrainedCohort):
+        self._engine, self._dispatcher, self.trained = engine, dispatcher, trained
         self.layers: LayerMap = engine.layers
         self.clients = trained.clients
         results = [trained.results[c] for c in self.clients]
@@ -98,11 +98,11 @@ class HostedCohort:
 
     def _per_client(self, method: str, *args: Any) -> Tensor:
         """Ask every host about the clients it holds: [K, ...] in the order of `clients`."""
-        scheduler = self._scheduler
-        scheduler.need_models()
+        dispatcher = self._dispatcher
+        dispatcher.need_models()
 
         def ask() -> Tensor:
-            held = scheduler.held
+            held = dispatcher.held
             results = self._engine.ask([Call(i, method, (clients, *args)) for i, clients in held.items()])
             by_client = {
                 c: row
@@ -111,7 +111,7 @@ class HostedCohort:
             }
             return torch.from_numpy(np.stack([by_client[c] for c in self.clients]))
 
-        return scheduler.retry(ask)
+        return dispatcher.retry(ask)
 
     # Gathers.
 
@@ -128,15 +128,15 @@ class HostedCohort:
         return updates @ updates.T
 
     def compute(self, function: Callable[..., Any], *payload: Any, models: bool = False) -> Any:
-        engine, scheduler = self._engine, self._scheduler
+        engine, dispatcher = self._engine, self._dispatcher
         seed = self._seed(f"compute {self._computed}")
         self._computed += 1
         if models:
             self._need_room()
-            scheduler.need_models()
+            dispatcher.need_models()
 
         def run() -> Any:
-            held = scheduler.held.items() if models else ()
+            held = dispatcher.held.items() if models else ()
             updates = [engine.call(Call(i, "rows", (clients,))) for i, clients in held]
             place = {client: row for row, client in enumerate(self.clients)}
             places = [
@@ -144,7 +144,7 @@ class HostedCohort:
             ]  # of who trained again, not in order
             return engine.ask([Call(0, "compute", (function, seed, engine.published, payload, places, *updates))])[0]
 
-        return scheduler.retry(run)
+        return dispatcher.retry(run)
 
     def _need_room(self) -> None:
         if not self.gathers:
@@ -155,12 +155,12 @@ class HostedCohort:
     # Sums.
 
     def reduce(self, mix: Mixture, of: str = "model", power: int = 1, distances_to: Mixture | None = None) -> Tensor:
-        if distances_to is not None and len(self._scheduler.held) == 1:
+        if distances_to is not None and len(self._dispatcher.held) == 1:
             return self._reduce_with_distances(mix, distances_to)
         if of != "model" or power != 1:
             weights = mix.coefficients if of == "model" else mix.weights
             return self._sum(sum_request(self.clients, self.layers, weights, of=of, power=power))
-        early = self.trained.early_sum if self._scheduler.sums_only else None
+        early = self.trained.early_sum if self._dispatcher.sums_only else None
         made_early = early is not None and mix is early.mixture and self.clients == self.trained.asked
         result = self._sum(early.request if early and made_early else aggregation(mix, self.clients))
         self._set_counters(result, mix)
@@ -168,17 +168,17 @@ class HostedCohort:
 
     def _reduce_with_distances(self, mix: Mixture, centre: Mixture) -> Tensor:
         """`reduce` and `distances_to_mixture` in one pass over the models, where one host has them all."""
-        scheduler = self._scheduler
-        scheduler.need_models()
+        dispatcher = self._dispatcher
+        dispatcher.need_models()
         requests = [aggregation(mix, self.clients)]
         if not torch.equal(mix.weights, centre.weights):
             requests.append(sum_request(self.clients, self.layers, centre.weights))
 
         def ask() -> Any:
-            ((host, held),) = scheduler.held.items()
+            ((host, held),) = dispatcher.held.items()
             return self._engine.ask([Call(host, "sum_and_distances", (held, *requests))])[0]
 
-        total, per_run = map(tensor_of, scheduler.retry(ask))
+        total, per_run = map(tensor_of, dispatcher.retry(ask))
         self._distances_to = centre, self.layers.segments.per_layer(per_run).sqrt()
         result, sent = torch.empty(self.layers.S), [bool(weights.any()) for *_, weights in requests[0].pieces]
         scaled = replace(requests[0], factors=[1.0] * len(sent))  # the host has done that
@@ -197,14 +197,14 @@ class HostedCohort:
 
     def _sum(self, request: SumRequest) -> Tensor:
         """The sums of all pieces as one vector."""
-        engine, scheduler = self._engine, self._scheduler
+        engine, dispatcher = self._engine, self._dispatcher
         if not request.planned_early and request.of == "model":
-            scheduler.need_models()
+            dispatcher.need_models()
         result = torch.empty(request.bounds[1])
 
         def total() -> None:
-            if request.planned_early and scheduler.early_total:
-                parts, roots = [request], [scheduler.early_total]
+            if request.planned_early and dispatcher.early_total:
+                parts, roots = [request], [dispatcher.early_total]
             else:
                 parts = [request] if request.planned_early else chunks(request)
                 # All sums are asked for before any merge: a host sums the next part while the last one travels. Hosts
@@ -215,12 +215,12 @@ class HostedCohort:
                 value, sent = engine.fetch([root])[0][0, len(part.position)]  # of the whole cohort, and nothing less
                 place(tree.Partial(tensor_of(value), sent), part, self.server_value, result)
 
-        scheduler.retry(total)
+        dispatcher.retry(total)
         return result
 
     def _partials(self, request: SumRequest, turn: int) -> tuple[dict[int, Handle], dict[int, SumDestination]]:
         """Every host's partial sums, and where they go."""
-        held = self._scheduler.held
+        held = self._dispatcher.held
         sums_to = destinations(self._engine, list(held), turn)
         calls = {i: Call(i, "partial", (held[i], request, to)) for i, to in sums_to.items()}
         return {i: self._engine.call(call) for i, call in calls.items()}, sums_to

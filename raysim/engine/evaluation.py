@@ -11,8 +11,8 @@ from raysim.core.local_run import RoundInfo
 from raysim.core.score import Score
 from raysim.core.server import Downlink
 from raysim.engine.base import Call, Engine, Span
+from raysim.engine.dispatcher import ClientResults, shares
 from raysim.engine.requests import Requests
-from raysim.engine.scheduler import ClientResults, shares
 
 
 def evaluate(engine: Engine, rows: np.ndarray, t: int) -> Score:

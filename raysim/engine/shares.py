@@ -3,6 +3,7 @@ round does not depend on it."""
 
 from __future__ import annotations
 
+import itertools
 import math
 import statistics
 from collections import defaultdict
@@ -14,6 +15,8 @@ import numpy as np
 ALIKE = (
     1.25  # hosts whose speeds differ by less are taken to be equally fast: times vary by that much from round to round
 )
+
+WorkUnit = tuple[int, ...]  # clients that a host trains in one call
 
 
 @dataclass
@@ -69,3 +72,13 @@ def cut(costs: Sequence[float], factors: Sequence[float]) -> list[tuple[int, int
         middle = (low + high) / 2
         low, high = (low, middle) if len(greedy(middle)) <= len(factors) else (middle, high)
     return greedy(high * (1 + 1e-9))
+
+
+def assign(clients: Sequence[int], costs: Sequence[float], factors: Sequence[float], together: int) -> list[WorkUnit]:
+    """Split a sorted cohort into contiguous runs of whole groups of `together` clients, one for each host or fewer, so that
+    the host that takes longest takes least; see `cut`."""
+    groups = [tuple(clients[i : i + together]) for i in range(0, len(clients), together)]
+    if len(groups) <= len(factors):
+        return groups
+    of_groups = [sum(costs[i : i + together]) for i in range(0, len(costs), together)]
+    return [tuple(itertools.chain(*groups[lo:hi])) for lo, hi in cut(of_groups, factors)]

@@ -7,7 +7,7 @@ import numpy as np
 from raysim.core.aggregator import Aggregator
 from raysim.core.mixture import Mixture
 from raysim.core.server import Downlink, Server
-from raysim.engine.scheduler import TrainedCohort
+from raysim.engine.dispatcher import TrainedCohort
 from raysim.host.messages import HostSpec
 
 FLOAT = INDEX = 4  # bytes

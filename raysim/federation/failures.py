@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from raysim.config import RoundsConfig
 from raysim.core.event import Event
 from raysim.core.failures import Cause
-from raysim.engine.scheduler import ClientResults, TrainedCohort
+from raysim.engine.dispatcher import ClientResults, TrainedCohort
 from raysim.errors import Explained
 
 

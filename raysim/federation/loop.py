@@ -197,7 +197,7 @@ class Federation:
     def _write_later(self, done: Round, shown: dict[str, Any], events: list[Event]) -> None:
         self.write_down()  # the round before, where nothing was trained meanwhile
         finished = Finished(done, replace(self.server), shown, events, self.wall, self.clock.wall())
-        collect_logs = done.scheduler.close()
+        collect_logs = done.dispatcher.close()
 
         def write() -> None:
             collect_logs()

@@ -22,9 +22,9 @@ from raysim.core.score import Score
 from raysim.core.server import Downlink, RoundScratch, Server
 from raysim.engine.base import Handle
 from raysim.engine.collectives import HostedCohort
+from raysim.engine.dispatcher import Dispatcher, initialize, nothing
 from raysim.engine.evaluation import evaluate, evaluate_clients
 from raysim.engine.model_store import HostedModels
-from raysim.engine.scheduler import Scheduler, initialize, nothing
 from raysim.federation.builder import RunParts
 from raysim.federation.failures import RoundFailed, check_results, check_trained
 from raysim.lazy import Tensor
@@ -47,7 +47,7 @@ class Round:
     t: int
     drawn: tuple[int, ...]  # clients asked to take part
     cohort: HostedCohort
-    scheduler: Scheduler  # which still holds the cohort's models
+    dispatcher: Dispatcher  # which still holds the cohort's models
     downlink: Downlink
     mixture: Mixture | None  # None where no client came back
     before: Tensor  # [S] the global model that was sent
@@ -89,15 +89,15 @@ def run_round(
     downlink = aggregator.downlink(clients, HostedModels(engine), server)
     test = run.config.evaluate.personal == "after_train" and run.evaluates(t)
     retry = run.config.rounds.on_client_failure == "retry"
-    scheduler = Scheduler(engine, info, clients, downlink, test=test, trace=trace, retry=retry)
+    dispatcher = Dispatcher(engine, info, clients, downlink, test=test, trace=trace, retry=retry)
     asked = AskedCohort(clients, sizes[list(clients)], server.layers)
     early = aggregator.plan_early(asked, server) if clients else None
     # Where the whole plan needs no result of training, models are summed as they are trained, and never stored.
     watched = any(instrument.reads_models for instrument in run.config.record.instruments)
     sums_early = early is not None and aggregator.plans_early and not watched
-    trained = scheduler.train(early.mixture if early and sums_early else None, while_training)
+    trained = dispatcher.train(early.mixture if early and sums_early else None, while_training)
     events = check_trained(trained, engine.nodes, run.config.rounds)
-    cohort = HostedCohort(engine, scheduler, trained)
+    cohort = HostedCohort(engine, dispatcher, trained)
     if early and cohort.clients == clients:
         early.adopt(server)
     else:
@@ -124,7 +124,7 @@ def run_round(
             raise RoundFailed(f"round {t + 1}: {by} made a model that is not finite (NaN or Inf)")
         phases.end("server")
     done = Round(
-        t, drawn, cohort, scheduler, downlink, mixture, before, target, server.value, server.scratch.notes, phases.seconds, events,
+        t, drawn, cohort, dispatcher, downlink, mixture, before, target, server.value, server.scratch.notes, phases.seconds, events,
         started,
     )  # fmt: skip
     if mixture is not None:
@@ -133,8 +133,8 @@ def run_round(
             done.notes.extend(observed(instrument, done, server))
         phases.end("observe")
 
-    states = {**scheduler.states, **started.states}
-    engine.commit(states, scheduler.models)
+    states = {**dispatcher.states, **started.states}
+    engine.commit(states, dispatcher.models)
     engine.publish(server.value, server.shared)
     done = replace(done, changed=frozenset(cohort.clients) | states.keys())
     return _evaluated(done, run, phases)

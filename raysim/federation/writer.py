@@ -115,7 +115,7 @@ class Writer:
             add("notes", round=t, **note_rows(note, note.clients or cohort.clients, run.server.layers))
         if done.personal:
             add("personal", round=t, **personal_rows(done.personal))
-        spans, began = done.scheduler.spans, finished.clock - finished.wall
+        spans, began = done.dispatcher.spans, finished.clock - finished.wall
         sent = [*transport(done, spans), *[None] * len(others)]
         add("traffic", round=t, client=[*cohort.trained.asked, *others], **traffic, transport_up=sent)
         add(
@@ -198,7 +198,7 @@ def client_rows(done: Round, run: RunParts) -> Rows:
     if (mixture := done.mixture) is not None:
         counted = zip(cohort.clients, mixture.shares.tolist(), mixture.sent.any(1).tolist(), strict=True)
         weights = {client: share for client, share, sends in counted if sends}
-    host_of = {c: i for i, clients in done.scheduler.held.items() for c in clients}
+    host_of = {c: i for i, clients in done.dispatcher.held.items() for c in clients}
     empty = ClientResult("has no training samples")
     results = [trained.results.get(c, empty) for c in done.drawn]
     tests = [result.test for result in results]
@@ -256,7 +256,7 @@ def personal_rows(personal: Mapping[int, Score]) -> Rows:
 def transport(done: Round, spans: Sequence[Span]) -> list[int | None]:
     """For each client asked the bytes that its host serialised for sums; None where a host had several clients."""
     sent: dict[int, int | None] = dict.fromkeys(done.cohort.trained.asked)
-    held = done.scheduler.held
+    held = done.dispatcher.held
     for span in spans:
         if span.phase == "reduce" and len(held.get(span.host, ())) == 1:
             client = held[span.host][0]
@@ -290,7 +290,7 @@ class Tracer:
         write(t, "after", layers.state_dict(done.after))
         if server.scratch.batches:
             self._trace.write_arrays(t, "server.samples", server.scratch.batches)
-        for client, handle in done.scheduler.traces.items():
+        for client, handle in done.dispatcher.traces.items():
             trace = self.run.engine.value_of(handle)
             name = f"client-{client:04d}"
             write(t, name, layers.state_dict(torch.from_numpy(trace["model"])))

@@ -11,7 +11,7 @@ from ray import cloudpickle
 from sabotage import Fails, Stalls, ending, kill
 from test_recovery import pid_of
 
-from raysim.engine import scheduler
+from raysim.engine import dispatcher
 from raysim.engine.model_store import HostedModels
 from raysim.engine.ray.engine import RayEngine
 from raysim.federation import Federation, MakeEngine
@@ -198,7 +198,7 @@ def test_many_small_visits_are_one(name, tmp_path, warm_ray, ran, monkeypatch):
     """Where states are large a host hands them back in several visits."""
     changes = METHODS.get(name, {"client": ["ditto"], "rounds": ALL})
     expected = ran(**changes).sha256()
-    monkeypatch.setattr(scheduler, "WORK_UNIT_BYTES", 1)
+    monkeypatch.setattr(dispatcher, "WORK_UNIT_BYTES", 1)
     asked = []
     train = RayEngine.train
     monkeypatch.setattr(RayEngine, "train", lambda engine, c: asked.append(c.method) or train(engine, c))

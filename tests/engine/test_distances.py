@@ -12,7 +12,7 @@ from raysim.core.local_run import RoundInfo
 from raysim.core.mixture import Mixture
 from raysim.core.server import Downlink
 from raysim.engine.collectives import HostedCohort
-from raysim.engine.scheduler import Scheduler
+from raysim.engine.dispatcher import Dispatcher
 from raysim.federation import Federation
 
 CLIENTS = (0, 1, 3, 4, 6)
@@ -26,8 +26,8 @@ def federation(tmp_path):
 
 
 def trained(federation: Federation) -> HostedCohort:
-    scheduler = Scheduler(federation.engine, RoundInfo(3, 0, 1, 8, 0.1), CLIENTS, Downlink())
-    return HostedCohort(federation.engine, scheduler, scheduler.train())
+    dispatcher = Dispatcher(federation.engine, RoundInfo(3, 0, 1, 8, 0.1), CLIENTS, Downlink())
+    return HostedCohort(federation.engine, dispatcher, dispatcher.train())
 
 
 def mixtures(cohort: HostedCohort) -> dict[str, Mixture]:

@@ -26,7 +26,7 @@ from raysim.config import to_yaml
 from raysim.core.cohort import Cohort
 from raysim.core.mixture import Mixture
 from raysim.core.server import Server, Weighting
-from raysim.engine import scheduler
+from raysim.engine import dispatcher
 from raysim.engine.base import Call, Engine, Handle, HostLost, MachineFailure
 from raysim.engine.evaluation import evaluate
 from raysim.engine.ray.driver import RemoteFederation, stored
@@ -112,9 +112,9 @@ def test_an_actor_lost_while_clients_that_do_not_train_initialise(server, tmp_pa
 
     def initialize(engine: Engine, *args: Any) -> Any:
         kill(pid_of(engine.hosts[1]))
-        return scheduler.initialize(engine, *args)
+        return dispatcher.initialize(engine, *args)
 
-    monkeypatch.setattr(scheduler, "WORK_UNIT_BYTES", 1)  # two visits a host: sums are asked for once all have trained
+    monkeypatch.setattr(dispatcher, "WORK_UNIT_BYTES", 1)  # two visits a host: sums are asked for once all have trained
     rounds = {"total": 1, "participation": 0.5, "evaluate_every": 1}
     changes = {"client": [{"fedala": {"clients": "all"}}], "server": server, "rounds": rounds}
     expected = ran(**changes).sha256()
@@ -135,7 +135,7 @@ def test_actor_killed_while_it_trains(tmp_path, warm_ray, ran, monkeypatch):
             return super().train(call)
 
     monkeypatch.setattr(raysim.engine.ray.engine, "RayEngine", Notes)
-    monkeypatch.setattr(scheduler, "WORK_UNIT_BYTES", 1)
+    monkeypatch.setattr(dispatcher, "WORK_UNIT_BYTES", 1)
     client = [{"scaffold": {"c_update": "mean_grad"}}, "fedala"]
     changes = {"client": client, "local": {"momentum": 0.0, "weight_decay": 0.0}}
     a, b, c = cohort(t=1)

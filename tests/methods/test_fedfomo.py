@@ -114,7 +114,7 @@ def test_preferences_add_up():
         for peers, sums in map(preferences.row, range(3))
     ]
     assert found == [{0: 3.0, 1: 4.0}, {1: -1.0}, {2: 9.0}]  # of those that have met, and the 1 for a client's own
-    made.notes.pop()
+    made.scratch.notes.pop()
     assert noted(made, "preference").to_dense().tolist()[0] == [1.0, 2.0, 0.0]
 
 

@@ -1,4 +1,4 @@
-"""Assigns clients to hosts, in shares and work units, and repeats the work of lost hosts."""
+"""Hands clients to hosts, in work units, and tries again what was lost or failed. Who gets whom: `shares.py`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from raysim.core.mixture import Mixture
 from raysim.core.server import Downlink
 from raysim.engine.base import ATTEMPTS, Call, Engine, Handle, HostLost, MachineFailure, Span
 from raysim.engine.requests import Requests
-from raysim.engine.shares import cut
+from raysim.engine.shares import WorkUnit, assign
 from raysim.engine.sums import aggregation, destinations, merge_up
 from raysim.host.messages import ClientResult, SumDestination, SumRequest, TrainReply
 
@@ -24,7 +24,6 @@ WORK_UNIT_BYTES = (
     1 << 30
 )  # states and models that a host holds back until a work unit ends; after it they may be spilled
 Result = TypeVar("Result")
-WorkUnit = tuple[int, ...]  # clients that a host trains in one call
 
 
 def nothing() -> None:
@@ -51,7 +50,7 @@ class ClientResults:
 class TrainedCohort(ClientResults):
     """The result of training: who came back, with what numbers, and the sum that was made on the way.
 
-    The arrays that clients made (models, states, traces) are not here. The round's `Scheduler` knows where they rest.
+    The arrays that clients made (models, states, traces) are not here. The round's `Dispatcher` knows where they rest.
     """
 
     round_info: RoundInfo
@@ -64,7 +63,48 @@ class TrainedCohort(ClientResults):
         return tuple(c for c in self.asked if self.results[c].status == "ok")
 
 
-class Scheduler:
+class WorkQueue:
+    """Units that wait for hosts, and how often clients were tried. A host is a number here: nothing is known of an engine."""
+
+    def __init__(self, groups: Callable[[WorkUnit], list[WorkUnit]]):
+        """`groups` makes of clients the groups in which they train, whole."""
+        self._groups = groups
+        self._waiting: dict[int, list[WorkUnit]] = {}
+        self.tries: Counter[int] = Counter()  # of clients, that did not succeed
+
+    def __bool__(self) -> bool:
+        return any(self._waiting.values())
+
+    def add(self, host: int, units: Sequence[WorkUnit], first: bool = False) -> None:
+        """Let units wait for a host, behind those that do already or before them."""
+        there = self._waiting.get(host, [])
+        self._waiting[host] = [*units, *there] if first else [*there, *units]
+
+    def wave(self, processes: Sequence[Any]) -> list[tuple[int, WorkUnit]]:
+        """The next unit of each host. Hosts that share one of the `processes`, after losses for which there was no place
+        elsewhere, take turns: no unit dies of another's client."""
+        self._waiting = {host: units for host, units in self._waiting.items() if units}
+        turns = {processes[host]: host for host in self._waiting}
+        return [(host, self._waiting[host].pop(0)) for host in turns.values()]
+
+    def lost(self, host: int, unit: WorkUnit) -> bool:
+        """A process died under a unit, which waits again: at first whole, then each group alone. False where a client was
+        tried `ATTEMPTS` times."""
+        self.tries.update(unit)
+        if max(self.tries[c] for c in unit) >= ATTEMPTS:
+            return False
+        self.add(host, self._groups(unit) if self.tries[unit[0]] > 1 else [unit], first=True)
+        return True
+
+    def failed(self, clients: WorkUnit, host: int, hosts: int) -> list[WorkUnit]:
+        """Clients failed on a host. Returns the groups of those that may try again: they now wait for the next of `hosts`."""
+        self.tries.update(clients)
+        groups = self._groups(tuple(c for c in clients if self.tries[c] < ATTEMPTS))
+        self.add((host + 1) % hosts, groups)
+        return groups
+
+
+class Dispatcher:
     """Trains one round's clients, and knows where the arrays that they made rest.
 
     Models rest on the hosts that trained them. Where a host is lost, or models are needed that were only summed, the
@@ -90,7 +130,7 @@ class Scheduler:
         self._early_plan: SumRequest | None = None  # by which hosts sum models instead of keeping them
         self._results: dict[int, ClientResult] = {}
         self._trained_by: dict[int, int] = {}
-        self._tries: Counter[int] = Counter()  # of clients, that did not succeed
+        self._queue = WorkQueue(self._groups)
         self._retried = ("machine", "client") if retry else ("machine",)
         self._options = {
             "return_states": engine.stateful, "return_models": engine.spec.stack.peer_models, "trace": trace,
@@ -108,10 +148,10 @@ class Scheduler:
         if early is not None:
             self._early_plan = replace(aggregation(early, asked), planned_early=True)
             early_sum = EarlySum(early, self._early_plan)
-        queue = {i: self._visits(share) for i, share in enumerate(shares(engine, asked)) if share}
+        work = {i: self._visits(share) for i, share in enumerate(shares(engine, asked)) if share}
         # Where every host makes one unit, merging is asked for at once: it needs no answer.
-        at_once = early is not None and all(len(units) == 1 for units in queue.values())
-        self._run(queue, destinations(engine, list(queue)) if at_once else {}, while_training)
+        at_once = early is not None and all(len(units) == 1 for units in work.values())
+        self._run(work, destinations(engine, list(work)) if at_once else {}, while_training)
         ok = {c for c, result in self._results.items() if result.status == "ok"}
         took = {c: self._results[c].seconds for c in asked if c in ok}
         trained_by = {c: self._trained_by[c] for c in took}
@@ -179,15 +219,14 @@ class Scheduler:
                 raise MachineFailure(f"retraining client {client} after a host was lost failed: {status}")
 
     def _run(
-        self, queue: dict[int, list[WorkUnit]], sums_to: Mapping[int, SumDestination] | None = None,
+        self, work: Mapping[int, Sequence[WorkUnit]], sums_to: Mapping[int, SumDestination] | None = None,
         while_training: Callable[[], None] = nothing,
     ) -> None:  # fmt: skip
         """Train each host's units, one at a time, in waves over all hosts."""
-        while queue:
-            # Indices that share a host, after losses without room, take turns: no unit dies of another's client.
-            turns = {self.engine.hosts[i]: i for i in queue}
-            wave = [(i, queue[i].pop(0)) for i in turns.values()]
-            replies = self._begin(wave, sums_to if sums_to and len(turns) == len(queue) else {})
+        for host, units in work.items():
+            self._queue.add(host, units)
+        while wave := self._queue.wave(self.engine.hosts):
+            replies = self._begin(wave, {} if self._queue else sums_to or {})
             sums_to = None
             while_training()
             while_training = nothing
@@ -197,18 +236,18 @@ class Scheduler:
                     [answer] = self.engine.fetch([(i, reply)])
                 except HostLost as error:
                     lost |= dict.fromkeys(error.hosts, error)
-                    queue[i] = self._after_loss(i, unit, error) + queue[i]
+                    if not self._queue.lost(i, unit):
+                        why = f"the process that trained it died {ATTEMPTS} times: {error.why}"
+                        self._results |= dict.fromkeys(unit, ClientResult(why, cause="machine"))
+                        self._trained_by |= dict.fromkeys(unit, i)
                 else:
-                    for host, again in self._take(answer, i, unit, arrays):
-                        queue.setdefault(host, []).append(again)
-                        self.early_total = None
+                    self._take(answer, i, unit, arrays)
             for loss in dict.fromkeys(lost.values()):
                 self.early_total = None
                 loss.hosts = {i for i in lost if lost[i] is loss}  # each once
                 self.engine.replace_lost(loss)
             for i in self._lost():
-                queue[i] = self._visits(self.held.pop(i)) + queue.get(i, [])
-            queue = {i: units for i, units in queue.items() if units}
+                self._queue.add(i, self._visits(self.held.pop(i)), first=True)
         held = {i: tuple(c for c in unit if self._results[c].status == "ok") for i, unit in sorted(self.held.items())}
         self.held = {i: clients for i, clients in held.items() if clients}
 
@@ -223,42 +262,11 @@ class Scheduler:
             self.early_total = merge_up(engine, self._early_plan, partials, sums_to)
         return begun
 
-    def _after_loss(self, host: int, unit: WorkUnit, lost: HostLost) -> list[WorkUnit]:
-        """The units to try after one whose host was lost: first the same unit, then each group alone, in all `ATTEMPTS`
-        times."""
-        self._tries.update(unit)
-        if max(self._tries[c] for c in unit) >= ATTEMPTS:
-            died = ClientResult(f"the process that trained it died {ATTEMPTS} times: {lost.why}", cause="machine")
-            self._results |= dict.fromkeys(unit, died)
-            self._trained_by |= dict.fromkeys(unit, host)
-            return []
-        return self._groups(unit) if self._tries[unit[0]] > 1 else [unit]
-
-    def _after_failure(self, reply: TrainReply, host: int, unit: WorkUnit) -> list[tuple[int, WorkUnit]]:
-        """Who of a unit trains again, and on which host: those that failed and may do so, and who trains together with
-        them, on the next one."""
-        failed = [c for c in unit if reply.results[c].cause in self._retried]
-        self._tries.update(failed)
-        failed = [c for c in failed if self._tries[c] < ATTEMPTS]
-        elsewhere = self._groups(tuple(failed))
-        again = [((host + 1) % len(self.engine.hosts), group) for group in elsewhere]
-        for client in failed:
-            node = self.engine.nodes[host]
-            failure = f"client {client} failed on node {node} and trains again: {reply.results[client].status}"
-            self.engine.events.append(Event("client", failure, client, node))
-        if again and self.sums_only:  # a host keeps no sum of a unit in which a client failed
-            stay = [group for group in self._groups(unit) if group not in elsewhere]
-            rest = [group for group in stay if any(reply.results[c].status == "ok" for c in group)]
-            again += [(host, tuple(itertools.chain(*rest)))] * bool(rest)
-        return again
-
-    def _take(
-        self, reply: TrainReply, host: int, unit: WorkUnit, arrays: list[Handle]
-    ) -> list[tuple[int, WorkUnit]]:  # fmt: skip
-        """Keep what a unit brought; `arrays` are those of the first client, then those of the next. Returns the units
-        that are to follow for those that it did not bring."""
-        again = self._after_failure(reply, host, unit)
-        missing = {c for _, clients in again for c in clients}
+    def _take(self, reply: TrainReply, host: int, unit: WorkUnit, arrays: list[Handle]) -> None:
+        """Keep what a unit brought; `arrays` are those of the first client, then those of the next."""
+        missing = self._try_again(reply, host, unit)
+        if missing:
+            self.early_total = None
         self.held[host] = self.held.get(host, ()) + tuple(c for c in unit if c not in missing)
         self._holders[host] = self.engine.hosts[host]
         self._results |= reply.results
@@ -275,6 +283,23 @@ class Scheduler:
                 if reply.results[client].status == "ok":
                     place[client] = handle
         self.spans.append(Span(host, "train", reply.started, reply.stopped))
+
+    def _try_again(self, reply: TrainReply, host: int, unit: WorkUnit) -> set[int]:
+        """Queue those of a unit that failed and may try again, with those that train together with them. Returns all whose
+        models the host is not to have."""
+        failed = tuple(c for c in unit if reply.results[c].cause in self._retried)
+        groups = self._queue.failed(failed, host, len(self.engine.hosts))
+        for client in failed:
+            if self._queue.tries[client] < ATTEMPTS:
+                node = self.engine.nodes[host]
+                failure = f"client {client} failed on node {node} and trains again: {reply.results[client].status}"
+                self.engine.events.append(Event("client", failure, client, node))
+        again = {*itertools.chain(*groups)}
+        if groups and self.sums_only:  # a host keeps no sum of a unit in which a client failed
+            stay = [group for group in self._groups(unit) if group not in groups]
+            rest = [group for group in stay if any(reply.results[c].status == "ok" for c in group)]
+            self._queue.add(host, [tuple(itertools.chain(*rest))] * bool(rest))
+            again |= {*itertools.chain(*rest)}
         return again
 
     def _report_unbatched(self, reasons: set[str]) -> None:
@@ -309,13 +334,7 @@ def initialize(
 
 
 def shares(engine: Engine, clients: Sequence[int]) -> list[WorkUnit]:
-    """Split a sorted cohort into contiguous runs of whole groups, one for each host, so that the most expensive one costs
-    least."""
-    together = engine.spec.batch_clients
-    groups = [tuple(clients[i : i + together]) for i in range(0, len(clients), together)]
-    if len(groups) <= len(engine.hosts):
-        return groups
-    costs = iter(engine.pace.costs(clients, engine.partition.sizes[list(clients)].tolist()))
-    of_groups = [sum(itertools.islice(costs, len(group))) for group in groups]
+    """The share of each host in a sorted cohort, by what is known of clients and hosts."""
+    costs = engine.pace.costs(clients, engine.partition.sizes[list(clients)].tolist())
     factors = [engine.pace.factor(i) for i in range(len(engine.hosts))]
-    return [tuple(itertools.chain(*groups[lo:hi])) for lo, hi in cut(of_groups, factors)]
+    return assign(clients, costs, factors, engine.spec.batch_clients)
