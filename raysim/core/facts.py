@@ -3,42 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, Protocol
+from typing import TYPE_CHECKING
 
 from raysim.core.optim import OptimizerSpec
 
-
-class ListedStep(Protocol):
-    """A server step, as the methods beside it see it."""
-
-    name: ClassVar[str]
-
-    @property
-    def only_scales(self) -> bool:
-        """Whether it does nothing to the model but scale layers."""
-        ...
-
-
-class ListedClientMethod(Protocol):
-    """A client method, as the methods beside it see it."""
-
-    name: ClassVar[str]
-    personal_layers: ClassVar[str | None]
-
-    @property
-    def starts_elsewhere(self) -> bool: ...
-
-    @property
-    def trains_plainly(self) -> bool: ...
-
-    def server_steps(self) -> tuple[ListedStep, ...]: ...
-
-
-class ListedWeighting(Protocol):
-    """A weighting, as the methods beside it see it."""
-
-    name: ClassVar[str]
-    stage: ClassVar[str]
+if TYPE_CHECKING:
+    from raysim.core.client import ClientMethod
+    from raysim.core.server import ServerStep, Weighting
 
 
 @dataclass(frozen=True)
@@ -61,11 +32,11 @@ class RunFacts:
     """Local optimiser, as configured."""
     persist: bool
     """Whether a client's optimiser keeps its momentum between rounds."""
-    client: tuple[ListedClientMethod, ...]
+    client: tuple[ClientMethod, ...]
     """Client methods, in the order of the configuration."""
-    weighting: tuple[ListedWeighting, ...]
+    weighting: tuple[Weighting, ...]
     """Weightings, in the order of the configuration."""
-    server: tuple[ListedStep, ...]
+    server: tuple[ServerStep, ...]
     """Server steps, in the order of the configuration, without those that client methods bring."""
 
     @property

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Protocol
+from typing import TYPE_CHECKING, Any
 
 from raysim.core.flat import FlatModel, finite
 from raysim.core.hooks import check_term, check_type, replaced
@@ -18,6 +18,10 @@ from raysim.core.samples import ClientData, batch_slices, take
 from raysim.core.task import Task
 from raysim.lazy import Tensor, torch
 from raysim.registry import Named
+
+if TYPE_CHECKING:
+    from raysim.core.client import ClientMethod, ClientStack
+    from raysim.core.probe import Probe
 
 
 @dataclass(frozen=True)
@@ -65,43 +69,6 @@ class ClientState:
     optimizer: dict[str, Tensor] | None = None  # with `local.state: persist`
 
 
-class MakesState(Protocol):
-    """A method, as far as a run asks for its state."""
-
-    name: ClassVar[str]
-
-    def new_state(self, layers: LayerMap) -> Any: ...
-
-    def for_steps(self, run: LocalRun) -> dict[str, Tensor]: ...
-
-
-class BatchProbe(Protocol):
-    """A probe that watches training batches, see `raysim.core.probe.Probe`."""
-
-    def batch(self, run: LocalRun, z: Any) -> None: ...
-
-
-class Hooks(Protocol):
-    """The client methods of a run, see `raysim.core.client.ClientStack`."""
-
-    start: Callable[[LocalRun], None]
-    step: Callable[[LocalRun, Tensor, Tensor], None]
-    penalties: list[Callable[[LocalRun, Tensor, Tensor, Tensor, Tensor], Tensor | float]]
-    observers: list[Callable[[LocalRun], None]]
-    corrections: list[Callable[[LocalRun], None]]
-
-    @property
-    def methods(self) -> Sequence[MakesState]: ...
-
-    @property
-    def batches_per_step(self) -> int: ...
-
-    @property
-    def personal_layers(self) -> str | None: ...
-
-    def optimizer(self, spec: OptimizerSpec) -> OptimizerSpec: ...
-
-
 class LocalRun:
     """One client in one round; built by the host, seen by the hooks.
 
@@ -111,7 +78,7 @@ class LocalRun:
     """
 
     def __init__(
-        self, client: int, round_info: RoundInfo, flat: FlatModel, task: Task, settings: LocalSettings, stack: Hooks,
+        self, client: int, round_info: RoundInfo, flat: FlatModel, task: Task, settings: LocalSettings, stack: ClientStack,
         data: ClientData, received: Tensor, shared: Mapping[str, Tensor], peers: Mapping[int, Tensor],
         client_state: ClientState,
     ):  # fmt: skip
@@ -136,7 +103,7 @@ class LocalRun:
         self.losses: list[list[tuple[Tensor, int]]] = []  # per epoch: mean loss and samples of every batch
         self.scratch: dict[str, Any] = {}  # for hooks; gone after the round
         self.notes: list[Note] = []
-        self.batch_probes: Sequence[BatchProbe] = ()
+        self.batch_probes: Sequence[Probe] = ()
         self.orders: list[tuple[str, Tensor]] | None = None  # purpose and samples of every batch, when traced
         self._streams: dict[str, torch.Generator] = {}
         self._for_steps: dict[str, dict[str, Tensor]] = {}
@@ -152,7 +119,7 @@ class LocalRun:
         before the first time."""
         return self.client_state.previous
 
-    def state(self, method: MakesState) -> Any:
+    def state(self, method: ClientMethod) -> Any:
         """This client's state of `method`; changes count once the round is committed."""
         name, states = method.name, self.client_state.methods
         if name not in states:
@@ -160,7 +127,7 @@ class LocalRun:
                 states[name] = method.new_state(self.layers)
         return states[name]
 
-    def for_steps(self, method: MakesState) -> dict[str, Tensor]:
+    def for_steps(self, method: ClientMethod) -> dict[str, Tensor]:
         """What `method` has made for its steps; the same tensors on every call."""
         name = method.name
         if name not in self._for_steps:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import ray
 from ray.exceptions import RayTaskError
@@ -28,29 +28,14 @@ from raysim.registry import REGISTRY, OwnEntry
 
 if TYPE_CHECKING:
     from raysim.config import Config
+    from raysim.federation.loop import Federation
 
 PACKAGE = Path(__file__).parents[2]
 WATCH_SECONDS = 1  # from one look at the cluster to the next
 RELEASE_SECONDS = 10  # to wait at a run's end until the cluster has its share back
 
 
-class Runnable(Protocol):
-    """What runs in the driver: a federation."""
-
-    def step(self) -> dict[str, Any] | None: ...
-
-    def report(self, event: Event) -> None: ...
-
-    def checkpoint(self) -> int: ...
-
-    def finish(self) -> dict[str, Any]: ...
-
-    def model(self) -> nn.Module: ...
-
-    def close(self) -> None: ...
-
-
-Build = Callable[..., Runnable]  # (config, out, resume, make_engine, partitioned); importable in another process
+Build = Callable[..., "Federation"]  # (config, out, resume, make_engine, partitioned); importable in another process
 
 
 class Driver:
