@@ -175,6 +175,9 @@ class FedLAW(LearnedWeights):
     worse than chance, shrinking it lowers the loss, and over the rounds the model can vanish. Where γ is far above
     1, the model's norm becomes several times FedAvg's, and learning can slow. A lower `lr` or a bound on γ may help
     against both. Weights that do not stay finite are replaced by those with which learning began.
+
+    Wrong choice when the clients' mean is worse than chance on the proxy samples: at α 0.1, with the paper's `lr`, it
+    stayed at chance, 24 points behind FedAvg (docs/papers/fedlaw.md).
     """
 
     swa: bool = False
