@@ -98,7 +98,10 @@ def parameters(groups: Sequence[Group]) -> Canvas:
     """Floats that a client sends and receives in a round, in multiples of the model's parameters; mean over the run."""
     labels, colours, sent = [], [], []
     for group in groups:
-        shares = [_floats(run) for run in group.runs if len(run.columns("traffic")["round"])]
+        recorded = [
+            run for run in group.runs if all(len(run.columns(table)["round"]) for table in ("traffic", "layers"))
+        ]
+        shares = [_floats(run) for run in recorded]
         if shares:
             labels.append(group.label)
             colours.append(colour(group.number))

@@ -27,6 +27,7 @@ from raysim.store.parts import DamagedTable
 
 STACKS = ("client", "weighting", "server")
 ENTRIES = ("data.name", "data.partition", "engine")  # settings that are one entry of a catalogue
+MOST = {"layer": 10**5, "client": 10**7, "host": 10**6}  # that the numbers in these columns lie below, and not below 0
 MOST_ROUNDS = 10**7  # that a table may have: figures have a place for each
 
 Entry = Annotated[dict[str, dict[str, Any]], Field(min_length=1, max_length=1)]  # of a catalogue: {name: fields}
@@ -111,7 +112,17 @@ class RunFolder:
             rows = rows.filter(
                 pc.and_(pc.less_equal(rows["round"], -1 if last is None else last), pc.greater_equal(rows["round"], 0))
             )
+            for name in MOST.keys() & {*rows.column_names}:
+                self._check_numbers(table, rows[name], name)
         return rows
+
+    def _check_numbers(self, table: str, column: pa.ChunkedArray, name: str) -> None:
+        """Raises `DamagedTable` where one stands for nothing: figures have a place for each."""
+        if pa.types.is_integer(column.type):
+            found = pc.min_max(column).as_py()
+            for number in (found["min"], found["max"]):
+                if number is not None and not 0 <= number < MOST[name]:
+                    raise DamagedTable(f"{self.folder / table} is damaged: it has a {name} {number}.")
 
     @property
     def tables(self) -> tuple[str, ...]:

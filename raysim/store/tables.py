@@ -196,7 +196,7 @@ def read(folder: Path, table: str) -> pa.Table:
 
 def check_complete(folder: Path, rounds: int) -> None:
     """Raises `DamagedTable` where the tables that have rows of every round lack some of the first `rounds`."""
-    for table in ("layers", "clients", "rounds"):
+    for table in ("layers", "clients", "traffic", "rounds"):
         there = set(read(folder, table)["round"].unique().to_pylist())
         if missing := sorted(set(range(rounds)) - there):
             raise parts.DamagedTable(

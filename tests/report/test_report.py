@@ -44,6 +44,7 @@ from raysim.report.partition import partition_chart
 from raysim.report.runs import Run, find
 from raysim.report.significance import holm, paired
 from raysim.report.summary import OverSeeds, summarise
+from raysim.store import tables
 from raysim.store.atomic import write_json
 from raysim.store.documents import DamagedFile
 from raysim.store.lock import take
@@ -768,6 +769,35 @@ def test_find_looks_into_folders(folder: Path, tmp_path: Path) -> None:
     assert len(find([folder / "lws", folder])) == len(STORED)
     with pytest.raises(ReportError, match="no runs found"):
         find([tmp_path])
+
+
+@pytest.mark.parametrize(
+    ("table", "column", "number"), [("layers", "layer", -1), ("layers", "layer", 10**12), ("clients", "client", -2), ("timeline", "host", 10**9)]
+)  # fmt: skip
+def test_a_number_that_no_run_has_is_named(table: str, column: str, number: int, folder: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    shutil.copytree(folder / "lws", run)
+    rows = tables.read(run, table)
+    place = rows.schema.get_field_index(column)
+    numbers = pa.array([number] + rows[column].to_pylist()[1:], rows.schema.field(place).type)
+    rewritten(run, table, rows.set_column(place, rows.schema.field(place), numbers))
+    shown = CliRunner().invoke(app, ["report", str(run), "--out", str(tmp_path / "page.html")])
+    assert isinstance(shown.exception, SystemExit), shown.exception
+    assert f"{run / table} is damaged: it has a {column} {number}." in shown.output
+
+
+def test_a_run_without_layers_has_a_report(folder: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    shutil.copytree(folder / "lws", run)
+    rewritten(run, "layers", tables.read(run, "layers").slice(0, 0))
+    write([raysim.load(run), raysim.load(folder / "avg-3")], tmp_path / "page.html")
+    assert {"accuracy:rounds", "loss:rounds"} <= {*available([raysim.load(run)])}
+
+
+def rewritten(run: Path, table: str, rows: pa.Table) -> None:
+    """A table with these rows in place of its own."""
+    shutil.rmtree(run / table)
+    write_table(run, table, rows)
 
 
 def test_find_takes_no_other_configuration_for_a_run(tmp_path: Path) -> None:
