@@ -85,7 +85,7 @@ def _write_model(run: Run, which: Literal["final", "best"], to: To, path: Path) 
     if to is To.onnx:
         need("onnx", "onnxscript", extra="onnx")
     model = run.model(which)
-    state = {name: tensor.contiguous() for name, tensor in model.state_dict().items()}
+    state = {name: tensor.contiguous().clone() for name, tensor in model.state_dict().items()}
     path.parent.mkdir(parents=True, exist_ok=True)
     with replacing(path) as temporary:
         if to is To.torch:

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from raysim.core.layers import LayerMap
+from raysim.core.layout import tied_in
 from raysim.core.outputs import Outputs
 from raysim.lazy import Tensor, nn, torch
 
@@ -42,6 +43,10 @@ class FlatModel:
             else:
                 # .data: a version counter of its own, or autograd takes one layer's statistics for another's weights
                 owner._buffers[leaf] = spec.view(self.value).data
+        for name, (_, first) in layers.tied.items():
+            (path, _, leaf), (home, _, known) = name.rpartition("."), first.rpartition(".")
+            if modules[path]._buffers.get(leaf) is not None:  # a parameter is still the same object
+                modules[path]._buffers[leaf] = modules[home]._buffers[known]
         # Whatever is neither a parameter nor in the state_dict (non-persistent buffers) follows to the device.
         model.to(device=device)
         owned = {
@@ -154,10 +159,10 @@ class FlatModel:
 
 def stages_in(model: nn.Module) -> list[nn.Module] | None:
     """The stages of a `model` that does nothing but call them one after the other, and whose last one is an nn.Linear; None
-    of any other."""
+    of any other, and where two of its parts share a tensor."""
     if not isinstance(model, nn.Sequential) or type(model).forward is not nn.Sequential.forward:
         return None
-    own = model._forward_hooks or model._forward_pre_hooks or model._parameters or model._buffers
+    own = model._forward_hooks or model._forward_pre_hooks or model._parameters or model._buffers or tied_in(model)
     return [*model] if not own and len(model) and isinstance(model[-1], nn.Linear) else None
 
 

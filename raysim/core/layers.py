@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from raysim.core.grouping import GROUPINGS, GroupingError
-from raysim.core.layout import Layout, TensorSpec, constants_of, tensors_of
+from raysim.core.layout import Layout, TensorSpec, constants_of, tensors_of, tied_in
 from raysim.core.segments import Segments, indices, segments_of
 from raysim.lazy import Tensor, nn, torch
 
@@ -33,7 +33,9 @@ class LayerMap(Layout):
         """Lay out `model`; `by` is a key of `GROUPINGS`, for `head` and `counted` see `Layout`. Raises `GroupingError` where
         `blocks` leave a tensor out, and `StageError`."""
         specs = tensors_of(model, channels_last, head, counted)
-        return cls(specs, *_grouped(specs, by, blocks), head=head, constants=constants_of(model, counted))
+        constants, tied = constants_of(model, counted), tied_in(model)
+        tied = {name: known for name, known in tied.items() if name not in constants}
+        return cls(specs, *_grouped(specs, by, blocks), head=head, constants=constants, tied=tied)
 
     def regroup(self, by: str, blocks: tuple[str, ...] = ()) -> LayerMap:
         """The same vector under another grouping."""

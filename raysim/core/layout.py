@@ -88,11 +88,11 @@ def tensors_of(
     `constants_of` for tables of integers, and for `counted`."""
     modules = dict(model.named_modules())
     trainable = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
-    constants = constants_of(model, counted)
+    constants, tied = constants_of(model, counted), tied_in(model)
     state = {
         name: (order, tensor)
         for order, (name, tensor) in enumerate(model.state_dict(keep_vars=True).items())
-        if name not in constants
+        if name not in constants and name not in tied
     }
     stages = stages_of(model, state, head)
 
@@ -114,6 +114,14 @@ def tensors_of(
         specs.append(spec)
         start = spec.stop
     return tuple(specs)
+
+
+def tied_in(model: nn.Module) -> dict[str, tuple[int, str]]:
+    """Further names of tensors that have several in the state_dict: their order there, and the first name."""
+    state = model.state_dict(keep_vars=True)
+    first: dict[int, str] = {}
+    found = {name: (order, first.setdefault(id(tensor), name)) for order, (name, tensor) in enumerate(state.items())}
+    return {name: (order, known) for name, (order, known) in found.items() if known != name}
 
 
 def constants_of(model: nn.Module, counted: Set[str] = frozenset()) -> dict[str, tuple[int, Tensor]]:
@@ -138,6 +146,8 @@ class Layout:
     """Path of the module that is the last stage and whose inputs are the latents; None where the model has none."""
     constants: Mapping[str, tuple[int, Tensor]] = field(default_factory=dict, compare=False, repr=False, kw_only=True)
     """See `constants_of`."""
+    tied: Mapping[str, tuple[int, str]] = field(default_factory=dict, compare=False, repr=False, kw_only=True)
+    """See `tied_in`; such a tensor is one in the vector, and has all its names in a state_dict."""
 
     @cached_property
     def T(self) -> int:
@@ -195,6 +205,12 @@ class Layout:
         head = torch.tensor([s.stage == self.stages - 1 for s in self.tensors])
         return {"all": torch.ones_like(head), "head": head, "body": ~head}[part]
 
+    @property
+    def head_is_shared(self) -> bool:
+        """Whether the head has a tensor that another part of the model has, too."""
+        within = f"{self.head}."
+        return any(name.startswith(within) != first.startswith(within) for name, (_, first) in self.tied.items())
+
     # Between the vector and named tensors.
 
     def unflatten(self, value: Tensor) -> dict[str, Tensor]:
@@ -211,6 +227,8 @@ class Layout:
             for s in self.tensors
             if s.stop <= value.shape[-1]
         }
+        first = {name: tensor for (_, name), tensor in state.items()}
+        state |= {(order, name): first[known].clone() for name, (order, known) in self.tied.items() if known in first}
         if value.shape[-1] == self.S:
             state |= {(order, name): tensor for name, (order, tensor) in self.constants.items()}
         return {name: state[order, name] for order, name in sorted(state)}
@@ -226,4 +244,7 @@ class Layout:
             if tuple(state[spec.name].shape) != spec.shape:
                 raise ValueError(f"{spec.name} has shape {tuple(state[spec.name].shape)}, the model needs {spec.shape}")
             spec.view(value).copy_(state[spec.name])
+        for name, (_, first) in self.tied.items():
+            if name in state and not torch.equal(state[name], state[first]):
+                raise ValueError(f"{name} differs from {first}, and the model has one tensor for both")
         return value

@@ -176,6 +176,13 @@ def check_network(config: Config, data: Dataset, partition: Partition) -> tuple[
                     f"{config.model.name} does not return the output of an nn.Linear. If it has a head, name it: "
                     '@raysim.model(head="fc")'
                 )
+            elif method.needs_head == "its parameters" and layers.head_is_shared:
+                name = name_in(STACKS[stack].entries, method)
+                one, other = next((name, first) for name, (_, first) in layers.tied.items())
+                faults.append(
+                    f"{stack}.{i}.{name}: needs the parameters of the model's head apart from the others, and {one} is also "
+                    f"{other}. Give the head a tensor of its own."
+                )
             elif problem := method.fits(model, layers, data.num_classes):
                 faults.append(f"{stack}.{i}.{method.name}: {problem}")
     clients, cohort = partition.clients, config.rounds.cohort_size(partition.clients)

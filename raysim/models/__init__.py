@@ -8,8 +8,9 @@ from difflib import get_close_matches
 from functools import partial
 from inspect import Parameter, signature
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, get_type_hints
+from typing import Any, get_type_hints
 
+from raysim.lazy import nn
 from raysim.models import torchvision
 from raysim.models.cnn import alexnet, amazon_mlp, bn_cnn, fedavg_cnn, lenet, mlp, simple_cnn, small_cnn, tiny_bn_cnn
 from raysim.models.densenet import densenet121
@@ -20,9 +21,6 @@ from raysim.models.torchvision import resnet18_imagenet
 from raysim.models.vgg import vgg9, vgg16
 from raysim.models.vit import vit
 from raysim.registry import REGISTRY, Table
-
-if TYPE_CHECKING:
-    from torch import nn
 
 __all__ = ["MODELS", "Inputs", "ModelError", "assemble", "build", "builder", "option_types"]
 
@@ -78,7 +76,7 @@ def assemble(
             takes = f" It takes {', '.join(known) or 'none'}."
             raise ModelError(f"{name}: unknown option '{option}'.{_nearest(option, known)}{takes}")
     try:
-        return _untied(builder(inputs, **options))
+        return _apart(builder(inputs, **options))
     except ModelError as error:
         raise ModelError(f"{name}: {error}") from error
     except (TypeError, ValueError, RuntimeError, MemoryError) as error:  # the latter two of a size that no machine has
@@ -87,12 +85,17 @@ def assemble(
         raise ModelError(f"{name}: cannot be made with model.options {dict(options)}: {error}") from error
 
 
-def _untied(model: nn.Module) -> nn.Module:
-    """A vector of parameters and buffers has a place for each name."""
-    for kind, named in {"parameter": model.named_parameters, "buffer": model.named_buffers}.items():
-        once = {name for name, _ in named()}
-        if twice := [name for name, _ in named(remove_duplicate=False) if name not in once]:
-            raise ModelError(f"{twice[0]} is a {kind} that has another name, too. raysim cannot train tied weights.")
+def _apart(model: nn.Module) -> nn.Module:
+    """Each parameter has memory of its own: two of one memory would be one in a step of PyTorch's and two in a vector."""
+    places: dict[int, str] = {}
+    for name, parameter in model.named_parameters():
+        if nn.parameter.is_lazy(parameter) or not parameter.numel():
+            continue
+        if (first := places.setdefault(parameter.data_ptr(), name)) != name:
+            raise ModelError(
+                f"{name} and {first} are two parameters with one memory. Tie them by making them one: "
+                "self.decoder.weight = self.encoder.weight, or let one be a copy: .clone()."
+            )
     return model
 
 

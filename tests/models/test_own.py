@@ -109,6 +109,43 @@ class Conv(nn.Module):
         return self.conv(x[:, 0]).mean(2)
 
 
+class Tied(nn.Module):
+    """What decodes is what encodes, and two modules have one buffer: either has two names in the state_dict."""
+
+    def __init__(self, inputs: Inputs):
+        super().__init__()
+        self.encoder, self.decoder = nn.Linear(6, 6, bias=False), nn.Linear(6, 6)
+        self.decoder.weight = self.encoder.weight
+        self.one, self.two = nn.BatchNorm1d(24), nn.BatchNorm1d(24)
+        self.two.running_mean = self.one.running_mean
+        self.head = nn.Linear(24, inputs.classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        z = self.one(self.encoder(x[:, 0]).tanh().flatten(1))
+        return self.head(self.two(self.decoder(z.view(-1, 4, 6)).flatten(1)).tanh())
+
+
+class TiedHead(nn.Module):
+    """As language models have it: the head's weight is the first layer's, so that the head has no tensor alone."""
+
+    def __init__(self, inputs: Inputs):
+        super().__init__()
+        self.first = nn.Linear(24, 3, bias=False)
+        self.back = nn.Linear(3, 24)
+        self.head = nn.Linear(24, 3, bias=False)
+        self.head.weight = self.first.weight
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.back(self.first(x.flatten(1)).tanh()))
+
+
+def stacked(inputs: Inputs) -> nn.Module:
+    """An nn.Sequential, whose stages could be called one by one but for what they share."""
+    parts = nn.Sequential(nn.Flatten(), nn.Linear(24, 3, bias=False), nn.Linear(3, 24), nn.Linear(24, 3, bias=False))
+    parts[3].weight = parts[1].weight
+    return parts
+
+
 def lazy(inputs: Inputs) -> nn.Module:
     return nn.Sequential(nn.Flatten(), nn.LazyLinear(5), nn.ReLU(), nn.Linear(5, inputs.classes))
 
@@ -129,14 +166,16 @@ def settings(name: str, clients: int = 1, **changes: Any) -> dict[str, Any]:
     return {"data": data, "model": {"name": name}, "local": local, "rounds": rounds} | changes
 
 
-@pytest.mark.parametrize("kind", [Plain, Flipped, Standardised, Scaled, Projected, Masked, LSTM, Conv])
+@pytest.mark.parametrize(
+    "kind", [Plain, Flipped, Standardised, Scaled, Projected, Masked, LSTM, Conv, Tied, TiedHead, stacked]
+)
 def test_a_run_of_one_client_is_gradient_descent_on_the_users_module(
-    kind: type[nn.Module], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    kind: Callable[[Inputs], nn.Module], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     with_names(monkeypatch, theirs=kind)
     federation = simulate(tiny(**settings("theirs")), tmp_path)
     by_hand, _ = federation.spec.network()
-    assert type(by_hand) is kind
+    assert type(by_hand) is (kind if isinstance(kind, type) else nn.Sequential)
     rows, data = federation.run.partition.train[0], federation.run.data
     x, y = data.transform(torch.from_numpy(data.x[rows])), torch.from_numpy(data.y[rows])
     for _ in range(ROUNDS):
@@ -148,11 +187,34 @@ def test_a_run_of_one_client_is_gradient_descent_on_the_users_module(
                     parameter -= LR * parameter.grad
     found = read_tensors(tmp_path / "model.safetensors")
     assert found.keys() == by_hand.state_dict().keys()
+    assert sum(parameter.numel() for parameter in by_hand.parameters()) == federation.spec.layers.P  # each once
     torch.testing.assert_close(found, dict(by_hand.state_dict()), rtol=1e-4, atol=1e-6)
     torch.manual_seed(0)
     kind(federation.spec.inputs).load_state_dict(found)  # the plain class takes its weights back
     loaded = Run(tmp_path).model()
     torch.testing.assert_close(loaded(x), by_hand.eval()(x), rtol=1e-4, atol=1e-5)
+
+
+def test_what_tied_weights_cannot_be(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A head that shares its parameters is no part of its own; a file with two tensors for one is refused."""
+    with_names(monkeypatch, theirs=TiedHead)
+    for method in ("fedrep", "fedbabu"):
+        with pytest.raises(
+            ConfigError, match=rf"client\.0\.{method}: needs the .* head\.weight is also first\.weight\."
+        ):
+            prepare(tiny(**settings("theirs", clients=3, client=[method])))
+    fedala = simulate(tiny(**settings("theirs", clients=3, client=["fedala"])), tmp_path / "fedala")
+    assert torch.isfinite(fedala.server.value).all()
+    saved = dict(read_tensors(tmp_path / "fedala" / "model.safetensors"))
+    torch.save(saved, tmp_path / "same.pt")
+    torch.save(saved | {"head.weight": saved["head.weight"] + 1}, tmp_path / "other.pt")
+    for name in ("same", "other"):
+        begun = settings("theirs", model={"name": "theirs", "init": str(tmp_path / f"{name}.pt")})
+        if name == "same":
+            prepare(tiny(**begun))
+            continue
+        with pytest.raises(ConfigError, match=r"head\.weight differs from first\.weight, and the model has one"):
+            prepare(tiny(**begun))
 
 
 @pytest.mark.parametrize("method", ["fedala", "fedrep", "fedbabu", "moon", "fedphp", "ccn"])
