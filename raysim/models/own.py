@@ -37,7 +37,7 @@ def builder_of(factory: Callable[..., nn.Module], head: str | None = None) -> Ca
         return _made(factory, asks, inputs, options)
 
     update_wrapper(build, factory, assigned=("__module__", "__name__", "__qualname__", "__doc__"), updated=())
-    its_own = [Parameter("inputs", Parameter.POSITIONAL_ONLY), *options[asks:]]
+    its_own = [Parameter("_", Parameter.POSITIONAL_ONLY), *options[asks:]]  # the inputs; an option may have that name
     build.__signature__ = inspect.Signature(its_own)  # type: ignore[attr-defined]
     build.head = head  # type: ignore[attr-defined]
     return build

@@ -121,6 +121,7 @@ def test_a_class_is_used_with_the_arguments_it_has(tmp_path: Path, subtests: pyt
         "own arguments": Wide,
         "none": Five,
         "inputs": Asking,
+        "numbers of its own": lambda inputs=3, hidden=5: Wide(hidden),
         "a function of none": lambda: Wide(5),
         "a function of inputs": lambda inputs: Wide(5),
         "partial": partial(Wide, 5),
