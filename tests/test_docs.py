@@ -10,21 +10,30 @@ from __future__ import annotations
 import re
 import shlex
 import shutil
+import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import chdir, contextmanager
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import pyarrow.compute as pc
 import pytest
+import torch
 import typer
 import yaml
 from conftest import simulate, tiny
+from safetensors.torch import load_file
+from sklearn.metrics import f1_score
+from torch import nn
 from typer.testing import CliRunner
 
 import raysim
 from raysim.cli.app import app
 from raysim.config import STACKS, from_dict, name_in, to_dict, to_yaml
 from raysim.config.shipped import find
+from raysim.data.sources.csv import Csv
 from raysim.methods import CLIENTS
 from raysim.registry import KINDS, REGISTRY
 from raysim.sweep.grid import grid
@@ -133,6 +142,57 @@ def test_a_newcomer_gets_a_figure_and_a_table() -> None:
     width = re.search(rb"/MediaBox \[ 0 0 ([\d.]+) ", Path("accuracy.pdf").read_bytes())
     assert width and float(width[1]) / 72 == pytest.approx(3.4)
     assert Path("report.html").stat().st_size < 2_000_000
+
+
+def test_a_newcomer_brings_model_table_and_metric(
+    tmp_path: Path, cluster: Any, subtests: pytest.Subtests, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The tutorial's script, as it stands, in a folder that holds nothing else; on both engines to the same bits."""
+    monkeypatch.setenv("RAY_ADDRESS", cluster.address)
+    table, script = blocks(ROOT / "docs/tutorial.md", "python")[-2:]
+    assert len([line for line in script.splitlines() if line.strip()]) <= 25
+    assert script.count('"rounds": {"total": 20}') == 1
+    check = "from numpy import savez\nsavez('found', **net.state_dict())\nprint(run.folder)\n"
+    hashes = set()
+    for name, engine in {"local": "local", "ray": {"ray": {"clients_per_actor": 12}}}.items():
+        with subtests.test(engine=name):
+            folder = tmp_path / name
+            folder.mkdir()
+            chosen = script.replace('"rounds": {"total": 20}', f'"rounds": {{"total": 4}}, "engine": {engine!r}')
+            (folder / "script.py").write_text(table + chosen + check, encoding="utf-8")
+            ended = subprocess.run(
+                [sys.executable, "script.py"], cwd=folder, text=True, capture_output=True, check=False
+            )
+            assert not ended.returncode, ended.stderr
+            run = raysim.load(folder / ended.stdout.splitlines()[-1])
+            hashes.add(run.result["sha256"])
+            saved = load_file(run.folder / "model.safetensors")
+            with np.load(folder / "found.npz") as found:
+                assert {*found} == {*saved}  # what the plain class has loaded
+                assert all(np.array_equal(saved[name], found[name]) for name in saved)
+            data = Csv("steps.csv", test_frac=0.2).load(folder)
+            net = Reader()
+            net.load_state_dict(saved)
+            tested = run["partition"].filter(pc.field("split") == "server_test")["sample"].to_numpy()
+            x, y = (torch.from_numpy(part[tested]) for part in (data.x, data.y))
+            expected = f1_score(y, net(x).argmax(1), average="macro", labels=[0, 1, 2])
+            assert run["rounds"]["metric.f1"][-1].as_py() == pytest.approx(expected)
+            assert 0 < run["rounds"]["metric.personal_f1"][-1].as_py() < 1
+            assert (folder / "accuracy.png").read_bytes().startswith(b"\x89PNG")
+    assert len(hashes) == 1
+
+
+class Reader(nn.Module):
+    """The tutorial's network, written once more."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lstm = nn.LSTM(1, 16, batch_first=True)
+        self.fc = nn.Linear(16, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        logits: torch.Tensor = self.fc(self.lstm(x[..., None])[1][0][0])
+        return logits
 
 
 @pytest.mark.usefixtures("alone")
