@@ -18,6 +18,7 @@ from raysim.core.aggregator import Aggregator
 from raysim.core.arrays import tensor_of
 from raysim.core.layers import GroupingError, LayerMap
 from raysim.core.local_run import LocalSettings
+from raysim.core.method import Method
 from raysim.core.optim import OptimizerSpec
 from raysim.core.rng import SERVER, preserved, seeded_for, stream_seed
 from raysim.core.server import DownlinkRule, Memory, Population, ProxyData, Server, held_out
@@ -170,19 +171,8 @@ def check_network(config: Config, data: Dataset, partition: Partition) -> tuple[
                 faults.append(
                     f"{stack}.{i}.{method.name}: needs one class for each sample, which {data.name} does not have."
                 )
-            if method.needs.head and layers.head is None:
-                faults.append(
-                    f"{stack}.{i}.{method.name}: needs {method.needs.head} of the model's head, and the forward of "
-                    f"{config.model.name} does not return the output of an nn.Linear. If it has a head, name it: "
-                    '@raysim.model(head="fc")'
-                )
-            elif method.needs_head == "its parameters" and layers.head_is_shared:
-                name = name_in(STACKS[stack].entries, method)
-                one, other = next((name, first) for name, (_, first) in layers.tied.items())
-                faults.append(
-                    f"{stack}.{i}.{name}: needs the parameters of the model's head apart from the others, and {one} is also "
-                    f"{other}. Give the head a tensor of its own."
-                )
+            if fault := _head_fault(method, layers, config.model.name):
+                faults.append(f"{stack}.{i}.{method.name}: {fault}")
             elif problem := method.fits(model, layers, data.num_classes):
                 faults.append(f"{stack}.{i}.{method.name}: {problem}")
     clients, cohort = partition.clients, config.rounds.cohort_size(partition.clients)
@@ -207,6 +197,22 @@ def check_network(config: Config, data: Dataset, partition: Partition) -> tuple[
         _warn_of_statistics(config)
     _warn_of_own_models(config)
     return spec, _read_initial(config, layers, value) if config.model.init else value
+
+
+def _head_fault(method: Method, layers: LayerMap, model: str) -> str | None:
+    """Why a method cannot have what it takes of the head of the `model` of that name."""
+    if method.needs.head and layers.head is None:
+        return (
+            f"needs {method.needs.head} of the model's head, and the forward of {model} does not return the output of an "
+            'nn.Linear. If it has a head, name it: @raysim.model(head="fc")'
+        )
+    if method.needs.head == "its parameters" and layers.head_is_shared:
+        one, other = next((name, first) for name, (_, first) in layers.tied.items())
+        return (
+            f"needs the parameters of the model's head apart from the others, and {one} is also {other}. Give the head a tensor "
+            "of its own."
+        )
+    return None
 
 
 def _warn_of_statistics(config: Config) -> None:
