@@ -231,6 +231,33 @@ def test_a_gap_is_the_greatest_at_any_number_of_bytes() -> None:
     assert of(ours, late) is None
 
 
+def test_a_choice_of_several_rows_is_compared_with_the_row_that_differs_in_it_alone(item: Item) -> None:
+    item.path.write_text("""
+data: {name: digits, partition: {iid_equal: {clients: 2}}}
+model: {name: mlp, options: {hidden: [8]}}
+rounds: {total: 2}
+local: {lr: 0.02}
+engine: local
+table:
+  items: {Table 1: gains}
+  score: {best: best, gain: {best over: slow}}
+  rows: [{FedAvg: {}, FedProx: {client: [{fedprox: {mu: 5}}]}}, {slow: {}, fast: {local.lr: 0.2}}]
+  paper: {"FedProx, fast": [90, 10]}
+  small: {seeds: [8]}
+""")
+    done = reproduce("toy/table1", "--scale", "small", "--out", "out")
+    assert done.exit_code == 0, done.output
+    table = {row[0]: row for row in rows(done.output)}
+    best = {
+        path.parent.name.removesuffix("-seed8").replace("-", ", "): 100 * read(path.parent, "rounds")["accuracy"].to_numpy().max()
+        for path in Path("out").glob("*/result.json")
+    }
+    assert float(table["FedAvg, fast"][2]) == pytest.approx(best["FedAvg, fast"] - best["FedAvg, slow"], abs=0.0051)
+    gain = best["FedProx, fast"] - best["FedProx, slow"]
+    assert table["FedProx, fast"][2].startswith(f"{gain:.2f} (paper 10")
+    assert table["FedProx, slow"][2] == "0.00"
+
+
 def test_one_number_a_column_stands_beside_every_accuracy(item: Item) -> None:
     several = TABLE.replace("{final (%): final, MB sent: MB}\n  col", "{last: final, best: best, MB: MB}\n  col")
     paper = several.replace("[81.5, 20.0, 90.25, null,  1, 2, 3, 4]", "[81.5, null, 70, 60]")
@@ -314,7 +341,7 @@ def test_a_scale_that_a_table_does_not_have_is_refused(item: Item) -> None:
             "      MB sent: error at MB\n",
             "table.score: write 'error at MB' as {HEADING: {error at MB: VALUE}}",
         ),
-        ("{gap: FedAvg + LWS}", "{gap: FedAvg + LAW}", "table.score: gap: there is no row 'FedAvg + LAW'"),
+        ("{gap: FedAvg + LWS}", "{gap: FedAvg + LAW}", "table.score: gap: the rows have no choice 'FedAvg + LAW'"),
         ("{error at MB: 0.015}", "{error at MB: 0.015, rounds: [1, 2]}", "score: error at MB takes no 'rounds'"),
         *(
             ("{error at MB: 0.015}", score, f"table.score: {fault}")

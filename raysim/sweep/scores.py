@@ -73,6 +73,12 @@ def _gap(run: Run, other: Run) -> float | None:
     return float(100 * (theirs - ours).max()) if len(both) else None
 
 
+def _best_over(run: Run, other: Run) -> float | None:
+    """By how many points the accuracy of the best round exceeds the other run's."""
+    ours, theirs = (_accuracy(summary.best)(each) for each in (run, other))
+    return None if ours is None or theirs is None else ours - theirs
+
+
 def _curve(run: Run) -> tuple[np.ndarray, np.ndarray]:
     """MB that the clients had sent at each evaluation, and the accuracy."""
     rounds = run.columns("rounds")
@@ -144,19 +150,21 @@ SCORES: dict[str, tuple[Callable[..., float | None], str]] = {  # and what a hea
     "error at MB": (_error_at, ""),
     "MB to error": (_to_error, ""),
     "gap": (_gap, ""),
+    "best over": (_best_over, ""),
     "converged": (_converged, ""),
     "note": (_note, ""),
 }
 ACCURACIES = ("final", "best", "last10", "best10", "accuracy after")
-PERCENT = (*ACCURACIES, "best10 deviation", "error", "error at MB", "gap")
+PERCENT = (*ACCURACIES, "best10 deviation", "error", "error at MB", "gap", "best over")
 BETTER = {  # 1: higher is better, -1: lower; of others nothing says
-    **dict.fromkeys(ACCURACIES, 1),
+    **dict.fromkeys((*ACCURACIES, "best over"), 1),
     **dict.fromkeys(
         ("error", "error at MB", "MB to error", "MB up", "MB", "seconds", "minutes", "aggregation", "gap", "converged"),
         -1,
     ),
 }
-BETWEEN = ("gap",)  # the score's argument is a row, with whose run of the same column and seed it compares
+# The score's argument is a choice of the rows: it compares with the run that differs in having this choice.
+BETWEEN = ("gap", "best over")
 
 OPTIONS = {"note": ("rounds", "layers")}  # what may stand beside a score's argument
 
@@ -185,7 +193,7 @@ def _expression(value: Any) -> bool:
     return True
 
 
-# What an argument or an option must be, and whether a value is that. The rows that BETWEEN names are for the table to check.
+# What an argument or an option must be, and whether a value is that. The choices that BETWEEN names are for the table to check.
 MUST_BE: dict[str, tuple[str, Callable[[Any], bool]]] = {
     "accuracy after": ("a whole number > 0", _whole),
     "converged": ("a whole number > 0", _whole),

@@ -4,7 +4,7 @@
       items: {Table 1: accuracy with and without FedLWS, Figure 10: "curves of these runs: raysim plot accuracy"}
       score: last10                              # what is compared; or {heading: score}, a column for each, such as
                                                  # {gamma: {note: fedlws.gamma, rounds: [90, 110], layers: conv}}
-                                                 # or {behind FedLDF: {gap: FedLDF}}, which is a row
+                                                 # or {behind FedLDF: {gap: FedLDF}}, which is a choice of the rows
       columns: {alpha 100: {data.partition.dirichlet_counts.alpha: 100}, alpha 0.1: {}}
       rows: {FedAvg: {server: []}, FedAvg + LWS: {}, FedLAW: {server: [], weighting: [fedlaw]}}
       cells:                                     # settings that hold where all these choices meet
@@ -108,6 +108,11 @@ class Table:
         score = self.scales[scale].score or self.score
         return {SCORES[score][1]: score} if isinstance(score, str) else score
 
+    def beside(self, row: Label, choice: str, scale: str) -> Label:
+        """The row that has `choice` in the place of its own."""
+        axes = self.axes(scale)[1]
+        return tuple(choice if choice in axis else own for own, axis in zip(row, axes, strict=True))
+
     def faults(self) -> Iterator[str]:
         """Faults that the types do not exclude."""
         scales = self.scales
@@ -133,11 +138,11 @@ class Table:
             yield from wrong
             return
         for scale in scales:
-            there = [shown(row) for row in labels(self.axes(scale)[1])]
+            there = [name for axis in self.axes(scale)[1] for name in axis]
             for measure in self.headings(scale).values():
                 name, argument, _ = key_of(measure)
                 if name in BETWEEN and argument[0] not in there:
-                    yield f"score: {name}: there is no row {argument[0]!r}. There are {'; '.join(there)}."
+                    yield f"score: {name}: the rows have no choice {argument[0]!r}. There are {'; '.join(there)}."
         columns, rows = (labels(axes) for axes in self.axes())
         width = len(columns) * len(self.headings())
         for row, numbers in self.paper.items():

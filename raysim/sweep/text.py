@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from raysim.report.paper_table import Column, Entry, PaperTable
 from raysim.report.runs import Run
@@ -11,7 +12,7 @@ from raysim.store.documents import read_result
 from raysim.sweep.grid import Point, overrides
 from raysim.sweep.items import Cell, Item
 from raysim.sweep.scores import BETTER, BETWEEN, PERCENT, SCORES, Measure, key_of
-from raysim.sweep.table import Label, shown
+from raysim.sweep.table import Label, Table, shown
 
 
 def table_text(item: Item, points: Mapping[Cell, Point], scale: str, changes: Sequence[str]) -> str:
@@ -77,7 +78,9 @@ def _paper_table(
             entries = []
             for row in rows:
                 its = {
-                    cell.seed: _score(runs, cell, measure) for cell in runs if (cell.row, cell.column) == (row, column)
+                    cell.seed: _score(item.table, scale, runs, cell, measure)
+                    for cell in runs
+                    if (cell.row, cell.column) == (row, column)
                 }
                 theirs = next((number for what, number in item.table.theirs(row, column) if what == measure), None)
                 by_seed = {seed: score for seed, score in its.items() if score is not None}
@@ -101,12 +104,11 @@ def _aligned(paper_table: PaperTable) -> list[str]:
     ]
 
 
-def _score(runs: Mapping[Cell, Run | None], cell: Cell, measure: Measure) -> float | None:
+def _score(table: Table, scale: str, runs: Mapping[Cell, Run | None], cell: Cell, measure: Measure) -> float | None:
     """What the run of a cell came to, if it is finished, and where it is compared with another row's, that one too."""
     name, argument, options = key_of(measure)
     if name in BETWEEN:
-        where = (argument[0], cell.column, cell.seed)
-        argument = (next((run for at, run in runs.items() if (shown(at.row), at.column, at.seed) == where), None),)
+        argument = (runs.get(replace(cell, row=table.beside(cell.row, argument[0], scale))),)
     run = runs[cell]
     return None if run is None or None in argument else SCORES[name][0](run, *argument, **options)
 
