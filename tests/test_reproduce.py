@@ -236,7 +236,7 @@ def test_a_choice_of_several_rows_is_compared_with_the_row_that_differs_in_it_al
 data: {name: digits, partition: {iid_equal: {clients: 2}}}
 model: {name: mlp, options: {hidden: [8]}}
 rounds: {total: 2}
-local: {lr: 0.02}
+local: {lr: 0.02, batch_size: 32}
 engine: local
 table:
   items: {Table 1: gains}
