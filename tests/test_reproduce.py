@@ -160,6 +160,11 @@ def test_a_note_may_be_of_some_rounds_and_layers() -> None:
     assert of(run, "fedlws.gamma", rounds=(1, 3), layers="mlp") == mean([20, 30, 40])
     assert of(run, "fedlws.gamma", layers="attention") is None
     assert of(run, "fedlws.gamma", rounds=(90, 110)) is None
+    clients = dict(method=["similarity"] * 4, name=["client"] * 4, round=[0, 0, 1, 1], client=[0, 2, 0, 2])
+    cosines = {name: np.array(its) for name, its in (clients | {"value": [0.9, 0.2, 0.8, 0.4]}).items()}
+    three: Any = SimpleNamespace(columns=lambda table: cosines | {"index": np.full(4, np.nan)})
+    assert of(three, "similarity.client", client=2) == 0.4
+    assert of(three, "similarity.client", client=1) is None
     silent: Any = SimpleNamespace(columns=lambda table: {name: values[:0] for name, values in arrays.items()})
     assert of(silent, "fedlws.gamma", layers="mlp") is None
 
@@ -249,7 +254,8 @@ table:
     assert done.exit_code == 0, done.output
     table = {row[0]: row for row in rows(done.output)}
     best = {
-        path.parent.name.removesuffix("-seed8").replace("-", ", "): 100 * read(path.parent, "rounds")["accuracy"].to_numpy().max()
+        path.parent.name.removesuffix("-seed8").replace("-", ", "): 100
+        * read(path.parent, "rounds")["accuracy"].to_numpy().max()
         for path in Path("out").glob("*/result.json")
     }
     assert float(table["FedAvg, fast"][2]) == pytest.approx(best["FedAvg, fast"] - best["FedAvg, slow"], abs=0.0051)
@@ -347,6 +353,7 @@ def test_a_scale_that_a_table_does_not_have_is_refused(item: Item) -> None:
             ("{error at MB: 0.015}", score, f"table.score: {fault}")
             for score, fault in (
                 ("{note: gamma}", "note: must be METHOD.NAME, such as fedlws.gamma, but is 'gamma'"),
+                ("{note: ccn.factor, client: third}", "client: must be a client's number, from 0, but is 'third'"),
                 ("{accuracy after: two}", "accuracy after: must be a whole number > 0, but is 'two'"),
                 ("{error at MB: many}", "error at MB: must be a number > 0, but is 'many'"),
                 (

@@ -113,13 +113,16 @@ def _aggregation(run: Run) -> float | None:
     return float(np.median(known)) if len(known) else None
 
 
-def _note(run: Run, name: str, rounds: Sequence[int] = (), layers: str = "") -> float | None:
+def _note(run: Run, name: str, rounds: Sequence[int] = (), layers: str = "", client: int | None = None) -> float | None:
     """Mean of what a method reports as METHOD.NAME, in the last round or in those from one to another, both included; of
-    a learned value, at its last epoch; of layers, over those whose name the regular expression `layers` finds."""
+    a learned value, at its last epoch; of layers, over those whose name the regular expression `layers` finds; of
+    clients, over all, or of the one named."""
     notes, (method, what) = run.columns("notes"), name.split(".")
     its = (notes["method"] == method) & (notes["name"] == what)
     if layers:
         its &= np.array([isinstance(name, str) and bool(re.search(layers, name)) for name in notes["layer"]], bool)
+    if client is not None:
+        its &= notes["client"] == client
     if its.any():
         first, last = rounds or (notes["round"][its].max(),) * 2
         its &= (notes["round"] >= first) & (notes["round"] <= last)
@@ -166,7 +169,7 @@ BETTER = {  # 1: higher is better, -1: lower; of others nothing says
 # The score's argument is a choice of the rows: it compares with the run that differs in having this choice.
 BETWEEN = ("gap", "best over")
 
-OPTIONS = {"note": ("rounds", "layers")}  # what may stand beside a score's argument
+OPTIONS = {"note": ("rounds", "layers", "client")}  # what may stand beside a score's argument
 
 
 def _number(value: Any) -> bool:
@@ -201,6 +204,7 @@ MUST_BE: dict[str, tuple[str, Callable[[Any], bool]]] = {
     "MB to error": ("a number > 0", _number),
     "note": ("METHOD.NAME, such as fedlws.gamma", _note_name),
     "rounds": ("the first and the last round, such as [90, 110]", _span),
+    "client": ("a client's number, from 0", lambda value: value == 0 or _whole(value)),
     "layers": ("a regular expression", _expression),
 }
 
