@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import sys
+from collections.abc import Mapping
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -24,6 +26,10 @@ from raysim.cli.options import (
     seed_numbers,
 )
 from raysim.printable import printable
+
+if TYPE_CHECKING:
+    from raysim.sweep.grid import Point
+    from raysim.sweep.items import Cell, Item
 
 
 def sweep(
@@ -113,4 +119,19 @@ def reproduce(
             print(printable(f"\n{table_text(chosen, points, scale, overrides or ())}", lines=True))
             if format:
                 print(f"\ntable   {write_table(paper_tables(chosen, points, scale), folder, format)}")
+            _figure(chosen, points, scale, folder)
     raise typer.Exit(status)
+
+
+def _figure(item: Item, points: Mapping[Cell, Point], scale: str, folder: Path) -> None:
+    """Draw the item's figure, if it has one; what is missing for it is said, and the table is there without."""
+    from raysim.report import MissingExtra, NoData, need
+
+    try:
+        need("matplotlib.figure")
+        from raysim.sweep.drawing import draw_item
+
+        if path := draw_item(item, points, scale, folder):
+            print(f"\nfigure  {path}")
+    except (MissingExtra, NoData) as error:
+        print(f"raysim: no figure: {error}", file=sys.stderr)

@@ -14,6 +14,7 @@ from raysim.report import (
     costs,
     curves,
     landscape,
+    learning,
     measured,
     quantities,
     series,
@@ -44,6 +45,7 @@ class SingleRunFigure:
 
     of: Callable[..., Canvas | Chart]  # (run), or (run, variant)
     variants: Variants | None = None
+    detailed: bool = False  # whether a detail may follow a variant, as in learning:fedala.loss:8
 
 
 def always(names: Iterable[str]) -> Variants:
@@ -93,6 +95,7 @@ FIGURES: dict[str, Comparison | SingleRunFigure] = {
     "lambda": SingleRunFigure(clients.weights),
     "layers": SingleRunFigure(quantities.layers, quantities.layer_names),
     "notes": SingleRunFigure(quantities.notes, quantities.note_names),
+    "learning": SingleRunFigure(learning.learning, learning.learned, detailed=True),
     "shrinking": SingleRunFigure(shrinking.shrinking),
     "coherence-groups": SingleRunFigure(updates.coherence_groups),
     "classes": SingleRunFigure(updates.classes),
@@ -137,7 +140,8 @@ def find(name: str, groups: Sequence[Group]) -> Canvas | Chart:
         variants = entry.variants(runs[0])
         if not variants:
             raise NoData(f"The run has recorded nothing that {base} shows.")
-        if variant and variant not in variants:
+        detailed = isinstance(entry, SingleRunFigure) and entry.detailed
+        if variant and (variant.partition(":")[0] if detailed else variant) not in variants:
             raise ReportError(f"{base} has no variant {variant!r}; there are {', '.join(variants)}.")
         return entry.of(shown, variant or variants[0])
 

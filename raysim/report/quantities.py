@@ -181,7 +181,7 @@ def layers(run: RunFolder, name: str) -> Canvas:
     height = float(np.clip(0.75 + 0.17 * rows, 1.5, 8))
     if "client" not in quantity.axes:
         figure = Canvas(COLUMN, height)
-        _map(figure.add_subplot(), quantity, "layer", "round", height, _label(run, name))
+        _map(figure.add_subplot(), quantity, "layer", "round", height, label(run, name))
         return figure
     figure = Canvas(PAGE, height)
     left, right = figure.subplots(1, 2, sharey=True)
@@ -190,8 +190,8 @@ def layers(run: RunFolder, name: str) -> Canvas:
         _map(left, share, "layer", "round", height, "clients that sent the layer (%)", (0, 100))
         _map(right, share, "layer", "client", height, "of its rounds, those with the layer (%)", (0, 100))
     else:
-        _map(left, quantity, "layer", "round", height, f"{_label(run, name)}, mean over clients")
-        _map(right, quantity, "layer", "client", height, f"{_label(run, name)}, mean over rounds")
+        _map(left, quantity, "layer", "round", height, f"{label(run, name)}, mean over clients")
+        _map(right, quantity, "layer", "client", height, f"{label(run, name)}, mean over rounds")
     return figure
 
 
@@ -199,12 +199,12 @@ def notes(run: RunFolder, name: str) -> Canvas | Chart:
     """One quantity that a method reports: a curve over the rounds, or a map over rounds, clients or a further index."""
     quantity = quantities(run)[name]
     if not quantity.axes:
-        return Chart([Curve.one(0, "", run, quantity.values)], fill(_label(run, name), 24), named=False)
+        return Chart([Curve.one(0, "", run, quantity.values)], fill(label(run, name), 24), named=False)
     rows, columns = (quantity.axes[0], "round") if len(quantity.axes) == 1 else quantity.axes
     height = float(np.clip(0.75 + 0.12 * len(quantity.labels[rows]), 1.8, 3.4))
     figure = Canvas(COLUMN, height)
     over = "" if columns == "round" else ", mean over rounds"
-    _map(figure.add_subplot(), quantity, rows, columns, height, _label(run, name) + over)
+    _map(figure.add_subplot(), quantity, rows, columns, height, label(run, name) + over)
     return figure
 
 
@@ -224,7 +224,8 @@ def _map(
         axes.set_xticks(range(0, values.shape[1], every), quantity.labels[columns][::every])
 
 
-def _label(run: RunFolder, name: str) -> str:
+def label(run: RunFolder, name: str) -> str:
+    """What an axis says of a quantity, with a loss's unit."""
     return of_loss(words(name), [run]) if name.rpartition(".")[2] in LOSSES else words(name)
 
 

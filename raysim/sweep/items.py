@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -62,6 +62,15 @@ class Item:
             for axes in self.table.axes(scale)
         )
         return columns, rows
+
+    def beside(self, cell: Cell, choice: str, scale: str) -> Cell:
+        """The cell that has `choice` in the place of its own."""
+        columns, rows = self.table.axes(scale)
+        row, column = (
+            tuple(choice if choice in axis else own for own, axis in zip(label, axes, strict=True))
+            for label, axes in ((cell.row, rows), (cell.column, columns))
+        )
+        return replace(cell, row=row, column=column)
 
     def plan(
         self, scale: str, seeds: Sequence[int], changes: Sequence[str], only: Sequence[str] = ()

@@ -166,7 +166,7 @@ BETTER = {  # 1: higher is better, -1: lower; of others nothing says
         -1,
     ),
 }
-# The score's argument is a choice of the rows: it compares with the run that differs in having this choice.
+# The score's argument is a choice: it compares with the run that differs in having this choice.
 BETWEEN = ("gap", "best over")
 
 OPTIONS = {"note": ("rounds", "layers", "client")}  # what may stand beside a score's argument

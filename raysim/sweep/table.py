@@ -4,7 +4,7 @@
       items: {Table 1: accuracy with and without FedLWS, Figure 10: "curves of these runs: raysim plot accuracy"}
       score: last10                              # what is compared; or {heading: score}, a column for each, such as
                                                  # {gamma: {note: fedlws.gamma, rounds: [90, 110], layers: conv}}
-                                                 # or {behind FedLDF: {gap: FedLDF}}, which is a choice of the rows
+                                                 # or {behind FedLDF: {gap: FedLDF}}, which is a choice
       columns: {alpha 100: {data.partition.dirichlet_counts.alpha: 100}, alpha 0.1: {}}
       rows: {FedAvg: {server: []}, FedAvg + LWS: {}, FedLAW: {server: [], weighting: [fedlaw]}}
       cells:                                     # settings that hold where all these choices meet
@@ -15,6 +15,9 @@
 
 `rows` and `columns` are a mapping of names to settings, or a list of such mappings, every combination of which is a row
 or a column. Settings are those of the column, then of the row, of `cells` and of the scale; later ones win.
+
+`against` makes a figure of the scores: {local epochs: {E = 1: 1, E = 2: 2}} is a panel in which these choices have these
+places. With `over: FedAvg` it shows what an accuracy gains over the run that differs in having this choice.
 
 The scale `small` makes of it what takes minutes, and `medium`, which not every table has, what takes a night: only some
 choices (an axis without a named choice stays whole), with these settings and seeds. A scale may have `rows`, `columns` and
@@ -82,6 +85,8 @@ class Table:
     rows: Axis | tuple[Axis, ...] = ()
     cells: tuple[Cells, ...] = ()
     paper: dict[str, tuple[float | None, ...]] = field(default_factory=dict)
+    against: dict[str, dict[str, float]] = field(default_factory=dict)  # setting -> choice -> its place on the axis
+    over: str = ""
     seeds: tuple[int, ...] = (8, 9, 10)
     small: Scale
     medium: Scale | None = None
@@ -108,16 +113,14 @@ class Table:
         score = self.scales[scale].score or self.score
         return {SCORES[score][1]: score} if isinstance(score, str) else score
 
-    def beside(self, row: Label, choice: str, scale: str) -> Label:
-        """The row that has `choice` in the place of its own."""
-        axes = self.axes(scale)[1]
-        return tuple(choice if choice in axis else own for own, axis in zip(row, axes, strict=True))
-
     def faults(self) -> Iterator[str]:
         """Faults that the types do not exclude."""
         scales = self.scales
         if not self.items:
             yield "items: names no table or figure."
+        for where, names in [*self.against.items(), ("over", [self.over] if self.over else [])]:
+            for unknown in (name for name in names if name not in self.choices()):
+                yield f"{where}: there is no choice {unknown!r}. There are {', '.join(self.choices())}."
         for name in scales:
             if not scales[name].seeds:
                 yield f"{name}.seeds: names no seed."
@@ -138,11 +141,11 @@ class Table:
             yield from wrong
             return
         for scale in scales:
-            there = [name for axis in self.axes(scale)[1] for name in axis]
+            there = self.choices(scale)
             for measure in self.headings(scale).values():
                 name, argument, _ = key_of(measure)
                 if name in BETWEEN and argument[0] not in there:
-                    yield f"score: {name}: the rows have no choice {argument[0]!r}. There are {'; '.join(there)}."
+                    yield f"score: {name}: there is no choice {argument[0]!r}. There are {', '.join(there)}."
         columns, rows = (labels(axes) for axes in self.axes())
         width = len(columns) * len(self.headings())
         for row, numbers in self.paper.items():

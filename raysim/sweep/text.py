@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 
 from raysim.report.paper_table import Column, Entry, PaperTable
 from raysim.report.runs import Run
@@ -12,7 +11,7 @@ from raysim.store.documents import read_result
 from raysim.sweep.grid import Point, overrides
 from raysim.sweep.items import Cell, Item
 from raysim.sweep.scores import BETTER, BETWEEN, PERCENT, SCORES, Measure, key_of
-from raysim.sweep.table import Label, Table, shown
+from raysim.sweep.table import Label, shown
 
 
 def table_text(item: Item, points: Mapping[Cell, Point], scale: str, changes: Sequence[str]) -> str:
@@ -39,7 +38,8 @@ def table_text(item: Item, points: Mapping[Cell, Point], scale: str, changes: Se
         if len(seeds) == 1
         else f"mean ± standard deviation over {len(seeds)} seeds of raysim's runs"
     )
-    lines += [f"Each cell: {ours} (the paper's number, ours minus the paper's)."]
+    beside = "the paper's number" + (", ours minus the paper's" if scale != "small" else "")
+    lines += [f"Each cell: {ours} ({beside})."]
     for paper_table in paper_tables(item, points, scale):
         lines += ["", *([f"{paper_table.title}:", ""] if paper_table.title else []), *_aligned(paper_table)]
     return "\n".join([*lines, *_fallen_back(points)])
@@ -55,10 +55,15 @@ def _fallen_back(points: Mapping[Cell, Point]) -> list[str]:
     return ["", f"Fell back in every round: {'; '.join(always)}."] if always else []
 
 
+def opened(points: Mapping[Cell, Point]) -> dict[Cell, Run | None]:
+    """The run of each cell; None where it is not finished."""
+    found = {folder: Run(folder) for folder in {point.folder for point in points.values() if point.finished}}
+    return {cell: found.get(point.folder) for cell, point in points.items()}
+
+
 def paper_tables(item: Item, points: Mapping[Cell, Point], scale: str) -> list[PaperTable]:
     """The tables of the finished runs: one for each first choice of the columns, where these have several."""
-    opened = {folder: Run(folder) for folder in {point.folder for point in points.values() if point.finished}}
-    runs = {cell: opened.get(point.folder) for cell, point in points.items()}
+    runs = opened(points)
     groups: dict[str, list[Label]] = {}
     for column in dict.fromkeys(cell.column for cell in runs):
         groups.setdefault(column[0] if len(column) > 1 else "", []).append(column)
@@ -78,13 +83,13 @@ def _paper_table(
             entries = []
             for row in rows:
                 its = {
-                    cell.seed: _score(item.table, scale, runs, cell, measure)
+                    cell.seed: score(item, scale, runs, cell, measure)
                     for cell in runs
                     if (cell.row, cell.column) == (row, column)
                 }
                 theirs = next((number for what, number in item.table.theirs(row, column) if what == measure), None)
                 by_seed = {seed: score for seed, score in its.items() if score is not None}
-                entries.append(Entry(_cell([*its.values()], measure, theirs), by_seed))
+                entries.append(Entry(_cell([*its.values()], measure, theirs, scale), by_seed))
             words = short if len(headings) == 1 and short else ", ".join(filter(None, (short, heading)))
             found.append(Column(words, tuple(entries), BETTER.get(key_of(measure)[0], 0)))
     corner = next(iter(headings)) if len(headings) == 1 and [c.heading for c in found] != list(headings) else ""
@@ -104,17 +109,18 @@ def _aligned(paper_table: PaperTable) -> list[str]:
     ]
 
 
-def _score(table: Table, scale: str, runs: Mapping[Cell, Run | None], cell: Cell, measure: Measure) -> float | None:
-    """What the run of a cell came to, if it is finished, and where it is compared with another row's, that one too."""
+def score(item: Item, scale: str, runs: Mapping[Cell, Run | None], cell: Cell, measure: Measure) -> float | None:
+    """What the run of a cell came to, if it is finished, and where it is compared with another's, that one too."""
     name, argument, options = key_of(measure)
     if name in BETWEEN:
-        argument = (runs.get(replace(cell, row=table.beside(cell.row, argument[0], scale))),)
-    run = runs[cell]
+        argument = (runs.get(item.beside(cell, argument[0], scale)),)
+    run = runs.get(cell)
     return None if run is None or None in argument else SCORES[name][0](run, *argument, **options)
 
 
-def _cell(scores: Sequence[float | None], measure: Measure, theirs: float | None) -> str:
-    """The mean over the seeds' finished runs, beside the paper's number if it has one."""
+def _cell(scores: Sequence[float | None], measure: Measure, theirs: float | None, scale: str) -> str:
+    """The mean over the seeds' finished runs, beside the paper's number if it has one. A smoke run's number has no
+    difference to it, which would say nothing."""
     if not scores:
         return ""
     ours, (name, *_) = OverSeeds.of(scores), key_of(measure)
@@ -122,7 +128,7 @@ def _cell(scores: Sequence[float | None], measure: Measure, theirs: float | None
     text = ours.show(decimals)
     if theirs is None:
         return text
-    if not ours.values:
+    if not ours.values or scale == "small":
         return f"{text} (paper {theirs:g})"
     difference = OverSeeds((ours.mean - theirs,)).show(decimals or 3)
     return f"{text} (paper {theirs:g}, {'' if difference.startswith('-') else '+'}{difference})".replace("-", "−")

@@ -1,0 +1,108 @@
+"""The figure of a reproduced item: a score against a setting, or what `raysim plot` draws of the runs."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+from matplotlib.axes import Axes
+
+from raysim.report import NoData
+from raysim.report.canvas import COLUMN, Canvas, legend, styled
+from raysim.report.figures import FIGURES, SingleRunFigure, draw
+from raysim.report.runs import Run
+from raysim.report.series import plot
+from raysim.sweep.grid import Point
+from raysim.sweep.items import Cell, Item
+from raysim.sweep.scores import ACCURACIES, Measure, key_of
+from raysim.sweep.table import Label, shown
+from raysim.sweep.text import opened, score
+
+
+def draw_item(item: Item, points: Mapping[Cell, Point], scale: str, folder: Path) -> Path | None:
+    """Write the figure of the finished runs, as `figure.png`; None where the item is a table, or is drawn by no command.
+
+    Of a figure of one run, that of the last row and the first seed is drawn. Raises `NoData` where the runs have not
+    recorded what it shows, such as a measure that is to be taken first.
+    """
+    runs = {cell: run for cell, run in opened(points).items() if run is not None}
+    path = folder / "figure.png"
+    if item.table.against:
+        against_settings(item, runs, scale).save(path)
+        return path
+    found = re.search(r"raysim plot (\S+) RUN", " ".join(item.table.items.values()))
+    if not runs or found is None:
+        return None
+    single = isinstance(FIGURES[found[1].partition(":")[0]], SingleRunFigure)
+    last = next(run for cell, run in runs.items() if cell.row == [*runs][-1].row)
+    draw(found[1], [last] if single else [*runs.values()]).save(path)
+    return path
+
+
+def against_settings(item: Item, runs: Mapping[Cell, Run], scale: str) -> Canvas:
+    """Each score against each of the table's `against`, a panel each: the mean over seeds, with a standard deviation.
+    With `over`, what an accuracy gains over the run with this choice, seed by seed."""
+    headings = item.table.headings(scale)
+    panels = {
+        (heading, setting): lines
+        for heading, measure in headings.items()
+        for setting, places in item.table.against.items()
+        if (lines := _lines(item, runs, scale, measure, places))
+    }
+    if not panels:
+        raise NoData("No finished runs differ in what the figure shows.")
+    rows, columns = (list(dict.fromkeys(names)) for names in zip(*panels, strict=True))
+    named = list(dict.fromkeys(name for lines in panels.values() for name in lines))
+    with styled():
+        figure = Canvas(COLUMN * len(columns), 2.2 * len(rows))
+        grid = figure.subplots(len(rows), len(columns), squeeze=False)
+        handles = {}
+        for (heading, setting), lines in panels.items():
+            axes = grid[rows.index(heading), columns.index(setting)]
+            for name, points in lines.items():
+                x, mean, std = np.array(points).T
+                handles[name] = plot(axes, named.index(name), x, mean)
+                axes.errorbar(x, mean, std, fmt="none", ecolor=handles[name].get_color(), capsize=2, linewidth=0.8)
+            gain = item.table.over and key_of(headings[heading])[0] in ACCURACIES
+            axes.set(xlabel=setting, ylabel=f"gain over {item.table.over} (points)" if gain else heading)
+            _scaled(axes, [*item.table.against[setting].values()])
+            if gain:
+                axes.axhline(0, color="#888888", linewidth=0.6, zorder=1)
+        legend(figure, [handles[name] for name in named if name], [name for name in named if name])
+    return figure
+
+
+def _scaled(axes: Axes, places: Sequence[float]) -> None:
+    """A logarithmic axis where its places span more than a decade and a half; zero is then a step to the left."""
+    least = min(place for place in places if place > 0)
+    if max(places) / least > 30:
+        axes.set_xscale("symlog", linthresh=least) if 0 in places else axes.set_xscale("log")
+    axes.set_xticks(sorted(set(places)), [f"{place:g}" for place in sorted(set(places))])
+    axes.minorticks_off()
+
+
+def _lines(
+    item: Item, runs: Mapping[Cell, Run], scale: str, measure: Measure, places: Mapping[str, float]
+) -> dict[str, list[tuple[float, float, float]]]:
+    """Of each of the other choices: the setting, and the mean and standard deviation of the score over seeds."""
+    over, found = item.table.over, dict[str, dict[float, list[float]]]()
+    for cell in runs:
+        names: Label = (*cell.row, *cell.column)
+        if len(at := [name for name in names if name in places]) != 1 or over in names:
+            continue
+        ours = score(item, scale, runs, cell, measure)
+        if over and key_of(measure)[0] in ACCURACIES:
+            theirs = score(item, scale, runs, item.beside(cell, over, scale), measure)
+            ours = None if ours is None or theirs is None else ours - theirs
+        if ours is not None:
+            name = shown(tuple(one for one in names if one not in places))
+            found.setdefault(name, {}).setdefault(places[at[0]], []).append(ours)
+    return {
+        name: [
+            (x, float(np.mean(its)), float(np.std(its, ddof=1)) if len(its) > 1 else 0.0)
+            for x, its in sorted(by.items())
+        ]
+        for name, by in found.items()
+    }
