@@ -772,14 +772,15 @@ def test_find_looks_into_folders(folder: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("table", "column", "number"), [("layers", "layer", -1), ("layers", "layer", 10**12), ("clients", "client", -2), ("timeline", "host", 10**9)]
-)  # fmt: skip
+    ("table", "column", "number"),
+    [("layers", "layer", -1), ("layers", "layer", 10**12), ("clients", "client", -2), ("timeline", "host", 10**9)],
+)
 def test_a_number_that_no_run_has_is_named(table: str, column: str, number: int, folder: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
     shutil.copytree(folder / "lws", run)
     rows = tables.read(run, table)
     place = rows.schema.get_field_index(column)
-    numbers = pa.array([number] + rows[column].to_pylist()[1:], rows.schema.field(place).type)
+    numbers = pa.array([number, *rows[column].to_pylist()[1:]], rows.schema.field(place).type)
     rewritten(run, table, rows.set_column(place, rows.schema.field(place), numbers))
     shown = CliRunner().invoke(app, ["report", str(run), "--out", str(tmp_path / "page.html")])
     assert isinstance(shown.exception, SystemExit), shown.exception
