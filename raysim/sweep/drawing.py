@@ -3,22 +3,22 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
-from matplotlib.axes import Axes
 
 from raysim.report import NoData
-from raysim.report.canvas import COLUMN, Canvas, legend, styled
-from raysim.report.figures import FIGURES, SingleRunFigure, draw
 from raysim.report.runs import Run
-from raysim.report.series import plot
 from raysim.sweep.grid import Point
 from raysim.sweep.items import Cell, Item
 from raysim.sweep.scores import ACCURACIES, Measure, key_of
 from raysim.sweep.table import Label, shown
 from raysim.sweep.text import opened, score
+
+if TYPE_CHECKING:
+    from raysim.report.canvas import Canvas
 
 
 def draw_item(item: Item, points: Mapping[Cell, Point], scale: str, folder: Path) -> Path | None:
@@ -27,6 +27,8 @@ def draw_item(item: Item, points: Mapping[Cell, Point], scale: str, folder: Path
     Of a figure of one run, that of the last row and the first seed is drawn. Raises `NoData` where the runs have not
     recorded what it shows, such as a measure that is to be taken first.
     """
+    from raysim.report.figures import FIGURES, SingleRunFigure, draw
+
     runs = {cell: run for cell, run in opened(points).items() if run is not None}
     path = folder / "figure.png"
     if item.table.against:
@@ -44,43 +46,18 @@ def draw_item(item: Item, points: Mapping[Cell, Point], scale: str, folder: Path
 def against_settings(item: Item, runs: Mapping[Cell, Run], scale: str) -> Canvas:
     """Each score against each of the table's `against`, a panel each: the mean over seeds, with a standard deviation.
     With `over`, what an accuracy gains over the run with this choice, seed by seed."""
-    headings = item.table.headings(scale)
-    panels = {
-        (heading, setting): lines
-        for heading, measure in headings.items()
-        for setting, places in item.table.against.items()
-        if (lines := _lines(item, runs, scale, measure, places))
-    }
+    from raysim.report.settings import Panel, panels_of
+
+    panels = []
+    for heading, measure in item.table.headings(scale).items():
+        gain = bool(item.table.over) and key_of(measure)[0] in ACCURACIES
+        for setting, places in item.table.against.items():
+            if lines := _lines(item, runs, scale, measure, places):
+                words = f"gain over {item.table.over} (points)" if gain else heading
+                panels.append(Panel(words, setting, lines, gain))
     if not panels:
         raise NoData("No finished runs differ in what the figure shows.")
-    rows, columns = (list(dict.fromkeys(names)) for names in zip(*panels, strict=True))
-    named = list(dict.fromkeys(name for lines in panels.values() for name in lines))
-    with styled():
-        figure = Canvas(COLUMN * len(columns), 2.2 * len(rows))
-        grid = figure.subplots(len(rows), len(columns), squeeze=False)
-        handles = {}
-        for (heading, setting), lines in panels.items():
-            axes = grid[rows.index(heading), columns.index(setting)]
-            for name, points in lines.items():
-                x, mean, std = np.array(points).T
-                handles[name] = plot(axes, named.index(name), x, mean)
-                axes.errorbar(x, mean, std, fmt="none", ecolor=handles[name].get_color(), capsize=2, linewidth=0.8)
-            gain = item.table.over and key_of(headings[heading])[0] in ACCURACIES
-            axes.set(xlabel=setting, ylabel=f"gain over {item.table.over} (points)" if gain else heading)
-            _scaled(axes, [*item.table.against[setting].values()])
-            if gain:
-                axes.axhline(0, color="#888888", linewidth=0.6, zorder=1)
-        legend(figure, [handles[name] for name in named if name], [name for name in named if name])
-    return figure
-
-
-def _scaled(axes: Axes, places: Sequence[float]) -> None:
-    """A logarithmic axis where its places span more than a decade and a half; zero is then a step to the left."""
-    least = min(place for place in places if place > 0)
-    if max(places) / least > 30:
-        axes.set_xscale("symlog", linthresh=least) if 0 in places else axes.set_xscale("log")
-    axes.set_xticks(sorted(set(places)), [f"{place:g}" for place in sorted(set(places))])
-    axes.minorticks_off()
+    return panels_of(panels)
 
 
 def _lines(
