@@ -102,18 +102,17 @@ def class_names(
             row = int(np.argmax(labels < 0))
             raise DataError(f"{file}: row {row} has label {labels[row]}; classes are numbered from 0")
     if names is not None:
-        classes, way_out = tuple(names), "correct it"
+        classes, way_out = tuple(names), f"but there are {len(names)} classes; correct it"
     elif count is not None:
-        classes, way_out = tuple(str(c) for c in range(count)), "correct it or set `classes` to their number"
+        classes = tuple(str(c) for c in range(count))
+        way_out = f"but there are {count} classes; correct it or set `classes` to their number"
     else:
         seen = np.unique(np.concatenate([labels for _, labels in train]))
         gap = int(np.argmin(np.append(seen == np.arange(len(seen)), False)))
         classes = tuple(str(c) for c in range(gap))
-        way_out = f"no training row has label {gap}: number the classes from 0 without gaps, or set `classes`"
+        way_out = f"and no training row has label {gap}: number the classes from 0 without gaps, or set `classes`"
     for file, labels in (*train, *test):
         if (labels >= len(classes)).any():
             row = int(np.argmax(labels >= len(classes)))
-            raise DataError(
-                f"{file}: row {row} has label {labels[row]}, but there are {len(classes)} classes; {way_out}"
-            )
+            raise DataError(f"{file}: row {row} has label {labels[row]}, {way_out}")
     return classes
