@@ -208,7 +208,7 @@ def test_parquet_faults_of_whole_files(tmp_path):
         Parquet(str(tmp_path)).load(None)
     write_parquet(tmp_path / "train.parquet", images=GOOD, label=LABELS)
     write_parquet(tmp_path / "test.parquet", images=GOOD, label=[0, 1, 2, 0, 1])
-    with pytest.raises(DataError, match=r"test\.parquet: row 2 has label 2, but there are 2 classes"):
+    with pytest.raises(DataError, match=r"test\.parquet: row 2 has label 2, and no training row has label 2"):
         Parquet(str(tmp_path)).load(None)
     assert Parquet(str(tmp_path), classes=3).load(None).num_classes == 3  # class 2 is tested, but has no training row
     whole = (tmp_path / "test.parquet").read_bytes()
@@ -366,7 +366,7 @@ def test_npz_layouts(tmp_path):
         ({"x": np.zeros((3, 2)), "y": np.array([0, -1, 0])}, r"toy\.npz: y_train: row 1 has label -1"),
         (
             {"x": np.zeros((3, 2)), "y": np.array([0, 9, 0])},
-            r"toy\.npz: y_train: row 1 has label 9, but there are 1 cl",
+            r"toy\.npz: y_train: row 1 has label 9, and no training row has label 1",
         ),
         (
             {"x": np.array([[0.0], [np.nan]]), "y": np.zeros(2, int)},
