@@ -40,10 +40,9 @@ from raysim.report import NoData, summary
 from raysim.report.canvas import Canvas
 from raysim.report.figures import FIGURES, SingleRunFigure, draw
 from raysim.report.runs import Run
-from raysim.sweep.grid import Point, runs
+from raysim.sweep.grid import runs
 from raysim.sweep.items import PAPERS, Cell, Item
-from raysim.sweep.scores import SCORES, Measure, key_of
-from raysim.sweep.table import shown
+from raysim.sweep.scores import BETWEEN, SCORES, Measure, key_of
 from raysim.sweep.text import table_text
 
 SHAPES = {  # of a sample, classes, and natural clients
@@ -55,6 +54,7 @@ SHAPES = {  # of a sample, classes, and natural clients
     "cinic-10": ((3, 32, 32), 10, 0),
     "femnist": ((1, 28, 28), 62, 20),
     "mnist_dir0.1": ((1, 28, 28), 10, 20),
+    "digits": ((1, 8, 8), 10, 0),
     "ag_news": ((20,), 4, 0),
     "sogou_news": ((20,), 5, 0),
     "amazon_review.npz": ((5000,), 2, 4),
@@ -224,9 +224,9 @@ def score(measure: Measure, config: Config, run: Run, rival: Run | None) -> floa
             first, last = options.get("rounds", (0, 0))
             layers = network_of(config)[1].names if "layers" in options else ()
             possible = first < total and (not layers or any(re.search(options["layers"], layer) for layer in layers))
-            short = {"rounds": (min(first, ROUNDS - 1), min(last, ROUNDS - 1)), "layers": "."}
+            short = {"rounds": (min(first, ROUNDS - 1), min(last, ROUNDS - 1)), "layers": ".", "client": 0}
             options = {option: short[option] for option in options}
-        case "gap":  # with itself every run has one
+        case "gap" | "best over":  # with itself every run has one
             possible, argument = rival is not None and rival is not run, (rival,)
         case "accuracy after":
             tested = {total, *range(0, total, config.rounds.evaluate_every)}
@@ -242,12 +242,11 @@ def score(measure: Measure, config: Config, run: Run, rival: Run | None) -> floa
     return SCORES[name][0](run, *argument, **options) if possible else None
 
 
-def has(measure: Measure, cell: Cell, points: Mapping[Cell, Point], opened: Mapping[Path, Run]) -> bool:
+def has(measure: Measure, cell: Cell, item: Item, scale: str, runs: Mapping[Cell, Run], config: Config) -> bool:
     """Whether a cell has a number."""
-    _, argument, _ = key_of(measure)
-    at = {(shown(other.row), other.column): opened[point.folder] for other, point in points.items()}
-    run, rival = at[shown(cell.row), cell.column], at.get((*argument, cell.column)) if argument else None
-    found = score(measure, points[cell].config, run, rival)
+    name, argument, _ = key_of(measure)
+    rival = runs.get(item.beside(cell, argument[0], scale)) if name in BETWEEN else None
+    found = score(measure, config, runs[cell], rival)
     return found is not None and np.isfinite(found)
 
 
@@ -301,8 +300,10 @@ def check(item: Item, ran: dict[str, Path], folder: Path) -> None:
         points = {cell: replace(point, folder=run_of(point.config, ran, point.folder)) for cell, point in found.items()}
         opened |= {point.folder: Run(point.folder) for point in points.values() if point.folder not in opened}
         assert "| " in table_text(item, points, scale, ())
+        ran_as = {cell: opened[point.folder] for cell, point in points.items()}
         for heading, measure in item.table.headings(scale).items():
-            assert any(has(measure, cell, points, opened) for cell in points), f"{scale}: no cell has {heading!r}"
+            numbers = (has(measure, cell, item, scale, ran_as, point.config) for cell, point in points.items())
+            assert any(numbers), f"{scale}: no cell has {heading!r}"
     drawn(item, list(opened.values()))
 
 

@@ -89,7 +89,7 @@ def _apart(model: nn.Module) -> nn.Module:
     """Each parameter has memory of its own: two of one memory would be one in a step of PyTorch's and two in a vector."""
     places: dict[int, str] = {}
     for name, parameter in model.named_parameters():
-        if nn.parameter.is_lazy(parameter) or not parameter.numel():
+        if nn.parameter.is_lazy(parameter) or parameter.is_meta or not parameter.numel():
             continue
         if (first := places.setdefault(parameter.data_ptr(), name)) != name:
             raise ModelError(

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, Self
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from raysim.clock import CLOCK, Clock
 from raysim.paths import below
@@ -195,10 +196,14 @@ def read(folder: Path, table: str) -> pa.Table:
 
 
 def check_complete(folder: Path, rounds: int) -> None:
-    """Raises `DamagedTable` where the tables that have rows of every round lack some of the first `rounds`."""
-    for table in ("layers", "clients", "traffic", "rounds"):
-        there = set(read(folder, table)["round"].unique().to_pylist())
-        if missing := sorted(set(range(rounds)) - there):
+    """Raises `DamagedTable` where a table lacks rows of the first `rounds` rounds: `traffic` has some of each in which bytes
+    were sent, the others have some of all."""
+    sums = read(folder, "rounds")
+    every = {*range(rounds)}
+    sent = {*sums.filter(pc.greater(pc.add(sums["bytes_up"], sums["bytes_down"]), 0))["round"].to_pylist()}
+    for table, due in (("layers", every), ("clients", every), ("rounds", every), ("traffic", every & sent)):
+        there = {*read(folder, table)["round"].unique().to_pylist()}
+        if missing := sorted(due - there):
             raise parts.DamagedTable(
                 f"{folder / table}: the rows of {len(missing)} of {rounds} rounds are missing, the first of round "
                 f"{missing[0]}. They were removed and cannot be written again: start another run."

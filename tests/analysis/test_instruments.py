@@ -267,7 +267,7 @@ def test_a_round_of_one_client(tmp_path: Path) -> None:
     ("changes", "message"),
     [
         ({"record": {"instruments": ["coherence", "coherence"]}}, r"instruments.1: 'coherence' is listed twice"),
-        ({"record": {"instruments": ["balance"]}, "server": ["fedavgm"]}, r"0.balance: shows what .* but FedAvgM does"),
+        ({"record": {"instruments": ["balance"]}, "server": ["fedavgm"]}, r"0.balance: shows what .* but fedavgm does"),
         ({"record": {"instruments": ["balance"]}, "client": ["feddyn"]}, r"0.balance: shows what shrinking does"),
         (
             {"record": {"instruments": [{"coherence": {"groups": {"a": [8]}}}]}},

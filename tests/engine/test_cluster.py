@@ -354,6 +354,7 @@ def test_a_disk_that_is_too_full_is_named_before_the_start(monkeypatch):
 
     monkeypatch.setattr(ray, "is_initialized", lambda: False)
     monkeypatch.setattr(ray, "init", Mock(side_effect=Exception("it was started")))
+    monkeypatch.setattr(ray, "shutdown", lambda: None)
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     for percent, most, said in (
         (94, None, "Ray did not start on this machine: it was started"),
