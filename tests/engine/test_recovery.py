@@ -102,7 +102,7 @@ def test_actors_lost_between_training_and_reduction(tmp_path, warm_ray, ran, onl
     run = simulate(tiny(**lost), tmp_path / "lost", make_engine=warm_ray)
     assert run.sha256() == ran(**changes).sha256()
     messages = tables.read(run.folder, "events")["message"].to_pylist()
-    assert len(messages) == 2, messages  # one host a round, and the right one
+    assert len(messages) == 2, "\n".join(messages)  # one host a round, and the right one
     assert "its process ended" in messages[0]
     assert HANGS in messages[1]
 
