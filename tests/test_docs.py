@@ -41,7 +41,7 @@ from raysim.sweep.items import PAPERS
 from raysim.sweep.items import find as find_item
 
 ROOT = Path(__file__).parents[1]
-TESTED_FURTHER = {"README.md", "model.md", "paper.md"}  # in tests of their own
+TESTED_FURTHER = {"README.md", "tutorial.md", "model.md", "paper.md"}  # in tests of their own
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 COMMANDS = typer.main.get_command(app)
 
@@ -102,12 +102,12 @@ def test_python_runs(tmp_path: Path, subtests: pytest.Subtests) -> None:
                 executed(page)
 
 
-def executed(page: Path) -> dict[str, Any]:
-    """What the page's code leaves, with a small configuration under the quickstart's name, which a file of that path
-    takes."""
+def executed(page: Path, end: int | None = None) -> dict[str, Any]:
+    """What the page's code, the blocks `[:end]`, leaves, with a small configuration under the quickstart's name, which
+    a file of that path takes."""
     rounds = {"total": 12, "participation": 0.4, "evaluate_every": 1}
     Path("quickstart").write_text(to_yaml(tiny(rounds=rounds)))
-    code = "\n".join(blocks(page, "python")).replace('"runs/quickstart-..."', "run.folder")
+    code = "\n".join(blocks(page, "python")[:end]).replace('"runs/quickstart-..."', "run.folder")
     scope: dict[str, Any] = {"__name__": f"page_{page.stem}"}
     exec(compile(code, str(page), "exec", dont_inherit=True), scope)
     return scope
@@ -149,7 +149,10 @@ def test_a_newcomer_brings_model_table_and_metric(
 ) -> None:
     """The tutorial's script, as it stands, in a folder that holds nothing else; on both engines to the same bits."""
     monkeypatch.setenv("RAY_ADDRESS", cluster.address)
-    table, script = blocks(ROOT / "docs/tutorial.md", "python")[-2:]
+    page = ROOT / "docs/tutorial.md"
+    table, script = blocks(page, "python")[-2:]
+    with subtests.test("before it"), apart(tmp_path / "before"):
+        executed(page, -2)
     assert len([line for line in script.splitlines() if line.strip()]) <= 25
     assert script.count('"rounds": {"total": 20}') == 1
     check = "from numpy import savez\nsavez('found', **net.state_dict())\nprint(run.folder)\n"
