@@ -49,6 +49,9 @@ class FlatModel:
                 modules[path]._buffers[leaf] = modules[home]._buffers[known]
         # Whatever is neither a parameter nor in the state_dict (non-persistent buffers) follows to the device.
         model.to(device=device)
+        for module in modules.values():
+            if self.value.is_cuda and isinstance(module, nn.modules.batchnorm._BatchNorm):
+                without_cudnn(module)
         owned = {
             name: (modules[name.rpartition(".")[0]]._buffers, name.rpartition(".")[2]) for name in layers.constants
         }
@@ -164,6 +167,22 @@ def stages_in(model: nn.Module) -> list[nn.Module] | None:
         return None
     own = model._forward_hooks or model._forward_pre_hooks or model._parameters or model._buffers or tied_in(model)
     return [*model] if not own and len(model) and isinstance(model[-1], nn.Linear) else None
+
+
+def without_cudnn(module: nn.Module) -> None:
+    """Let PyTorch's own kernels run in the forward of `module`: cuDNN's batch normalisation of channels-last images fails on
+    views of a vector that do not start at a multiple of 16 bytes."""
+    before: list[bool] = []
+
+    def switch_off(*_: Any) -> None:
+        before.append(torch.backends.cudnn.enabled)
+        torch.backends.cudnn.enabled = False
+
+    def switch_back(*_: Any) -> None:
+        torch.backends.cudnn.enabled = before.pop()
+
+    module.register_forward_pre_hook(switch_off)
+    module.register_forward_hook(switch_back, always_call=True)
 
 
 def version(tensor: Tensor | None) -> tuple[int, int]:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from copy import deepcopy
+from typing import Any
 
 import pytest
 import torch
 from device import emulated
 from models.test_model_behaviour import INPUTS, batch
+from torch import Tensor
 
 from raysim.core.flat import FlatModel
 from raysim.core.layers import LayerMap
@@ -38,3 +40,20 @@ def test_one_step(name: str) -> None:
         assert flat.value.device.type == device
         results.append(flat.value.cpu())
     torch.testing.assert_close(*results, rtol=0, atol=1e-3 if name in DEEP else 1e-5)
+
+
+def test_batch_normalisation_runs_without_cudnn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The device has no cuDNN; with it, views of a vector at odd places are misaligned addresses."""
+    used = list[bool]()
+
+    def batch_norm(x: Tensor, *rest: Any) -> Tensor:
+        used.append(rest[-1])
+        return x
+
+    monkeypatch.setattr(torch.backends.cudnn, "enabled", True)
+    monkeypatch.setattr(torch, "batch_norm", batch_norm)
+    model = torch.nn.Sequential(torch.nn.BatchNorm2d(3), torch.nn.Flatten(), torch.nn.Linear(12, 2))
+    flat = FlatModel(model, LayerMap.of(model, channels_last=True), "cuda")
+    flat.forward_from(0, torch.ones(5, 3, 2, 2, device="cuda"))
+    assert used == [False]
+    assert torch.backends.cudnn.enabled
