@@ -129,9 +129,10 @@ def one_node(**resources: int) -> Iterator["Cluster"]:
     import ray
     from ray.cluster_utils import Cluster
 
-    from raysim.engine.ray.private import without_helpers
+    from raysim.engine.ray.private import forking, without_helpers
 
-    with without_helpers(dashboard=False):  # of which one reads every log all the time
+    folder = Path(tempfile.mkdtemp(dir=os.environ["RAY_TMPDIR"]))
+    with forking(folder), without_helpers(dashboard=False):  # of which one reads every log all the time
         cluster = Cluster(initialize_head=True, head_node_args={"include_dashboard": False, **resources})
         ray.init(address=cluster.address, log_to_driver=False, logging_level="ERROR")
         yield cluster

@@ -16,7 +16,7 @@ from ray.exceptions import AuthenticationError
 from raysim import machine
 from raysim.clock import CLOCK
 from raysim.engine.ray.placement import Node, Resources
-from raysim.engine.ray.private import TOKEN, admitted, persistent_cluster, private, without_helpers
+from raysim.engine.ray.private import TOKEN, admitted, forking, persistent_cluster, private, without_helpers
 from raysim.errors import ConfigError
 
 THREADS = (
@@ -47,7 +47,7 @@ def cluster(address: str | None = None, object_store: int | None = None, dashboa
 @contextmanager
 def own_cluster(object_store: int | None = None, dashboard: bool = False) -> Iterator[Path]:
     """Start a private cluster, and stop it at the end; yields its folder."""
-    with private() as folder:
+    with private() as folder, forking(folder):
         _start(folder, object_store, dashboard)
         try:
             yield folder

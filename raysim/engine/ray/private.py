@@ -8,18 +8,22 @@ import json
 import os
 import secrets
 import shutil
+import socket
+import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from ray._common.utils import get_default_system_temp_dir
 from ray._private import ray_constants
 from ray._private.node import Node
 from ray._raylet import AuthenticationTokenLoader, Config  # type: ignore[attr-defined]  # compiled
 
+from raysim.engine.ray import forked
 from raysim.machine import answers, cpus
 from raysim.store.atomic import replacing
 
@@ -27,9 +31,15 @@ PREFIX = "raysim-"
 RECORD, TOKEN_FILE = "cluster.json", "token"
 TOKEN = "RAY_AUTH_TOKEN_PATH"
 METRICS = "RAY_enable_metrics_collection"
-PRELOAD = "torch,safetensors.torch,numpy,pyarrow.parquet,pyarrow.compute,pydantic,yaml"
-"""What Ray's workers import before they are asked for anything: the packages that take seconds. Not raysim itself, which
-may change while the cluster stays."""
+FORKED = [
+    "torch", "safetensors.torch", "numpy", "pydantic", "yaml", "asyncio", "jsonschema", "requests",
+    "google.protobuf.descriptor_pb2",
+]  # fmt: skip
+"""What takes seconds to import and starts no thread: done once on this machine, in the process whose forks are Ray's workers.
+Not Ray itself, which reads a worker's variables when it is imported, and not raysim, which may change while the cluster
+stays."""
+PRELOAD = ["pyarrow.parquet", "pyarrow.compute", *FORKED[:5]]
+"""What Ray's workers import before they are asked for anything."""
 PRELOADED = 16  # CPUs; Ray starts a worker for each, and on more of them most would do it for nothing
 NO_METRICS = {METRICS: "0", "DASHBOARD_METRIC_PORT": "-1", "AUTOSCALER_METRIC_PORT": "-1"}  # no server has such a port
 _HERE = [sys.prefix, str(Path(__file__).parents[2])]  # this Python and this raysim
@@ -93,7 +103,7 @@ def admitted(folder: Path) -> Iterator[None]:
     if METRICS not in os.environ:
         settings |= NO_METRICS
     if cpus() <= PRELOADED:
-        settings["RAY_preload_python_modules"] = PRELOAD
+        settings["RAY_preload_python_modules"] = ",".join(PRELOAD)
     before = {name: os.environ.get(name) for name in settings}
     many = ray_constants.ENABLE_RAY_CLUSTER
     try:
@@ -117,6 +127,44 @@ def without_helpers(dashboard: bool) -> Iterator[None]:
     finally:
         for name, method in before.items():
             setattr(Node, name, method)
+
+
+@contextmanager
+def forking(folder: Path) -> Iterator[None]:
+    """Let a node that Ray starts meanwhile take forks as its workers, of a server that lives as long as this context, with its
+    socket in this folder. Where the server does not come up, or has died, workers are processes as ever."""
+    if sys.platform != "linux":
+        yield
+        return
+    path = str(folder / "f")
+    with socket.socket(socket.AF_UNIX) as listener:  # it listens from the start, so that nobody finds it not yet there
+        listener.bind(path)
+        listener.listen(1024)
+        command = [sys.executable, forked.__file__, "serve", str(listener.fileno()), *FORKED]
+        one_thread = os.environ | dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
+        with open(folder / "forks.log", "x") as log:
+            server = subprocess.Popen(
+                command, stdin=subprocess.PIPE, stdout=log, stderr=log, pass_fds=[listener.fileno()], env=one_thread,
+                start_new_session=True,
+            )  # fmt: skip
+    start, outer = Node.start_raylet, os.environ.get(forked.SERVER)
+
+    def start_raylet(node: Node, *args: Any, **kwargs: Any) -> None:
+        node._ray_params.worker_path = forked.__file__
+        start(node, *args, **kwargs)
+
+    try:
+        os.environ[forked.SERVER] = path
+        setattr(Node, "start_raylet", start_raylet)  # noqa: B010  # mypy
+        yield
+    finally:
+        setattr(Node, "start_raylet", start)  # noqa: B010
+        if outer is None:
+            del os.environ[forked.SERVER]
+        else:
+            os.environ[forked.SERVER] = outer
+        server.stdin.close()  # type: ignore[union-attr]  # a pipe, as asked for
+        server.wait()
 
 
 def _parent() -> Path:
