@@ -30,6 +30,7 @@ KINDS = {  # part of a command line -> what the table calls the process
     "gcs_server": "Ray's control store",
     "raylet/raylet": "raylet",
     "Agent": "Ray's agents",
+    "forked.py serve": "server of forks",
     "ray::": "actors",  # named after what they do
 }
 
