@@ -37,7 +37,9 @@ from raysim.cli.app import app
 from raysim.config import ConfigError, load, to_dict, to_yaml
 from raysim.data import DataError
 from raysim.data.sources import Images, Parquet
+from raysim.federation import Federation
 from raysim.federation.checkpoint import CheckpointError, Checkpoints
+from raysim.federation.code import saved_config
 from raysim.methods import STEPS
 from raysim.paths import UnsafeName, below
 from raysim.printable import printable
@@ -48,7 +50,7 @@ from raysim.report.groups import compare
 from raysim.report.page import write
 from raysim.report.summary import summarise
 from raysim.store.atomic import write_json
-from raysim.store.documents import NODES, DamagedFile, parse_yaml
+from raysim.store.documents import NODES, DamagedFile, parse_yaml, read_label, read_result
 from raysim.store.tables import Recorder
 from raysim.sweep.grid import grid
 
@@ -209,7 +211,7 @@ def images(tmp_path: Path) -> Path:
     return tmp_path / "set"
 
 
-def bound(path: str) -> None:
+def bound(path: str | Path) -> None:
     where = os.getcwd()
     os.chdir(Path(path).parent)  # the name of a socket has at most 107 bytes
     try:
@@ -286,6 +288,25 @@ def test_parquet_with_a_column_twice_a_bomb_or_a_pipe(tmp_path: Path) -> None:
 
 
 # ------------------------------------------------------------------------------------------------- runs and reports
+
+
+def test_a_folder_a_pipe_or_a_socket_in_place_of_a_run_s_file(
+    subtests: pytest.Subtests, ran: Callable[..., Federation], tmp_path: Path
+) -> None:
+    """It is named; it is neither waited for nor taken for a file that is not there."""
+    readers: dict[str, Callable[[Path], object]] = {
+        "config.yaml": saved_config, "result.json": read_result, "label.json": read_label,
+        "manifest.json": lambda folder: raysim.load(folder).manifest,
+        "model.safetensors": lambda folder: raysim.load(folder).model(),
+    }  # fmt: skip
+    for put in (Path.mkdir, os.mkfifo, bound):
+        for name, read in readers.items():
+            with subtests.test(f"{put.__name__} {name}"):
+                folder = shutil.copytree(ran().folder, tmp_path / f"{put.__name__} {name}")
+                (folder / name).unlink(missing_ok=True)
+                put(folder / name)
+                with pytest.raises((ValueError, ConfigError), match=f"{name}: is not a regular file"):
+                    read(folder)
 
 
 def test_a_run_that_was_killed_in_its_first_round_has_a_report(tmp_path: Path) -> None:

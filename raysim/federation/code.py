@@ -46,7 +46,7 @@ def saved_config(folder: Path, overrides: Sequence[Override] = ()) -> Config:
     """The configuration of the run in `folder`, changed by `overrides`. Raises `ConfigError`, which says of the user's code
     that is not registered here what brings it."""
     path = folder / "config.yaml"
-    if not path.is_file():
+    if not path.exists():
         raise ConfigError(f"{folder}: holds no config.yaml, so it is not the folder of a run.")
     try:
         return load(path, overrides)

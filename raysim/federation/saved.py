@@ -100,7 +100,7 @@ class SavedRun:
         if t is not None:
             return self.read(t, "after")
         path = self.folder / "model.safetensors"
-        if not path.is_file():
+        if not path.exists():
             raise MeasureError(
                 f"{self.folder}: has no final model yet; {command('resume', self.folder)} finishes the run."
             )
@@ -113,7 +113,7 @@ class SavedRun:
     def read(self, t: int, name: str) -> Tensor:
         """[S] a model of a traced round: before, after, client-0007 as it was sent, client-0007.init as it started."""
         path = self._trace(t) / f"{name}.safetensors"
-        if not path.is_file():
+        if not path.exists():
             who = ", ".join(map(str, self.cohort(t)))
             raise MeasureError(f"{self.folder}: round {t} has no model {name}; its clients are {who}.")
         return self.layers.flatten(read_tensors(path))

@@ -66,7 +66,7 @@ class Run(RunFolder):
         inputs = self.manifest.get("inputs")
         if which == "best":
             self._check_best(path)
-        if not path.is_file() or inputs is None:
+        if not path.exists() or inputs is None:
             raise ReportError(
                 f"{self.folder}: has no final model yet; {command('resume', self.folder)} finishes the run."
             )
@@ -79,7 +79,7 @@ class Run(RunFolder):
         return model.eval()
 
     def _check_best(self, path: Path) -> None:
-        if not path.is_file():
+        if not path.exists():
             raise ReportError(
                 f"{self.folder}: holds no model of its best round; record.keep_best: true keeps it from the start."
             )

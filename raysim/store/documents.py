@@ -40,9 +40,11 @@ class DamagedFile(Explained, ValueError):
 
 @contextmanager
 def open_regular(path: Path) -> Iterator[BufferedReader]:
-    """A regular file to read. A pipe or a device, which might block, is refused."""
+    """A regular file to read. A folder is refused, and what might block: a pipe, a socket, a device."""
+    if not stat.S_ISREG(path.stat().st_mode):  # a socket cannot be opened at all
+        raise DamagedFile(f"{path}: is not a regular file.")
     with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)) as file:
-        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):  # it is another now
             raise DamagedFile(f"{path}: is not a regular file.")
         yield file
 
@@ -116,7 +118,7 @@ class Result(TypedDict):
 def read_result(folder: Path) -> dict[str, Any] | None:
     """What the run in `folder` ended with; None while it has not. Raises `DamagedFile`."""
     path = folder / "result.json"
-    if not path.is_file():
+    if not path.exists():
         return None
     try:
         return dict(read_json(path, Result))
@@ -134,7 +136,7 @@ class Label(TypedDict):
 def read_label(folder: Path) -> Label:
     """Tags and note of the run in `folder`; empty where there are none. Raises `DamagedFile`."""
     path = folder / "label.json"
-    return read_json(path, Label) if path.is_file() else Label(tags=[], note="")
+    return read_json(path, Label) if path.exists() else Label(tags=[], note="")
 
 
 # ---------------------------------------------------------------------------------------------------------------- YAML

@@ -53,7 +53,7 @@ class Point:
 
     @property
     def finished(self) -> bool:
-        return (self.folder / "result.json").is_file()
+        return (self.folder / "result.json").exists()
 
     @property
     def saved(self) -> bool:
@@ -247,7 +247,7 @@ def _split(text: str) -> list[str]:
 def _other(point: Point) -> list[str]:
     """A fault where the folder holds a run of another configuration, which must be neither continued nor counted."""
     path = point.folder / "config.yaml"
-    if not path.is_file():
+    if not path.exists():
         return []
     held, wanted = to_dict(load(path)), to_dict(point.config)
     changed = [section for section in wanted if held.get(section) != wanted[section]]
