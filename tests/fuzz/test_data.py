@@ -88,6 +88,20 @@ def test_npz(folder: Path) -> None:
     assert 0 < good < CASES
 
 
+def test_parquet_with_a_flipped_bit(folder: Path) -> None:
+    """Every byte's, one after another: of 32 in one of the footer's bytes, a column had no values in four rows."""
+    table = pa.table({"text": ["one two", "two", "", "three"], "label": [0, 1, 0, 1], "client": ["a", "b", "a", "c"]})
+    stream = io.BytesIO()
+    pq.write_table(table, stream)
+    whole, good = stream.getvalue(), 0
+    for position in range(len(whole)):
+        content = bytearray(whole)
+        content[position] ^= 32
+        (folder / "train.parquet").write_bytes(content)
+        good += read(Parquet("."), folder)
+    assert 0 < good < len(whole)
+
+
 def test_parquet(folder: Path) -> None:
     """Files of images and of texts: damaged bytes, or damaged metadata of the Hugging Face library."""
     chance = chance_of(1)

@@ -106,9 +106,13 @@ class ParquetReader:
         self.groups = [about.row_group(i).num_rows for i in range(about.num_row_groups)]
 
     def read(self, column: str, group: int | None = None) -> pyarrow.ChunkedArray:
-        if group is None:
-            return self._file.read([column])[column]
-        return self._file.read_row_group(group, [column])[column]
+        import pyarrow
+
+        table = self._file.read([column]) if group is None else self._file.read_row_group(group, [column])
+        rows = sum(self.groups) if group is None else self.groups[group]
+        if table.num_rows != rows:  # each column has a count of its own, which pyarrow believes
+            raise pyarrow.ArrowInvalid(f"column {column!r} has {table.num_rows} values in {rows} rows")
+        return table[column]
 
 
 class ArrowReader:
