@@ -228,6 +228,7 @@ def test_all_faults_are_reported_at_once_each_with_path_value_and_nearest_word(t
             "model.bn_stats: recalibrate needs proxy data, but data.proxy.samples is 0",
         ),
         ({"model": {"init": "nowhere.safetensors"}}, "model.init: there is no file nowhere.safetensors."),
+        ({"data": {"name": {"npz": {"path": "x" * 300}}}}, f"data.name: File name too long: {'x' * 200} ("),
         ({"evaluate": {"personal": "after_init"}}, "evaluate.personal: after_init needs client tests,"),
         (
             {"weighting": [{"fedldf": {"top_n:2": None}}]},

@@ -74,7 +74,11 @@ def _check_data(config: Config) -> Found:
         yield "data.client_test_frac", message
     if data.cache is not None and data.storage == "stream":
         yield "data.cache", "decodes all samples, which data.storage: stream is there to avoid. Leave one of them out."
-    if problem := data.name.check(data.folder):
+    try:
+        problem = data.name.check(data.folder)
+    except OSError as error:  # a name that is too long, a folder that may not be looked into
+        problem = f"{error.strerror}: {str(error.filename)[:200]}"
+    if problem:
         where = f"data.root is {data.root}" if data.root else f"RAYSIM_DATA is {data.folder}"
         yield "data.name", f"{problem} ({where if data.folder else 'neither data.root nor RAYSIM_DATA is set'})"
 
