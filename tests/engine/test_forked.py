@@ -30,19 +30,25 @@ def new(count):
 
 with own_cluster() as folder:
     [server] = [child for child in psutil.Process().children() if "serve" in child.cmdline()]
-    _, seen = new(4)
+    four, seen = new(4)
     assert all(one["parent"] == server.pid and one["folder"] == os.getcwd() for one in seen), seen
     assert len({one["draw"] for one in seen}) == 4, seen
     older, _ = new(1)
     inherited = ray.get(older[0].environment.remote())
+    ray.kill(four[0])
+    with contextlib.suppress(ray.exceptions.RayActorError):
+        while True:
+            ray.get(four[0].seen.remote())
+    ray.get([actor.seen.remote() for actor in four[1:]])  # Ray ends a worker with its process group
+    assert server.status() != psutil.STATUS_ZOMBIE
     server.kill()
     server.wait()
-    with contextlib.suppress(ray.exceptions.ActorDiedError):  # Ray's workers end when their parent has
-        while True:
-            ray.get(older[0].seen.remote())
-    [youngest], [own] = new(1)
-    assert psutil.Process(own["parent"]).name() == "raylet", own
+    while "forks that wait for work are taken first":
+        [youngest], [own] = new(1)
+        if psutil.Process(own["parent"]).name() == "raylet":
+            break
     assert inherited == ray.get(youngest.environment.remote())
+    ray.get(older[0].seen.remote())
 assert not folder.exists()
 with own_cluster():
     _, seen = new(2)

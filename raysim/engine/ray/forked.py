@@ -3,8 +3,7 @@ fifth of the CPU time, and shares its libraries' memory with the others.
 
 Ray is given this file in place of its own worker's script. Run by Ray, it asks the server for a fork that becomes the worker, and
 ends; where no server answers, it becomes the worker itself. It imports nothing of raysim's, and little else, because it runs
-whenever a worker starts. Forks end with their server, as Ray's workers do with their parent; the engine replaces them, as it
-replaces a lost host. `python forked.py serve FD MODULE...` is the server."""
+whenever a worker starts. `python forked.py serve FD MODULE...` is the server."""
 
 from __future__ import annotations
 
@@ -57,6 +56,7 @@ def become(connection: socket.socket) -> None:
     import runpy
 
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    os.setpgid(0, 0)  # Ray ends a worker with its process group
     try:
         length, descriptors, _, _ = socket.recv_fds(connection, LENGTH, 3)
         arguments, environment, folder = json.loads(_receive(connection, int.from_bytes(length)))

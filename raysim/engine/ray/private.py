@@ -137,7 +137,7 @@ def forking(folder: Path) -> Iterator[None]:
         yield
         return
     path = str(folder / "f")
-    with socket.socket(socket.AF_UNIX) as listener:  # it listens from the start, so that nobody finds it not yet there
+    with socket.socket(socket.AF_UNIX) as listener:  # it listens from the start: who comes early waits
         listener.bind(path)
         listener.listen(1024)
         command = [sys.executable, forked.__file__, "serve", str(listener.fileno()), *FORKED]
