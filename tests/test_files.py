@@ -117,6 +117,19 @@ def test_a_folder_under_a_temporary_name_is_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    "name", ["checkpoints/round-000002.json", "rounds/part-000002-000002-000002.parquet", "failed.txt"]
+)
+def test_a_folder_in_the_place_of_what_goes_is_named(name: str, half: Path) -> None:
+    (half / name).unlink(missing_ok=True)
+    (half / name).mkdir()
+    done = command("resume", half)
+    assert done.exit_code == 1
+    assert f"{half / name} is no regular file" in " ".join(done.stderr.split())
+    (half / name).rmdir()
+    assert command("resume", half).exit_code == 0
+
+
+@pytest.mark.parametrize(
     "plant", [lambda path: path.symlink_to("victim"), os.mkfifo, os.mkdir], ids=["link", "pipe", "folder"]
 )
 def test_a_lock_that_is_no_file_is_refused(plant: Callable[[Path], None], half: Path) -> None:

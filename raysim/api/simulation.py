@@ -21,7 +21,7 @@ from raysim.federation.extend import rewrite
 from raysim.federation.failures import RoundFailed
 from raysim.federation.lock import finished_result, how_to_continue, run_lock, without_effect
 from raysim.lazy import nn
-from raysim.store.atomic import replacing
+from raysim.store.atomic import remove, replacing
 from raysim.store.manifest import FAILED
 from raysim.store.tables import OPEN
 
@@ -136,7 +136,7 @@ class Simulation(Iterator[RoundResult]):
             if self._interrupts is not None:
                 self._interrupts.install()  # again: Ray has put its own handler of SIGTERM in place
             self._federation = launch(self.config, self.folder, self._resume)
-            (self.folder / FAILED).unlink(missing_ok=True)
+            remove(self.folder / FAILED)
             self._open.callback(self._federation.close)
             if self._resume:
                 rewrite(self.config, self.folder)

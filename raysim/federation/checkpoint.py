@@ -28,7 +28,7 @@ from typing_extensions import TypedDict
 from raysim.errors import Explained
 from raysim.lazy import Tensor
 from raysim.paths import UnsafeName, below
-from raysim.store.atomic import as_safetensors, creating, own_folder, remove_temporary, subfolder, write_json
+from raysim.store.atomic import as_safetensors, creating, own_folder, remove, subfolder, write_json
 from raysim.store.documents import OPEN_SHAPE, DamagedFile, read_json
 from raysim.store.segments import SavedStates, Segment, SegmentEntry, SegmentWriter
 
@@ -109,7 +109,7 @@ class Checkpoints:
         self._warned: set[int] = set()  # damaged checkpoints that were named
         if own_folder(self.folder):
             for temporary in self.folder.glob(".round-*.json.tmp"):
-                remove_temporary(temporary)
+                remove(temporary)
 
     def save(
         self,
@@ -186,7 +186,7 @@ class Checkpoints:
         earlier one and removes the rows of later rounds, so that none may lead on even where its files come back."""
         for later in self._rounds():
             if later > t:
-                self._path(later).unlink()
+                remove(self._path(later))
 
     def load(self, t: int) -> Saved:
         """Load round `t`; later saves continue from it. Raises CheckpointError, naming the file, if one is damaged."""
@@ -263,7 +263,7 @@ class Checkpoints:
     def _remove_all_but(self, rounds: list[int]) -> None:
         """Manifests first: a file may go only when no manifest mentions it."""
         for t in set(self._rounds()) - set(rounds):
-            self._path(t).unlink()
+            remove(self._path(t))
         mentioned: set[str] = set()
         for t in rounds:
             try:
@@ -274,7 +274,7 @@ class Checkpoints:
         for path in [*self.folder.iterdir(), *self.folder.glob("*/*.safetensors")]:
             name = path.relative_to(self.folder).as_posix()
             if OWN.fullmatch(name) and name not in mentioned and not (path.is_dir() or path.parent.is_symlink()):
-                path.unlink()
+                remove(path)
         for folder in self.folder.glob("*/"):
             if OLD.fullmatch(folder.name) and not folder.is_symlink() and not any(folder.iterdir()):
                 folder.rmdir()

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from raysim.config import Config, fingerprint, to_yaml
 from raysim.federation.code import definitions_in
-from raysim.store.atomic import replacing, write_json
+from raysim.store.atomic import remove, replacing, write_json
 from raysim.store.code import record
 from raysim.store.documents import read_result
 from raysim.store.manifest import read_manifest
@@ -29,5 +29,5 @@ def rewrite(config: Config, folder: Path) -> None:
         write_json(folder / "manifest.json", described | {"config_hash": fingerprint(config)})
     result = read_result(folder)
     if result is not None and result["rounds"] != config.rounds.total:
-        (folder / "result.json").unlink()
-        (folder / "model.safetensors").unlink(missing_ok=True)
+        remove(folder / "result.json")
+        remove(folder / "model.safetensors")

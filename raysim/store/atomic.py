@@ -42,7 +42,7 @@ def replacing(path: Path) -> Iterator[Path]:
     """
     temporary = path.with_name(f".{path.name}.tmp")  # hidden: no reader's pattern matches it
     with undone_by_an_error(temporary, path):
-        remove_temporary(temporary)  # what a crash has left, or a link that leads elsewhere
+        remove(temporary)  # what a crash has left, or a link that leads elsewhere
         os.close(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o666))
         yield temporary
         _sync(temporary)
@@ -110,8 +110,8 @@ def own_folder(path: Path) -> bool:
     return True
 
 
-def remove_temporary(path: Path) -> None:
-    """Remove what was not finished, if it is there; of a link the link alone. Raises `Foreign` for a folder."""
+def remove(path: Path) -> None:
+    """Remove a file of raysim's, if it is there; of a link the link alone. Raises `Foreign` for a folder."""
     try:
         path.unlink(missing_ok=True)
     except OSError:

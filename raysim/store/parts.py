@@ -19,7 +19,7 @@ from typing import NamedTuple
 import pyarrow as pa
 
 from raysim.lazy import pc, pq
-from raysim.store.atomic import own_folder, remove_temporary, replacing
+from raysim.store.atomic import own_folder, remove, replacing
 from raysim.store.documents import DamagedFile
 
 MERGE = 16
@@ -152,7 +152,7 @@ def _merge(parts: Sequence[Part], schema: pa.Schema) -> Part:
     merged = Part.at(parts[0].path.parent, first, last, parts[0].start, parts[-1].stop)
     write(merged, load(parts, schema))
     for part in parts:  # readers have ignored them since the merged file appeared
-        part.path.unlink()
+        remove(part.path)
     return merged
 
 
@@ -164,13 +164,13 @@ def trim(folder: Path, start_round: int) -> None:
     """
     if own_folder(folder):
         for temporary in folder.glob(".part-*.parquet.tmp"):
-            remove_temporary(temporary)
+            remove(temporary)
     parts = parts_of(folder)
     for superseded in set(_files(folder)) - set(parts):
-        superseded.path.unlink()
+        remove(superseded.path)
     for part in parts:
         if part.first >= start_round:
-            part.path.unlink()
+            remove(part.path)
             continue
         with _opened(part):  # a damaged file shows now, not when the run ends
             pass
