@@ -59,7 +59,7 @@ class Cohort(Protocol):
 
     @property
     def counters(self) -> Tensor:
-        """[K, ...] float64, integer buffers of the uploaded models; came back with training."""
+        """[K, elements] float64, integer buffers of the uploaded models; came back with training."""
         ...
 
     def by_size(self) -> Mixture:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import math
 from collections import OrderedDict
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, cast
 
 from raysim.core.layers import LayerMap
-from raysim.core.layout import tied_in
+from raysim.core.layout import TensorSpec, tied_in
 from raysim.core.outputs import Outputs
 from raysim.lazy import Tensor, nn, torch
 
@@ -17,7 +17,8 @@ class FlatModel:
     """`model` laid out over `value` [S] (parameters, then buffers) and `grad` [P].
 
     An optimiser step, a proximal term or an aggregation is then one call on a vector, and loading a model is one copy.
-    Integer counters are stored as floats beside the other buffers (exact up to 2^24 steps).
+    Integers that training changes are stored as floats beside the other buffers. While the model's forward runs they have
+    their own type, so that it can index with them; see `own_types`.
 
     The model's own forward runs. Latents z are what enters the module `layers.head`; None where the model has none. A
     model of stages (see `stages_in`) is called stage by stage: those that are not trained need no graph.
@@ -66,6 +67,8 @@ class FlatModel:
             self._head = names[-1]
         elif layers.head is not None:
             modules[layers.head].register_forward_pre_hook(self._enters, with_kwargs=True)
+        if counters := counters_of(model, layers):
+            own_types(self._stages or [model], modules, counters)
         named = dict(model.named_parameters())
         self._parameters = [named[spec.name] for spec in layers.tensors[: layers.T]]
         self._zeros = torch.zeros_like(self.grad) if self.grad.is_cuda else self.grad
@@ -183,6 +186,51 @@ def without_cudnn(module: nn.Module) -> None:
 
     module.register_forward_pre_hook(switch_off)
     module.register_forward_hook(switch_back, always_call=True)
+
+
+def counters_of(model: nn.Module, layers: LayerMap) -> list[TensorSpec]:
+    """Those of the counters that a forward of somebody else's reads; BatchNorm's are as good as floats."""
+    norms = {path for path, module in model.named_modules() if isinstance(module, nn.modules.batchnorm._BatchNorm)}
+    return [spec for spec in layers.tensors if spec.own_type and spec.module not in norms]
+
+
+def own_types(callers: Sequence[nn.Module], modules: Mapping[str, nn.Module], counters: Sequence[TensorSpec]) -> None:
+    """Let the `counters` among the buffers of `modules` have their own types while one of the `callers` runs; what it has
+    changed of them is stored then. Raises `ValueError` for what cannot be."""
+    places = [(modules[spec.module]._buffers, spec.name.rpartition(".")[2]) for spec in counters]
+    lent: list[list[tuple[Tensor, Tensor]]] = []  # of each forward that runs: what is stored, and what was lent
+
+    def lend(*_: Any) -> None:
+        stored = [cast(Tensor, buffers[leaf]) for buffers, leaf in places]
+        own = [tensor.round().to(spec.own_type) for tensor, spec in zip(stored, counters, strict=True)]
+        lent.append([*zip(stored, own, strict=True)])
+        for (buffers, leaf), tensor in zip(places, own, strict=True):
+            buffers[leaf] = tensor.clone()
+
+    def store(*_: Any) -> None:
+        for (buffers, leaf), spec, (stored, before) in zip(places, counters, lent.pop(), strict=True):
+            after, buffers[leaf] = cast(Tensor, buffers[leaf]), stored
+            if after.shape != before.shape or after.dtype != before.dtype:
+                raise ValueError(
+                    f"forward has made {spec.name} {_form(after)}; it was {_form(before)}, and must stay so"
+                )
+            if not torch.equal(after, before):
+                stored.copy_(torch.where(after == before, stored, after))
+                if not torch.equal(stored.round().to(spec.own_type), after):
+                    raise ValueError(f"{spec.name}: {inexact(after)}")
+
+    for module in callers:
+        module.register_forward_pre_hook(lend, prepend=True)
+        module.register_forward_hook(store, always_call=True)
+
+
+def inexact(counter: Tensor) -> str:
+    """What is wrong with a counter of which fp32 loses digits."""
+    return f"it holds {int(counter.abs().max())}; integers that training changes are exact up to 2^24 = {1 << 24} only"
+
+
+def _form(tensor: Tensor) -> str:
+    return f"{str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)}"
 
 
 def version(tensor: Tensor | None) -> tuple[int, int]:

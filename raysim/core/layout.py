@@ -26,6 +26,7 @@ class TensorSpec:
     bare: bool = False  # owned directly by a module that has children (class token, positional embedding)
     norm: bool = False  # owned by a normalisation layer
     channels_last: bool = False  # stored as [O, H, W, I], the layout in which CPU convolutions are fastest
+    own_type: torch.dtype | None = None  # of a counter in its module
 
     @property
     def size(self) -> int:
@@ -110,6 +111,7 @@ def tensors_of(
             stage=stages[name], order=order, module=path,
             bare=any(True for _ in modules[path].children()), norm=isinstance(modules[path], norms),
             channels_last=channels_last and kinds[name] == "parameter" and tensor.dim() == 4,
+            own_type=tensor.dtype if kinds[name] == "counter" else None,
         )  # fmt: skip
         specs.append(spec)
         start = spec.stop
@@ -166,6 +168,13 @@ class Layout:
         return self.S - self.P
 
     @cached_property
+    def counters(self) -> tuple[tuple[int, slice, slice], ...]:
+        """Of every counter: its place among the tensors, its elements of a value [S], and of what a cohort's counters are."""
+        found = [(i, spec) for i, spec in enumerate(self.tensors) if spec.kind == "counter"]
+        first = found[0][1].start if found else self.S  # they are the last
+        return tuple((i, slice(s.start, s.stop), slice(s.start - first, s.stop - first)) for i, s in found)
+
+    @cached_property
     def sizes(self) -> Tensor:
         """Elements of every tensor, int64 [T + Tb]."""
         return torch.tensor([s.size for s in self.tensors])
@@ -218,11 +227,11 @@ class Layout:
         return {s.name: s.view(value) for s in self.tensors if s.stop <= value.shape[-1]}
 
     def state_dict(self, value: Tensor) -> dict[str, Tensor]:
-        """A contiguous copy of `value` [S] (or [P]) under its state_dict names, in state_dict order, counters as int64; with
-        the constants, if it is whole."""
+        """A contiguous copy of `value` [S] (or [P]) under its state_dict names, in state_dict order, counters in their own
+        types; with the constants, if it is whole."""
         state = {
-            (s.order, s.name): s.view(value).round().long()
-            if s.kind == "counter"
+            (s.order, s.name): s.view(value).round().to(s.own_type)
+            if s.own_type
             else s.view(value).contiguous().clone()
             for s in self.tensors
             if s.stop <= value.shape[-1]

@@ -188,12 +188,10 @@ class HostedCohort:
 
     def _set_counters(self, result: Tensor, mix: Mixture) -> None:
         """Integer buffers are not averaged: the largest value sent is used."""
-        specs = [(i, s) for i, s in enumerate(self.layers.tensors[self.layers.T :]) if s.kind == "counter"]
-        if specs:
-            sent = mix.sent[:, [self.layers.T + i for i, _ in specs]]
-            greatest = self.counters.masked_fill(~sent, -torch.inf).amax(0)
-            first, stop = specs[0][1].start, specs[-1][1].stop  # they come last, each of them a single number
-            result[first:stop] = torch.where(sent.any(0), greatest, result[first:stop]).to(result.dtype)
+        for tensor, elements, columns in self.layers.counters:
+            sent = mix.sent[:, tensor]
+            if sent.any():
+                result[elements] = self.counters[sent, columns].amax(0)
 
     def _sum(self, request: SumRequest) -> Tensor:
         """The sums of all pieces as one vector."""

@@ -10,7 +10,7 @@ import numpy as np
 from raysim.core.batched_run import BatchedRun
 from raysim.core.client import overrides
 from raysim.core.failures import cause_of
-from raysim.core.flat import FlatModel, difference, finite
+from raysim.core.flat import FlatModel, counters_of, difference, finite
 from raysim.core.local_run import LocalRun
 from raysim.host.download import Download
 from raysim.host.evaluator import Evaluator
@@ -38,7 +38,7 @@ class BatchedTrainer(Trainer):
 
     def __init__(self, spec: HostSpec, flat: FlatModel, samples: SampleSource, evaluator: Evaluator):
         super().__init__(spec, flat, samples, evaluator)
-        self._obstacle = obstacle(spec, flat.model)
+        self._obstacle = obstacle(spec, flat)
         self._download: Download | None = None
         self._ready: dict[int, Trained | str] = {}  # of the download's clients; of one that is to train alone, why
 
@@ -99,7 +99,7 @@ class BatchedTrainer(Trainer):
         return trained
 
 
-def obstacle(spec: HostSpec, model: nn.Module) -> str | None:
+def obstacle(spec: HostSpec, flat: FlatModel) -> str | None:
     """What keeps the clients of a run from training together, as a clause; None where nothing is known to."""
     if spec.settings.pass_size is not None:
         return "a step takes several passes (local.accumulate)"
@@ -111,7 +111,9 @@ def obstacle(spec: HostSpec, model: nn.Module) -> str | None:
     for probe in spec.probes:
         if probe.watches_batches:
             return f"{type(probe).__name__} watches the batches of one client"
-    for name, module in model.named_modules():
+    for counter in counters_of(flat.model, flat.layers):
+        return f"the model counts in integers ({counter.name})"
+    for name, module in flat.model.named_modules():
         if isinstance(module, nn.modules.dropout._DropoutNd) and module.p > 0:
             return f"each has its own random numbers for dropout ({name})"
     return None

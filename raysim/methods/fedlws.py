@@ -9,7 +9,6 @@ import numpy as np
 
 from raysim.core.cohort import Cohort
 from raysim.core.facts import RunFacts
-from raysim.core.layers import LayerMap, TensorSpec
 from raysim.core.mixture import Mixture
 from raysim.core.probe import LayerDistance, Probe
 from raysim.core.server import Server, ServerStep
@@ -123,8 +122,8 @@ class FedLWS(ServerStep):
             own = 1 - gamma if self.variant == "only_opt" else gamma - 1
             result[:size] += expanded(own) * before[:size]
         if self.shrink_buffers:
-            for spec in counters(layers):
-                result[spec.start : spec.stop].trunc_()  # as loading a float into an integer does
+            for _, elements, _ in layers.counters:
+                result[elements].trunc_()  # as loading a float into an integer does
         return result
 
 
@@ -134,15 +133,11 @@ def with_total(norms: Tensor) -> np.ndarray:
     return np.concatenate([per_layer, np.sqrt(np.square(per_layer).sum(-1, keepdims=True))], axis=-1)
 
 
-def counters(layers: LayerMap) -> list[TensorSpec]:
-    return [spec for spec in layers.tensors if spec.kind == "counter"]
-
-
 def with_mean_counters(value: Tensor, mix: Mixture, cohort: Cohort) -> Tensor:
     """`value` [S], a reduction by `mix`, with counters averaged like everything else and not taken by their maximum."""
     result = value.clone()
-    for spec, counts in zip(counters(mix.layers), cohort.counters.T, strict=True):
-        weights = mix.base[:, mix.layers.tensors.index(spec)]
+    for tensor, elements, columns in mix.layers.counters:
+        weights = mix.base[:, tensor]
         if weights.sum() > 0:
-            result[spec.start : spec.stop] = (weights * counts).sum()
+            result[elements] = torch.stack([(weights * counts).sum() for counts in cohort.counters[:, columns].T])
     return result

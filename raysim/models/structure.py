@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from raysim.core.arrays import tensor_of
+from raysim.core.flat import inexact
 from raysim.lazy import Tensor, nn, torch
 from raysim.models.staged import ModelError
 
@@ -60,6 +61,10 @@ def structure_of(
         called(model.train(), x)
     state = model.state_dict()
     counted = frozenset(name for name, before in tables.items() if not torch.equal(before, state[name]))
+    for name, counter in state.items():
+        exact = counter.is_floating_point() or (counter.dim() and name not in counted) or not counter.numel()
+        if not exact and not torch.equal(counter, counter.float().to(counter.dtype)):
+            raise ModelError(f"{name}: {inexact(counter)}.")
     return Structure(found if found in calls and calls.count(found) == 1 else None, counted)
 
 

@@ -87,6 +87,27 @@ class Masked(Plain):
         return self.head((self.features(x) * self.mask.exp())[:, self.places])
 
 
+class Ring(Plain):
+    """With integers of every kind that training changes and forward indexes with: in place, and by another tensor."""
+
+    def __init__(self, inputs: Inputs):
+        super().__init__(inputs)
+        self.norm = nn.BatchNorm1d(5)
+        self.register_buffer("order", torch.tensor([4, 3, 2, 1, 0]))
+        self.register_buffer("at", torch.tensor(0))
+        self.register_buffer("seen", torch.zeros(5, dtype=torch.bool))
+        self.register_buffer("small", torch.zeros(2, dtype=torch.uint8))
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.training:
+            self.order = self.order.roll(1)
+            self.at.add_(2).remainder_(5)
+            self.seen[self.at] = True
+            self.small[1] += 100
+        z = self.norm(self.features(x))[:, self.order]
+        return self.head(z * torch.where(self.seen, 1.0, 0.5) + z[:, self.at].unsqueeze(1) + self.small[1] // 50)
+
+
 class LSTM(nn.Module):
     def __init__(self, inputs: Inputs):
         super().__init__()
@@ -167,7 +188,7 @@ def settings(name: str, clients: int = 1, **changes: Any) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(
-    "kind", [Plain, Flipped, Standardised, Scaled, Projected, Masked, LSTM, Conv, Tied, TiedHead, stacked]
+    "kind", [Plain, Flipped, Standardised, Scaled, Projected, Masked, Ring, LSTM, Conv, Tied, TiedHead, stacked]
 )
 def test_a_run_of_one_client_is_gradient_descent_on_the_users_module(
     kind: Callable[[Inputs], nn.Module], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
@@ -316,6 +337,61 @@ def test_tables_of_integers_are_constants_until_training_changes_them(
     assert saved["places"].tolist() == [4, 3, 2, 1, 0]
     assert saved["mask"].tolist() == [0, 0, -math.inf, 0, 0]
     assert {s.name for s in federation.server.layers.tensors} == saved.keys() - {"places"}
+
+
+@pytest.mark.parametrize("stack", [[], [{"fedlws": {"lws_stats": "all"}}]], ids=["greatest", "mean"])
+def test_counters_of_several_elements(stack: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Their clients agree, so that the greatest and the mean are one."""
+    with_names(monkeypatch, ring=Ring)
+    simulate(tiny(**settings("ring", clients=3, server=stack)), tmp_path)
+    saved = read_tensors(tmp_path / "model.safetensors")
+    assert saved["order"].tolist() == [3, 2, 1, 0, 4]
+    assert saved["at"].item() == 2 * ROUNDS % 5
+    assert saved["seen"].tolist() == [False, True, True, True, True]
+    assert saved["small"].tolist() == [0, 100 * ROUNDS % 256]
+    assert saved["norm.num_batches_tracked"].item() == ROUNDS
+
+
+class Far(Plain):
+    """Counts where fp32 knows only every second integer."""
+
+    def __init__(self, inputs: Inputs, start: int = 2**24):
+        super().__init__(inputs)
+        self.register_buffer("far", torch.tensor([start]))
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.training:
+            self.far += 1
+        return super().forward(x)
+
+
+class Grows(Plain):
+    def __init__(self, inputs: Inputs):
+        super().__init__(inputs)
+        self.register_buffer("table", torch.tensor([0]))
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.training:
+            self.table = self.table + (
+                1 if len(self.table) == 1 and self.table < 3 else torch.zeros(2, dtype=torch.long)
+            )
+        return super().forward(x)
+
+
+@pytest.mark.parametrize(
+    ("model", "message"),
+    [
+        (Far, r"theirs: far: it holds 16777217; integers that training changes are exact up to 2\^24"),
+        (lambda inputs: Far(inputs, 2**24 - 2), r"far: it holds 16777217; integers that training changes"),
+        (Grows, r"forward has made table int64 \[2\]; it was int64 \[1\], and must stay so"),
+    ],
+)
+def test_integers_that_cannot_be_carried(
+    model: Callable[..., nn.Module], message: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    with_names(monkeypatch, theirs=model)
+    with pytest.raises(Exception, match=message):
+        simulate(tiny(**settings("theirs")), tmp_path)
 
 
 class Late(Plain):
