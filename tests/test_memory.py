@@ -16,8 +16,8 @@ from torch import Tensor
 from raysim.core.cohort import Cohort
 from raysim.core.mixture import Mixture
 from raysim.core.server import Server, Weighting
+from raysim.engine.ray.actors import HostActor
 from raysim.federation import Federation, MakeEngine
-from raysim.host.host import ClientHost
 from raysim.methods import WEIGHTINGS
 
 WARM_UP, ROUNDS, EVERY = 10, 30, 5
@@ -32,10 +32,10 @@ METHODS = {
 }  # fmt: skip
 
 
-def usage(host: ClientHost | None = None) -> dict[str, int]:
+def usage(actor: HostActor | None = None) -> dict[str, int]:
     """Of this process; on a host, its actor is the argument. Arrays and tensors are counted where something holds them."""
-    if host is not None:
-        host.samples.clear()  # a host keeps the samples of its clients, and in any round it may be given another client
+    if actor is not None:
+        actor.host.samples.clear()  # a host keeps the samples of its clients, and in any round it may be given another client
     gc.collect()
     objects = gc.get_objects()
     found = {"objects": len(objects)}

@@ -1,5 +1,5 @@
-"""Some clients on one device: the thin front of all client-side work. The in-process engine calls it, the Ray engine wraps
-it in an actor."""
+"""Some clients on one device: the thin front of all client-side work. The in-process engine calls it, the Ray engine an
+actor that has one."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from raysim import machine
 from raysim.core.arrays import on_device
 from raysim.core.flat import FlatModel
 from raysim.core.layers import LayerMap
@@ -65,14 +66,20 @@ class ClientHost:
         self._server: Tensor = torch.empty(0)  # [S] what the round began with
         # What becomes of a client's state or model as soon as it is made.
         self.store: Callable[[Arrays], Arrays] = lambda arrays: arrays
-
-    def ping(self) -> int:
-        """The round whose trained models this host holds."""
-        return self.t
+        held = 0 if self.device.type == "cuda" else machine.private_memory()
+        self._peak_before = self._peak() - held  # of the process, which may have served another run
 
     def computes_on(self) -> str:
         """The kind of its device: cpu or cuda."""
         return self.device.type
+
+    def most_memory(self) -> int:
+        """Bytes of its GPU's memory that this run has taken at most, or of the machine's, with what the process had before."""
+        return self._peak() - self._peak_before
+
+    def _peak(self) -> int:
+        on_gpu = self.device.type == "cuda"
+        return torch.cuda.max_memory_reserved(self.device) if on_gpu else machine.most_resident()
 
     def numerics(self) -> dict[str, Any]:
         """What decides the bits of its device."""

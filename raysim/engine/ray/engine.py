@@ -114,7 +114,7 @@ class RayEngine(Engine):
 
     def _spare_gpus(self) -> None:
         """Where a GPU has too little memory for all of its actors to train at a time, let some do the others' work."""
-        found = self.retry_after_loss(lambda: self.ask([Call(i, "gpu", ()) for i in range(len(self._actors))]))
+        found = self.retry_after_loss(lambda: self.fetch([(i, a.gpu.remote()) for i, a in enumerate(self._actors)]))
         sharing = defaultdict[tuple[str, str], list[int]](list)
         for i, (gpu, _) in enumerate(found):
             sharing[self.nodes[i], gpu].append(i)
@@ -146,14 +146,14 @@ class RayEngine(Engine):
         return self._actors
 
     def call(self, call: Call) -> Handle:
-        return getattr(self._actors[call.host], call.method).remote(*call.args)
+        return self._actors[call.host].call.options(name=call.method).remote(call.method, *call.args)
 
     def train(self, call: Call) -> list[Handle]:
         request: TrainRequest = call.args[0]
-        method = getattr(self._actors[call.host], f"{call.method}_detached")
-        handles: list[Handle] = method.options(num_returns=request.objects, name=_shown(call.method, request)).remote(
-            *call.args
-        )
+        detached = self._actors[call.host].call_detached
+        handles: list[Handle] = detached.options(
+            num_returns=request.objects, name=_shown(call.method, request)
+        ).remote(call.method, *call.args)  # fmt: skip
         return handles
 
     def fetch(self, calls: Sequence[tuple[int, Handle]]) -> list[Any]:
