@@ -7,15 +7,21 @@ from collections.abc import Iterator
 import numpy as np
 
 from raysim.config import Config
-from raysim.core.task import Task, task_of
-from raysim.data import Dataset
+from raysim.config.messages import nearest
+from raysim.core.task import TASKS, Task, task_of
+from raysim.data import DataError, Dataset
 from raysim.registry import REGISTRY
 
 
 def task(config: Config, data: Dataset) -> Task:
-    """The task of the data set or of the configuration, with the metrics that the latter adds."""
-    metrics = [REGISTRY.table("metric")[name] for name in config.evaluate.metrics]
-    return task_of(config.data.task or data.task).with_metrics(metrics)
+    """The task of the data set or of the configuration, with the metrics that the latter adds. Raises `DataError` where no
+    task has the name that the data set gives."""
+    metrics, named = [REGISTRY.table("metric")[name] for name in config.evaluate.metrics], config.data.task or data.task
+    if isinstance(named, str) and named not in TASKS:
+        raise DataError(
+            f"{data.name}: there is no task {named!r}.{nearest(named, TASKS)} One of your own goes under @raysim.task()"
+        )
+    return task_of(named).with_metrics(metrics)
 
 
 def class_weights(config: Config, data: Dataset) -> tuple[float, ...]:

@@ -165,8 +165,9 @@ def summarise(groups: Sequence[Group], target: float | None = None) -> Summary:
         "rounds": lambda group: Entry(_rounds(group)),
         f"{own}final (%)": percent(final, by),
         f"{own}best (%)": percent(best, by),
-        f"{own}mean of last 10 (%)": percent(last10, by),
     }
+    if any(len(planned_scores(run, by)) >= 10 for run in runs):
+        scored[f"{own}mean of last 10 (%)"] = percent(last10, by)
     shared = [name for name in metric_names(runs[0]) if all(name in metric_names(run) for run in runs)]
     if shared and not any(len(scores(run, by)) for run in runs):
         scored = {heading: show for heading, show in scored.items() if "%" not in heading}

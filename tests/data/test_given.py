@@ -10,12 +10,14 @@ import pandas as pd
 import pyarrow as pa
 import pytest
 import torch
+from conftest import tiny
 from PIL import Image
 from torch.utils.data import DataLoader, Subset, TensorDataset
 
 import raysim
 from raysim.data import DataError, Dataset
-from raysim.data.sources import Csv, Images, Npz
+from raysim.data.sources import Csv, Given, Images, Npz
+from raysim.federation import prepare
 
 X, Y, HOSPITAL = np.arange(12, dtype=np.float32).reshape(6, 2), np.array([0, 1, 0, 1, 0, 1]), list("babacc")
 OWNERS = [1, 0, 1, 0, 2, 2]  # numbers of the words, in their order
@@ -217,6 +219,13 @@ def test_what_is_wrong_with_a_data_set_is_named(subtests: pytest.Subtests) -> No
     for change, sentence in wrong:
         with subtests.test(sentence), pytest.raises(DataError, match=sentence):
             Dataset("d", **good | change)
+
+
+def test_a_task_that_nothing_has_registered() -> None:
+    """As where a cache was written by a process that knew the user's tasks."""
+    data = Dataset("d", X, Y, 4, ("a", "b"), task="ranking")
+    with pytest.raises(DataError, match=r"d: there is no task 'ranking'\. There are classification, .*@raysim\.task"):
+        prepare(tiny(data={"name": Given.of(data), "partition": {"iid_equal": {"clients": 2}}}))
 
 
 def test_files_of_tables(subtests: pytest.Subtests, tmp_path: Path) -> None:
