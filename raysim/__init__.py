@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from raysim.core.layers import LayerMap as LayerMap
     from raysim.core.method import Needs as Needs
     from raysim.core.mixture import Mixture as Mixture
+    from raysim.core.rates import Schedule as Schedule
     from raysim.core.score import Metric as Metric
     from raysim.core.server import Server as Server
     from raysim.core.server import ServerStep as ServerStep
@@ -50,6 +51,7 @@ if TYPE_CHECKING:
     from raysim.plugins import metric as metric
     from raysim.plugins import model as model
     from raysim.plugins import partition as partition
+    from raysim.plugins import schedule as schedule
     from raysim.plugins import task as task
     from raysim.report.runs import Run as Run
     from raysim.report.runs import load as load
@@ -58,11 +60,12 @@ _HOMES = {
     "raysim.api.functions": ("continued", "read_config", "resume", "run", "stream"),
     "raysim.api.simulation": ("RoundResult", "Simulation"),
     "raysim.report.runs": ("Run", "load"),
-    "raysim.plugins": ("dataset", "instrument", "method", "metric", "model", "partition", "task"),
+    "raysim.plugins": ("dataset", "instrument", "method", "metric", "model", "partition", "schedule", "task"),
     "raysim.config": ("Config", "ConfigError"),
     "raysim.core.client": ("ClientMethod", "LocalRun", "Upload"),
     "raysim.core.server": ("Server", "ServerStep", "Weighting"),
     "raysim.core.task": ("Classification", "MultiLabel", "NextToken", "Regression", "Task"),
+    "raysim.core.rates": ("Schedule",),
     "raysim.core.score": ("Metric",),
     "raysim.core.cohort": ("Cohort",),
     "raysim.core.failures": ("ClientFailure",),

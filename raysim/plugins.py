@@ -1,4 +1,5 @@
-"""Own methods, models, data sets, partitions, tasks, metrics and instruments under a name that configurations can use.
+"""Own methods, models, data sets, partitions, tasks, metrics, instruments and schedules under a name that configurations can
+use.
 
 A class or function is registered where it is written: in a script, in a notebook's cell, or in an installed package,
 which can name it as an entry point instead (see `raysim.registry`). It travels to Ray's actors with the run.
@@ -87,6 +88,11 @@ def task(name: str | None = None) -> Callable[[T], T]:
 def instrument(name: str | None = None) -> Callable[[T], T]:
     """Decorate an `Instrument`: a frozen dataclass that looks at every round and records numbers."""
     return REGISTRY.add("instrument", name)
+
+
+def schedule(name: str | None = None) -> Callable[[T], T]:
+    """Decorate a `Schedule`: a frozen dataclass whose `factor` a rate is multiplied by, round by round."""
+    return REGISTRY.add("schedule", name)
 
 
 def registered(kind: str, entry: Any, name: str | None = None) -> str:

@@ -51,7 +51,23 @@ KINDS = {
     "measure": Kind("raysim.analysis"),
     "engine": Kind("raysim.engine.settings"),
     "sink": Kind("raysim.store.sinks"),
+    "schedule": Kind("raysim.core.rates", "raysim.schedules"),
 }
+
+
+@dataclass(frozen=True, eq=False)
+class Catalogue:
+    """Marks a field whose value is one entry of a catalogue of dataclasses."""
+
+    role: str
+    """What an entry is called in a message: "client method"."""
+    entries: Mapping[str, type]
+    """Its names and classes, a table of the registry."""
+    hint: str = ""
+    """Ends the message on an unknown name."""
+
+    def __str__(self) -> str:
+        return f"{'an' if self.role[0] in 'aeiou' else 'a'} {self.role}"
 
 
 class NameTaken(Explained, ValueError):

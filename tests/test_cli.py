@@ -194,7 +194,7 @@ def completed(*words: str) -> list[str]:
     ("words", "offered"),
     [
         ("run quickst", ["quickstart"]),
-        ("run quickstart local.lr", ["local.lr=", "local.lr_decay="]),
+        ("run quickstart local.lr", ["local.lr=", "local.lr_decay=", "local.lr_schedule="]),
         ("run quickstart --set server=fedl", ["server=fedlws"]),
         ("run quickstart server = fedl", ["fedlws"]),  # as bash has it, to which `=` ends a word
         ("run quickstart model.name=simple", ["model.name=simple_cnn"]),

@@ -17,9 +17,10 @@ from typer.main import get_command
 
 from raysim.analysis import MEASURES
 from raysim.cli.app import app
-from raysim.config import Catalogue, ConfigError, load, read_entry
+from raysim.config import ConfigError, load, read_entry
 from raysim.config.shipped import find
 from raysim.data import SOURCES
+from raysim.registry import Catalogue
 from raysim.report.figures import FIGURES, SingleRunFigure
 from raysim.sweep.grid import runs
 from raysim.sweep.items import PAPERS, Item

@@ -53,6 +53,9 @@ def pages() -> dict[str, str]:
             "What `data.name` and `data.partition` may be.",
             [("Data sets", of["data set"]), ("Partitions", of["partition"]), ("Augmentations", of["augmentation"])],
         ),
+        "reference/schedules.md": page(
+            "Schedules", "What `local.lr_schedule` and the `eta_schedule` of a server step list.", [("", of["schedule"])]
+        ),
         "reference/instruments.md": page(
             "Instruments",
             "Observers look at every round; measures look at a saved run.",

@@ -27,6 +27,7 @@ class Listed(StrEnum):
     datasets = "datasets"
     partitions = "partitions"
     tasks = "tasks"
+    schedules = "schedules"
     instruments = "instruments"
     sinks = "sinks"
     figures = "figures"
@@ -116,6 +117,10 @@ def catalogues(what: Listed) -> dict[str, Mapping[str, Any]]:
         from raysim.core.task import TASKS
 
         return {"task": TASKS}
+    if what is Listed.schedules:
+        from raysim.core.rates import SCHEDULES
+
+        return {"schedule": SCHEDULES}
     if what is Listed.sinks:
         from raysim.store.sinks import SINKS
 

@@ -17,7 +17,6 @@ from typing import Any
 from raysim.config import (
     PRESETS,
     STACKS,
-    Catalogue,
     Config,
     ConfigError,
     catalogue_of,
@@ -33,13 +32,14 @@ from raysim.config import (
 )
 from raysim.data.augment import AUGMENTATIONS
 from raysim.models import torchvision
-from raysim.registry import REGISTRY
+from raysim.registry import REGISTRY, Catalogue
 
 ENTRIES: Mapping[str, Mapping[str, type]] = {
     **{catalogue.role: catalogue.entries for catalogue in STACKS.values()},
     "data set": REGISTRY.table("dataset"),
     "partition": REGISTRY.table("partition"),
     "augmentation": AUGMENTATIONS,
+    "schedule": REGISTRY.table("schedule"),
     "engine": REGISTRY.table("engine"),
     "observer": REGISTRY.table("instrument"),
     "measure": REGISTRY.table("measure"),

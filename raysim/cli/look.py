@@ -100,7 +100,8 @@ def measure(
     """Measure saved runs with one of the papers' instruments; `raysim plot` and `report` show what it found."""
     from raysim.analysis import MEASURES
     from raysim.analysis.measure import need, write
-    from raysim.config import Catalogue, read_entry
+    from raysim.config import read_entry
+    from raysim.registry import Catalogue
     from raysim.report.runs import find
 
     with reported():

@@ -6,7 +6,7 @@ objects, rules.py what cannot go together, load.py files and `--set`, identity.p
 
 from raysim.analysis import INSTRUMENTS
 from raysim.config.build import plain
-from raysim.config.fields import STACKS, Catalogue, catalogue_of, docs_of, fields_of, is_section, stack_of
+from raysim.config.fields import STACKS, catalogue_of, docs_of, fields_of, is_section, stack_of
 from raysim.config.identity import check_unchanged, decisive, differences, entries_of, fingerprint, to_dict, to_yaml
 from raysim.config.load import from_dict, load, read_entry
 from raysim.config.messages import describe, nearest, show
@@ -31,7 +31,7 @@ from raysim.store.sinks import SINKS
 
 __all__ = [
     "CLIENTS", "ENGINES", "INSTRUMENTS", "MODELS", "PARTITIONS", "PRESETS", "SINKS", "SOURCES", "STACKS", "STEPS",
-    "WEIGHTINGS", "Catalogue", "Config", "ConfigError", "DataConfig", "EngineConfig", "EvaluateConfig", "LocalConfig",
+    "WEIGHTINGS", "Config", "ConfigError", "DataConfig", "EngineConfig", "EvaluateConfig", "LocalConfig",
     "LocalEngineConfig", "ModelConfig", "RayEngineConfig", "RecordConfig", "RoundsConfig", "catalogue_of", "check",
     "check_unchanged", "decisive", "describe", "differences", "docs_of", "entries_of", "facts_of", "fields_of",
     "fingerprint", "from_dict", "is_section", "load", "name_in", "nearest", "plain", "read_entry", "show", "stack_of",

@@ -18,10 +18,10 @@ from typing import Any, get_args
 
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
-from raysim.config.fields import STACKS, Catalogue, catalogue_of, fields_of, is_section, stack_of
+from raysim.config.fields import STACKS, catalogue_of, fields_of, is_section, stack_of
 from raysim.config.messages import Faults, as_json, describe, match, nearest, show, words_of
 from raysim.core.bounds import GREATEST_FLOAT, GREATEST_INT
-from raysim.registry import name_in
+from raysim.registry import Catalogue, name_in
 
 
 class Unreadable:
@@ -72,10 +72,10 @@ def _canonical_entry(catalogue: Catalogue, raw: Any) -> Any:
             return {name: {}}
         cls = catalogue.entries.get(name)
         first = next(iter(fields_of(cls)), None) if cls else None
-        if cls and isinstance(values, cls):
+        if first and not isinstance(values, dict | cls):
+            values = {first: values}
+        if cls:
             return {name: canonical(cls, values)}
-        if first and not isinstance(values, dict):
-            return {name: {first: values}}
     return raw
 
 

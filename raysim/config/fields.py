@@ -8,28 +8,10 @@ import functools
 import inspect
 import sys
 import typing
-from collections.abc import Mapping
-from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, TypeGuard
 
-from raysim.registry import REGISTRY
-
-
-@dataclass(frozen=True, eq=False)
-class Catalogue:
-    """Marks a field whose value is one entry of a catalogue of dataclasses."""
-
-    role: str
-    """What an entry is called in a message: "client method"."""
-    entries: Mapping[str, type]
-    """Its names and classes, a table of the registry."""
-    hint: str = ""
-    """Ends the message on an unknown name."""
-
-    def __str__(self) -> str:
-        return f"{'an' if self.role[0] in 'aeiou' else 'a'} {self.role}"
-
+from raysim.registry import REGISTRY, Catalogue
 
 STACKS = {
     "client": Catalogue("client method", REGISTRY.table("client")),

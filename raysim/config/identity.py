@@ -15,6 +15,7 @@ import yaml
 from raysim.config.build import plain
 from raysim.config.fields import STACKS, catalogue_of, fields_of, is_section, stack_of
 from raysim.config.schema import Config
+from raysim.core.rates import SCHEDULES
 from raysim.errors import ConfigError
 from raysim.registry import Table, name_in
 from raysim.store.manifest import DamagedManifest, read_manifest
@@ -121,9 +122,11 @@ READ = {"rounds.total": "total_rounds", "engine.gather_bytes": "gather_bytes"}
 
 
 def readers(config: Config, setting: str) -> list[str]:
-    """Names of the methods whose arithmetic depends on a setting of `READ`, as they declare."""
-    methods = (method for stack in STACKS for method in getattr(config, stack))
-    return [method.name for method in methods if getattr(method.needs, READ[setting])]
+    """Names of the methods and schedules whose arithmetic depends on a setting of `READ`, as they declare."""
+    need = READ[setting]
+    methods = [method.name for stack in STACKS for method in getattr(config, stack) if getattr(method.needs, need)]
+    schedules = {name for kind, name in entries_of(config) if kind == "schedule"}
+    return methods + sorted(name for name in schedules if getattr(SCHEDULES[name], need, False))
 
 
 def decisive(config: Config) -> dict[str, Any]:
@@ -145,11 +148,11 @@ def decisive(config: Config) -> dict[str, Any]:
 
 
 def _default(section: str, key: str) -> Any:
-    """Of a field of a section of the configuration; None where it has none."""
+    """Of a field of a section of the configuration, as JSON; None where it has none."""
     _, annotation = fields_of(Config)[section]
     annotation = get_args(annotation)[0] if catalogue_of(annotation) else annotation
-    field = fields_of(annotation).get(key, (None,))[0] if is_section(annotation) else None
-    return None if field is None or field.default is MISSING else field.default
+    field, hint = fields_of(annotation).get(key, (None, None)) if is_section(annotation) else (None, None)
+    return None if field is None or field.default is MISSING else plain(hint, field.default)
 
 
 def check_unchanged(config: Config, folder: Path) -> None:

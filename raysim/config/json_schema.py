@@ -8,8 +8,9 @@ from typing import Any
 from pydantic import TypeAdapter
 
 from raysim.config.build import plain
-from raysim.config.fields import Catalogue, catalogue_of, docs_of, fields_of, is_section, stack_of
+from raysim.config.fields import catalogue_of, docs_of, fields_of, is_section, stack_of
 from raysim.config.schema import Config
+from raysim.registry import Catalogue
 
 BESIDE = ("table", "methods")  # what `raysim reproduce` and `raysim sweep` make of a file
 

@@ -11,14 +11,14 @@ from typing import Annotated, Any
 import yaml
 
 from raysim.config.build import build, canonical, partly, read_fields
-from raysim.config.fields import STACKS, Catalogue, catalogue_of, fields_of, is_section
+from raysim.config.fields import STACKS, catalogue_of, fields_of, is_section
 from raysim.config.messages import Faults, match, show
 from raysim.config.presets import PRESETS
 from raysim.config.rules import violations
 from raysim.config.schema import Config
 from raysim.errors import ConfigError
 from raysim.paths import LONGEST, command, slug
-from raysim.registry import REGISTRY
+from raysim.registry import REGISTRY, Catalogue
 from raysim.store.documents import LEVELS, DamagedFile, parse_yaml, read_yaml
 
 Override = str | tuple[str, Any]

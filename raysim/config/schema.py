@@ -10,14 +10,15 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from raysim.config.build import canonical, read_fields
-from raysim.config.fields import STACKS, Catalogue
+from raysim.config.fields import STACKS
 from raysim.config.messages import Faults
 from raysim.core.bounds import Fraction, NonNegative, NonNegativeInt, Positive, PositiveInt, Seed
 from raysim.core.facts import cohort_size
+from raysim.core.rates import Schedules
 from raysim.data import Dataset, Proxy, Storage, load
 from raysim.data.augment import AUGMENTATIONS
 from raysim.engine.settings import ENGINES, EngineConfig, RayEngineConfig
-from raysim.registry import REGISTRY
+from raysim.registry import REGISTRY, Catalogue
 
 DEVICES = " The device is engine.local.device, or engine.ray.gpu_per_client."
 
@@ -152,6 +153,8 @@ class LocalConfig:
     """Learning rate in the first round."""
     lr_decay: Annotated[float, Field(gt=0, le=1)] = 1.0
     """Factor on the learning rate after every round."""
+    lr_schedule: Schedules = ()
+    """Factors on the learning rate from round to round, multiplied with one another; empty: 1."""
     momentum: Fraction = 0.0
     """Momentum of sgd."""
     nesterov: bool = False

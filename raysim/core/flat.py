@@ -189,7 +189,7 @@ def without_cudnn(module: nn.Module) -> None:
 
 
 def counters_of(model: nn.Module, layers: LayerMap) -> list[TensorSpec]:
-    """Those of the counters that a forward of somebody else's reads; BatchNorm's are as good as floats."""
+    """The counters that the code of a user may read; BatchNorm's do as well as floats."""
     norms = {path for path, module in model.named_modules() if isinstance(module, nn.modules.batchnorm._BatchNorm)}
     return [spec for spec in layers.tensors if spec.own_type and spec.module not in norms]
 

@@ -17,6 +17,7 @@ from raysim.core.hooks import check_type
 from raysim.core.local_run import RoundInfo
 from raysim.core.mixture import Mixture
 from raysim.core.note import Note
+from raysim.core.rates import scheduled
 from raysim.core.rng import SERVER, draw, stream_of, stream_seed
 from raysim.core.score import Score
 from raysim.core.server import Downlink, RoundScratch, Server
@@ -169,7 +170,8 @@ def sample(seed: int, t: int, clients: int, cohort: int) -> tuple[int, ...]:
 
 def learning_rate(run: RunParts, t: int) -> float:
     """The clients' learning rate in round t."""
-    return run.config.local.lr * run.config.local.lr_decay**t
+    local = run.config.local
+    return scheduled(local.lr * local.lr_decay**t, local.lr_schedule, t, run.config.rounds.total)
 
 
 def round_info(server: Server) -> RoundInfo:

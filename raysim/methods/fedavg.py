@@ -8,6 +8,7 @@ from typing import ClassVar, Literal
 from raysim.core.bounds import Positive
 from raysim.core.cohort import Cohort
 from raysim.core.mixture import Mixture
+from raysim.core.rates import Schedules, scheduled
 from raysim.core.server import Server, ServerStep, Weighting
 from raysim.lazy import Tensor
 
@@ -31,9 +32,12 @@ class StepSize(ServerStep):
 
     eta: Positive = 1.0
     """Step size of the server (η); 1 takes the mean of the clients."""
+    eta_schedule: Schedules = ()
+    """Factors on η from round to round, multiplied with one another; empty: 1."""
     reads_models: ClassVar[bool] = False
 
     def apply(self, target: Tensor, mixture: Mixture, cohort: Cohort, server: Server) -> Tensor:
         P, stepped = server.layers.P, target.clone()
-        stepped[:P] = server.params + self.eta * (target[:P] - server.params)
-        return target if self.eta == 1 else stepped
+        eta = scheduled(self.eta, self.eta_schedule, server.t, server.rounds)
+        stepped[:P] = server.params + eta * (target[:P] - server.params)
+        return target if eta == 1 else stepped

@@ -8,6 +8,7 @@ from typing import ClassVar
 from raysim.core.bounds import Fraction, Positive
 from raysim.core.cohort import Cohort
 from raysim.core.mixture import Mixture
+from raysim.core.rates import Schedules, scheduled
 from raysim.core.server import Server, ServerStep
 from raysim.lazy import Tensor, torch
 
@@ -24,6 +25,8 @@ class FedAvgM(ServerStep):
     """Share of the last velocity in the new one (β)."""
     eta: Positive = 1.0
     """Step size of the server (η)."""
+    eta_schedule: Schedules = ()
+    """Factors on η from round to round, multiplied with one another; empty: 1."""
     damped: bool = False
     """Multiply the update by 1 − β before it is added."""
     scale_by_lr: bool = False
@@ -33,9 +36,10 @@ class FedAvgM(ServerStep):
 
     def apply(self, target: Tensor, mixture: Mixture, cohort: Cohort, server: Server) -> Tensor:
         P, unit = server.layers.P, server.lr if self.scale_by_lr else 1.0
+        eta = scheduled(self.eta, self.eta_schedule, server.t, server.rounds)
         velocity = server.memory.get(self, torch.zeros_like(server.params))  # [P]
         gain = (1 - self.beta if self.damped else 1.0) / unit
         velocity = server.memory[self] = self.beta * velocity + gain * (target[:P] - server.params)
         stepped = target.clone()
-        stepped[:P] = server.params + self.eta * unit * velocity
+        stepped[:P] = server.params + eta * unit * velocity
         return stepped

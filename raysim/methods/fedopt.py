@@ -8,6 +8,7 @@ from typing import ClassVar
 from raysim.core.bounds import Fraction, NonNegative, Positive
 from raysim.core.cohort import Cohort
 from raysim.core.mixture import Mixture
+from raysim.core.rates import Schedules, scheduled
 from raysim.core.server import Server, ServerStep
 from raysim.lazy import Tensor, torch
 
@@ -21,6 +22,8 @@ class FedOpt(ServerStep):
 
     eta: Positive = 0.01
     """Step size of the server (η)."""
+    eta_schedule: Schedules = ()
+    """Factors on η from round to round, multiplied with one another; empty: 1."""
     beta1: Fraction = 0.9
     """Share of the last mean update in the new one (β₁)."""
     epsilon: Positive = 1e-3
@@ -43,7 +46,8 @@ class FedOpt(ServerStep):
         s = self.second(memory["s"], d.square())
         server.memory[self] = {"m": m, "s": s}
         stepped = target.clone()
-        stepped[:P] = server.params + self.eta * m / (s.sqrt() + self.epsilon)
+        eta = scheduled(self.eta, self.eta_schedule, server.t, server.rounds)
+        stepped[:P] = server.params + eta * m / (s.sqrt() + self.epsilon)
         return stepped
 
 

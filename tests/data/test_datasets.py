@@ -17,6 +17,7 @@ import torch
 from PIL import Image
 
 from raysim.data import SOURCES, DataError, Dataset
+from raysim.data.given import as_dataset
 from raysim.data.pickles import read_arrays
 from raysim.data.sources import (
     CIFAR10,
@@ -194,6 +195,20 @@ def test_parquet_faults_name_file_and_row(tmp_path, columns, sentence):
     write_parquet(tmp_path / "train.parquet", **columns)
     with pytest.raises(DataError, match=sentence):
         Parquet(str(tmp_path)).load(None)
+
+
+def test_texts_that_are_not_utf_8(tmp_path):
+    """In a file, and in a table that is given."""
+    offsets, letters = pa.py_buffer(np.arange(9, dtype=np.int32)), pa.py_buffer(b"abc\xff" * 2)
+    words = pa.Array.from_buffers(pa.string(), 8, [None, offsets, letters])
+    table = pa.table({"text": ["a"] * 8, "label": [0, 1] * 4, "client": words})
+    for split in ("train", "test"):
+        pq.write_table(table, tmp_path / f"{split}.parquet")
+    sentence = r"column 'client' is damaged \(.*UTF8.*\); write it again"
+    with pytest.raises(DataError, match=sentence):
+        Parquet(str(tmp_path)).load(None)
+    with pytest.raises(DataError, match=sentence):
+        as_dataset((table, table))
 
 
 def test_parquet_faults_of_whole_files(tmp_path):

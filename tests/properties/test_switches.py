@@ -30,7 +30,7 @@ PLAIN = {"local": {"momentum": 0.0, "weight_decay": 0.0}}
 NORMS = {"model": {"layer_by": "bias_group"}}
 LEARNED = {"epochs": 1, "lr": 0.02, "form": "quad", "batch_size": 9, "betas": [0.9, 0.99], "halve_every": 1}
 DISTILLED = {"epochs": 1, "lr": 0.01, "batch_size": 9, "betas": [0.9, 0.99], "server_ft_official": True}
-ADAPTIVE = {"eta": 0.02, "beta1": 0.5, "epsilon": 1e-2, "initial": 0.1}
+ADAPTIVE = {"eta": 0.02, "eta_schedule": ["cosine"], "beta1": 0.5, "epsilon": 1e-2, "initial": 0.1}
 
 SWITCHES = {
     "fedala": Switches(
@@ -85,8 +85,8 @@ SWITCHES = {
     ),
     "attentive_law": Switches({**LEARNED, "swa": {"swa": True, "epochs": 9}, "stop_round": 1}, {"epochs": 2}, PROXY),
     "adaptive_gws": Switches({**LEARNED, "gamma_clamp": [1.01, 1.1], "eta": 0.5}, {"epochs": 2}, PROXY),
-    "step_size": Switches({"eta": 0.5}),
-    "fedavgm": Switches({"beta": 0.5, "eta": 0.5, "damped": True, "scale_by_lr": True}),
+    "step_size": Switches({"eta": 0.5, "eta_schedule": ["cosine"]}),
+    "fedavgm": Switches({"beta": 0.5, "eta": 0.5, "eta_schedule": ["cosine"], "damped": True, "scale_by_lr": True}),
     "fedadagrad": Switches(ADAPTIVE),
     "fedadam": Switches({**ADAPTIVE, "beta2": 0.9}),
     "fedyogi": Switches({**ADAPTIVE, "beta2": 0.9}),

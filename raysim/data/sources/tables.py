@@ -231,7 +231,13 @@ class TableFile:
 
 
 def complete(path: str, column: str, values: pyarrow.ChunkedArray, first: int = 0) -> pyarrow.ChunkedArray:
-    """`values`. Raises DataError where one is missing; `first` is the number of the first row."""
+    """`values`. Raises DataError where one is missing, or is no text in UTF-8; `first` is the number of the first row."""
+    import pyarrow
+
+    try:
+        values.validate(full=True)
+    except pyarrow.ArrowInvalid as error:
+        raise DataError(f"{path}: column {column!r} is damaged ({error}); write it again") from error
     if values.null_count:
         row = first + int(np.argmax(values.is_null().to_numpy()))
         raise DataError(f"{path}: row {row} has nothing in column {column!r}; fill it in or remove the row")
