@@ -240,11 +240,8 @@ def _column(place: str, table: pyarrow.Table, column: str) -> np.ndarray:
         values, kind = values.cast(kind.value_type), kind.value_type
     if types.is_string(kind) or types.is_large_string(kind) or types.is_string_view(kind):
         return np.array(values.to_pylist(), object)
-    if types.is_struct(kind) and kind.get_field_index("bytes") >= 0:
-        images = [image["bytes"] for image in values.to_pylist()]
-        if None in images:
-            raise DataError(f"{place}: row {images.index(None)} holds a path but no bytes; embed the image")
-        return np.array(images, object)
+    if types.is_binary(kind) or types.is_large_binary(kind):
+        return np.array(values.to_pylist(), object)
     if types.is_nested(kind):
         try:
             array = np.array(values.to_pylist())

@@ -26,6 +26,7 @@ from raysim.data.sources import (
     MNIST,
     Digits,
     FashionMNIST,
+    HuggingFace,
     Images,
     Npz,
     Parquet,
@@ -209,6 +210,22 @@ def test_texts_that_are_not_utf_8(tmp_path):
         Parquet(str(tmp_path)).load(None)
     with pytest.raises(DataError, match=sentence):
         as_dataset((table, table))
+
+
+def test_names_that_are_not_utf_8(tmp_path):
+    """Beside an image any name may stand; a column's name must be text."""
+    images = [{"bytes": image, "path": "x"} for image in GOOD]
+    table = pa.table({"image": images, "label": LABELS, "other": LABELS})
+    stream = io.BytesIO()
+    with pa.ipc.new_stream(stream, table.schema) as writer:
+        writer.write_table(table)
+    (tmp_path / "train").mkdir()
+    file = tmp_path / "train" / "data.arrow"
+    file.write_bytes(stream.getvalue().replace(b"path", b"\xff" * 4))
+    assert HuggingFace(str(tmp_path)).load(None).x.shape == (5, 1, 6, 6)
+    file.write_bytes(stream.getvalue().replace(b"other", b"\xff" * 5))
+    with pytest.raises(DataError, match=r"data\.arrow: not a readable Arrow file \('utf-8' codec"):
+        HuggingFace(str(tmp_path)).load(None)
 
 
 def test_parquet_faults_of_whole_files(tmp_path):

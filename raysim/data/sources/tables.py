@@ -231,8 +231,12 @@ class TableFile:
 
 
 def complete(path: str, column: str, values: pyarrow.ChunkedArray, first: int = 0) -> pyarrow.ChunkedArray:
-    """`values`. Raises DataError where one is missing, or is no text in UTF-8; `first` is the number of the first row."""
+    """`values`; of an image (struct<bytes, ...>) its bytes, whatever else is beside them, in any alphabet.
+
+    `first` is the number of the first row. Raises DataError where a value is missing, or is no text in UTF-8.
+    """
     import pyarrow
+    from pyarrow.compute import struct_field
 
     try:
         values.validate(full=True)
@@ -241,6 +245,12 @@ def complete(path: str, column: str, values: pyarrow.ChunkedArray, first: int = 
     if values.null_count:
         row = first + int(np.argmax(values.is_null().to_numpy()))
         raise DataError(f"{path}: row {row} has nothing in column {column!r}; fill it in or remove the row")
+    if not pyarrow.types.is_struct(values.type) or (place := values.type.get_field_index("bytes")) < 0:
+        return values
+    values = struct_field(values, [place])
+    if values.null_count:
+        row = first + int(np.argmax(values.is_null().to_numpy()))
+        raise DataError(f"{path}: row {row} holds a path but no bytes; embed the image")
     return values
 
 
@@ -318,9 +328,5 @@ class TableColumn:
         for row in rows.tolist():
             chunk = bisect_right(ends, row)
             sample = values.chunk(chunk)[row - (ends[chunk - 1] if chunk else 0)].as_py()
-            if isinstance(sample, dict):
-                sample = sample["bytes"]
-                if sample is None:
-                    raise DataError(f"{path}: row {first + row} holds a path but no bytes; embed the image")
             batch.append((f"{path} row {first + row}", sample))
         return batch
