@@ -29,6 +29,10 @@ if TYPE_CHECKING:
     from raysim.core.cohort import Cohort as Cohort
     from raysim.core.failures import ClientFailure as ClientFailure
     from raysim.core.layers import LayerMap as LayerMap
+    from raysim.core.message import Compressor as Compressor
+    from raysim.core.message import Message as Message
+    from raysim.core.message import Part as Part
+    from raysim.core.message import Transform as Transform
     from raysim.core.method import Needs as Needs
     from raysim.core.mixture import Mixture as Mixture
     from raysim.core.rates import Schedule as Schedule
@@ -70,6 +74,7 @@ _HOMES = {
     "raysim.core.cohort": ("Cohort",),
     "raysim.core.failures": ("ClientFailure",),
     "raysim.core.layers": ("LayerMap",),
+    "raysim.core.message": ("Compressor", "Message", "Part", "Transform"),
     "raysim.core.method": ("Needs",),
     "raysim.core.mixture": ("Mixture",),
     "raysim.analysis.instrument": ("Instrument",),

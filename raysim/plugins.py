@@ -10,20 +10,21 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, TypeVar, get_args
 
 from raysim.registry import REGISTRY, Table, origin_of
 
 T = TypeVar("T")
+Role = Literal["client", "weighting", "server", "transform"]
 
 
-def method(role: Literal["client", "weighting", "server"], name: str | None = None) -> Callable[[T], T]:
-    """Decorate a frozen dataclass: a `ClientMethod`, `Weighting` or `ServerStep`.
+def method(role: Role, name: str | None = None) -> Callable[[T], T]:
+    """Decorate a frozen dataclass: a `ClientMethod`, `Weighting`, `ServerStep` or `Transform`.
 
     `name` is what configurations call it; by default the class's own, in lower case.
     """
-    if role not in ("client", "weighting", "server"):
-        raise ValueError(f"{role!r} is no role of a method; there are client, weighting and server")
+    if role not in get_args(Role):
+        raise ValueError(f"{role!r} is no role of a method; there are {', '.join(get_args(Role))}")
     return REGISTRY.add(role, name)
 
 

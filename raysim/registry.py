@@ -42,6 +42,7 @@ KINDS = {
     "client": Kind("raysim.methods", "raysim.methods"),
     "weighting": Kind("raysim.methods", "raysim.methods"),
     "server": Kind("raysim.methods", "raysim.methods"),
+    "transform": Kind("raysim.methods", "raysim.methods"),
     "model": Kind("raysim.models", "raysim.models"),
     "dataset": Kind("raysim.data", "raysim.datasets"),
     "partition": Kind("raysim.data", "raysim.partitions"),
@@ -61,8 +62,8 @@ class Catalogue:
 
     role: str
     """What an entry is called in a message: "client method"."""
-    entries: Mapping[str, type]
-    """Its names and classes, a table of the registry."""
+    entries: Table[type]
+    """Its names and classes."""
     hint: str = ""
     """Ends the message on an unknown name."""
 

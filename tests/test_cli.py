@@ -211,8 +211,7 @@ def test_tab_offers_names(words: str, offered: list[str]) -> None:
 
 def test_every_name_is_offered() -> None:
     """Completion reads the source, because the registry takes seconds to import: both know the same names."""
-    tables = dict(zip(("client", "weighting", "server"), STACKS.values(), strict=True))
-    known = {path: set(catalogue.entries) for path, catalogue in tables.items()} | {
+    known = {path: set(catalogue.entries) for path, catalogue in STACKS.items()} | {
         "model.name": set(MODELS), "data.name": set(SOURCES), "data.partition": set(PARTITIONS),
         "record.instruments": set(INSTRUMENTS), "record.sinks": set(SINKS), "engine": set(ENGINES),
         "preset": set(PRESETS),

@@ -45,6 +45,9 @@ def pages() -> dict[str, str]:
                 ("client", "client method"), ("weighting", "weighting"), ("server", "server step"),
             )],
         ),
+        "reference/transforms.md": page(
+            "Transforms", "What `upload` and `download` list: how messages are encoded.", [("", of["transform"])]
+        ),
         "reference/models.md": page(
             "Models", "Besides these, every classification model of torchvision has its name there.", [("", of["model"])]
         ),

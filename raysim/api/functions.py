@@ -65,7 +65,7 @@ def _named(path: str, value: Any) -> tuple[str, Any]:
     elif path in STACKS:
         for method in value if isinstance(value, list | tuple) else [value]:
             if not isinstance(method, str | Mapping):
-                registered(path, type(method))
+                registered(STACKS[path].entries.kind, type(method))
     return path, value
 
 

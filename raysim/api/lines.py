@@ -18,16 +18,16 @@ SCORES = (("final", "final"), ("best", "best"), ("mean of last 10", "last10"))  
 
 def header(config: Config, manifest: Mapping[str, Any] = MappingProxyType({})) -> str:
     """One line on what is simulated; the run's `manifest` knows the samples."""
-    from raysim.config import ENGINES, SOURCES, name_in
+    from raysim.config import ENGINES, SOURCES, STACKS, name_in
+    from raysim.report.folder import methods_line
 
-    stack = [m.name for m in (*config.client, *config.weighting)]
-    stack = (stack or ["fedavg"]) + [m.name for m in config.server]
+    methods = methods_line(*([method.name for method in getattr(config, stack)] for stack in STACKS))
     clients = config.clients
     share = f"{100 * config.rounds.participation:.3g}% of all"
     drawn = f"{config.cohort_size} of {clients}" if clients else share
     parts = [
         config.name,
-        " + ".join(stack) + (" (oracle: learns on test samples)" if config.data.proxy.oracle else ""),
+        methods + (" (oracle: learns on test samples)" if config.data.proxy.oracle else ""),
         config.model.name,
         f"{name_in(SOURCES, config.data.name)}, {drawn} clients a round",
         *([unused(left_out, manifest["samples"])] if (left_out := manifest.get("unused_samples")) else []),

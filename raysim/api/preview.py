@@ -12,13 +12,15 @@ import numpy as np
 from raysim.api.lines import aligned, bytes_, header, unused
 from raysim.config import Config
 from raysim.core.cohort import AskedCohort
+from raysim.core.message import FLOAT
 from raysim.core.server import Downlink, RoundScratch
 from raysim.data import Partition
 from raysim.engine.dispatcher import TrainedCohort
 from raysim.engine.ray.placement import HOST_BYTES, Node, Resources, place
-from raysim.engine.traffic import FLOAT, ledger
+from raysim.engine.traffic import ledger
 from raysim.federation.builder import RunParts, build, checked_data
 from raysim.federation.round import learning_rate, round_info, sample
+from raysim.federation.trial import first_message
 from raysim.host.footprint import training_bytes
 from raysim.host.host import ClientHost
 from raysim.host.messages import ClientResult
@@ -100,8 +102,13 @@ def _traffic(run: RunParts) -> str:
         return "none in the first round, which draws no client with samples"
     asked = AskedCohort(clients, server.population.sizes[list(clients)], server.layers)
     early = run.aggregator.plan_early(asked, server)
-    trained = TrainedCohort({c: ClientResult("ok") for c in clients}, {}, round_info(server), clients, None)
-    counted = ledger(trained, early.mixture, Downlink(), server, run.aggregator, replace(run.spec, probes=()))
+    result = ClientResult("ok")
+    if upload := run.spec.upload:
+        result.model_bytes = first_message(upload, server.value.clone(), server.layers, run.broadcast.private).costs
+    trained = TrainedCohort(dict.fromkeys(clients, result), {}, round_info(server), clients, None)
+    delivered = run.broadcast.deliver(server, clients)
+    spec = replace(run.spec, probes=())
+    counted = ledger(trained, early.mixture, Downlink(), server, run.aggregator, spec, delivered=delivered)
     up, down = (sum(int(counted[name].sum()) for name in counted if name.startswith(way)) for way in ("up_", "down_"))
     known = not run.config.client and len(run.config.weighting) == sum(w.plans_early for w in run.config.weighting)
     doubt = "" if known else " (excludes traffic that depends on the data)"

@@ -26,6 +26,7 @@ class Listed(StrEnum):
     models = "models"
     datasets = "datasets"
     partitions = "partitions"
+    transforms = "transforms"
     tasks = "tasks"
     schedules = "schedules"
     instruments = "instruments"
@@ -101,6 +102,10 @@ def catalogues(what: Listed) -> dict[str, Mapping[str, Any]]:
         from raysim.methods import CLIENTS, STEPS, WEIGHTINGS
 
         return {"client": CLIENTS, "weighting": WEIGHTINGS, "server": STEPS}
+    if what is Listed.transforms:
+        from raysim.methods import TRANSFORMS
+
+        return {"transform": TRANSFORMS}
     if what is Listed.models:
         from raysim.models import MODELS
 

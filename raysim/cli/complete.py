@@ -14,6 +14,8 @@ TABLES = {  # setting -> where its entries are listed
     "client": ("methods/__init__.py", "CLIENTS"),
     "weighting": ("methods/__init__.py", "WEIGHTINGS"),
     "server": ("methods/__init__.py", "STEPS"),
+    "upload": ("methods/__init__.py", "TRANSFORMS"),
+    "download": ("methods/__init__.py", "TRANSFORMS"),
     "model.name": ("models/__init__.py", "MODELS"),
     "data.name": ("data/sources/__init__.py", "SOURCES"),
     "data.partition": ("data/partition/__init__.py", "PARTITIONS"),

@@ -17,6 +17,8 @@ STACKS = {
     "client": Catalogue("client method", REGISTRY.table("client")),
     "weighting": Catalogue("weighting", REGISTRY.table("weighting")),
     "server": Catalogue("server step", REGISTRY.table("server")),
+    "upload": Catalogue("transform", REGISTRY.table("transform")),
+    "download": Catalogue("transform", REGISTRY.table("transform")),
 }
 
 
@@ -24,7 +26,8 @@ STACKS = {
 def fields_of(cls: type) -> dict[str, tuple[dataclasses.Field[Any], Any]]:
     """Key in the file → field and annotation. A trailing underscore only dodges a Python keyword."""
     hints = typing.get_type_hints(cls, include_extras=True)
-    return {f.name.rstrip("_"): (f, hints[f.name]) for f in dataclasses.fields(cls) if f.init}
+    fields = sorted(dataclasses.fields(cls), key=lambda f: f.kw_only is True)  # those of a base class come last
+    return {f.name.rstrip("_"): (f, hints[f.name]) for f in fields if f.init}
 
 
 def is_section(annotation: Any) -> TypeGuard[type]:

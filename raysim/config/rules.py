@@ -189,7 +189,7 @@ def _methods(config: Config, *stacks: str) -> Iterator[tuple[str, str, Any]]:
 
 
 def _check_twice(config: Config) -> Found:
-    for stack in ("client", "weighting", "server"):
+    for stack in STACKS:
         names = [name for _, name, _ in _methods(config, stack)]
         for name in sorted({name for name in names if names.count(name) > 1}):
             yield stack, f"'{name}' is listed {names.count(name)} times; a stack can have it once."
@@ -224,6 +224,12 @@ def _check_together(config: Config) -> Found:
         names, others = ([name for _, name, m in _methods(config, "client") if does(m)] for does in (one, other))
         if names and others:
             yield "client", f"{names[0]!r} {what.format(others[0])}."
+
+
+def _check_download(config: Config) -> Found:
+    senders = [name for _, name, method in _methods(config, "client") if method.downlink_rule() or method.needs.peers]
+    if config.download and senders:
+        yield "download", f"encodes one model for all clients, but {senders[0]} sends each of them others."
 
 
 def _check_order(config: Config) -> Found:
@@ -280,9 +286,10 @@ def _check_methods(config: Config) -> Found:
 def facts_of(config: Config) -> RunFacts:
     """What methods and instruments may know of the run."""
     local = config.local
-    client, weighting, server = (
-        tuple(method for method in getattr(config, stack) if not isinstance(method, Unreadable)) for stack in STACKS
-    )
+    stacks = {
+        stack: tuple(method for method in getattr(config, stack) if not isinstance(method, Unreadable))
+        for stack in STACKS
+    }
     return RunFacts(
         rounds=config.rounds.total,
         participation=config.rounds.participation,
@@ -292,9 +299,7 @@ def facts_of(config: Config) -> RunFacts:
         lr=local.lr,
         optimizer=OptimizerSpec(local.optimizer, local.momentum, local.nesterov, local.weight_decay, local.betas),
         persist=local.state == "persist",
-        client=client,
-        weighting=weighting,
-        server=server,
+        **stacks,
     )
 
 
@@ -312,6 +317,7 @@ _CHECKS = (
         _check_optimizer,
         _check_twice,
         _check_together,
+        _check_download,
     ),
     *(_check_order, _check_proxy, _check_evaluation, _check_record, _check_instruments, _check_methods),
 )

@@ -241,6 +241,10 @@ class Config:
     """How client models are weighted, in the methods' own order whatever the list's; empty: by training samples."""
     server: tuple[Annotated[Any, STACKS["server"]], ...] = ()
     """What the server does with the weighted mean, in order; empty: nothing."""
+    upload: tuple[Annotated[Any, STACKS["upload"]], ...] = ()
+    """How clients encode what they send, such as `[error_feedback, {top_k: 0.01}]`, each around the next; empty: as it is."""
+    download: tuple[Annotated[Any, STACKS["download"]], ...] = ()
+    """How the server encodes the model that it sends, likewise."""
     evaluate: EvaluateConfig = EvaluateConfig()
     engine: Annotated[EngineConfig, Catalogue("engine", ENGINES, DEVICES)] = RayEngineConfig()
     record: RecordConfig = RecordConfig()

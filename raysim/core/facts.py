@@ -9,6 +9,7 @@ from raysim.core.optim import OptimizerSpec
 
 if TYPE_CHECKING:
     from raysim.core.client import ClientMethod
+    from raysim.core.message import Transform
     from raysim.core.server import ServerStep, Weighting
 
 
@@ -38,6 +39,10 @@ class RunFacts:
     """Weightings, in the order of the configuration."""
     server: tuple[ServerStep, ...]
     """Server steps, in the order of the configuration, without those that client methods bring."""
+    upload: tuple[Transform, ...] = ()
+    """What changes the clients' messages, in the order of the configuration."""
+    download: tuple[Transform, ...] = ()
+    """What changes the server's, likewise."""
 
     @property
     def cohort_size(self) -> int | None:

@@ -21,6 +21,7 @@ from raysim.registry import Named
 
 if TYPE_CHECKING:
     from raysim.core.client import ClientMethod, ClientStack
+    from raysim.core.message import Transform
     from raysim.core.probe import Probe
 
 
@@ -119,7 +120,7 @@ class LocalRun:
         before the first time."""
         return self.client_state.previous
 
-    def state(self, method: ClientMethod) -> Any:
+    def state(self, method: ClientMethod | Transform) -> Any:
         """This client's state of `method`; changes count once the round is committed."""
         name, states = method.name, self.client_state.methods
         if name not in states:

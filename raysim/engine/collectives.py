@@ -37,6 +37,7 @@ class HostedCohort:
         self._distances_to: tuple[Mixture, Tensor] | None = None  # the last answer of `distances_to_mixture`
         self._computed, self._asked = 0, 0  # calls of `compute` and of `each`
         self.server_value = engine.value  # [S] what the round began with
+        self._sent = engine.public  # [S] what updates are added to
 
     # What came back with training.
 
@@ -71,7 +72,7 @@ class HostedCohort:
         return self._per_client("each", self._seed(f"each {self._asked}"), function, *sent)
 
     def distances(self, to: Tensor, layers: LayerMap | None = None) -> Tensor:
-        return self._distances(to - self.server_value[: len(to)], layers or self.layers)
+        return self._distances(to - self._sent[: len(to)], layers or self.layers)
 
     def distances_to_mixture(self, mix: Mixture) -> Tensor:
         if self._distances_to is None or self._distances_to[0] is not mix:
@@ -142,7 +143,8 @@ class HostedCohort:
             places = [
                 [place[client] for client in clients] for _, clients in held
             ]  # of who trained again, not in order
-            return engine.ask([Call(0, "compute", (function, seed, engine.published, payload, places, *updates))])[0]
+            base = engine.published_public if models else engine.published
+            return engine.ask([Call(0, "compute", (function, seed, base, payload, places, *updates))])[0]
 
         return dispatcher.retry(run)
 

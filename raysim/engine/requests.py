@@ -59,4 +59,4 @@ class Requests:
         request = TrainRequest(
             self.round_info, tuple(clients), state_index, model_index, mix=mix, peers=peers, groups=groups, **options
         )
-        return Call(host, method, (request, engine.published, engine.published_shared, *objects))
+        return Call(host, method, (request, engine.published_public, engine.published_shared, *objects))

@@ -1,47 +1,51 @@
-"""Bytes that the simulated method would send, read off the plan."""
+"""Bytes that the simulated method would send: what the messages take, of what the plan lets be sent."""
 
 from __future__ import annotations
 
 import numpy as np
 
 from raysim.core.aggregator import Aggregator
+from raysim.core.message import FLOAT, whole
 from raysim.core.mixture import Mixture
 from raysim.core.server import Downlink, Server
 from raysim.engine.dispatcher import TrainedCohort
 from raysim.host.messages import HostSpec
 
-FLOAT = INDEX = 4  # bytes
+KINDS = ("params", "buffers", "vectors", "scalars", "masks", "positions", "scales")
 
 
 def ledger(
     trained: TrainedCohort, mixture: Mixture | None, downlink: Downlink, server: Server, aggregator: Aggregator,
-    spec: HostSpec, others: int = 0, theirs: Downlink | None = None,
+    spec: HostSpec, others: int = 0, theirs: Downlink | None = None, delivered: np.ndarray | None = None,
 ) -> dict[str, np.ndarray]:  # fmt: skip
     """Columns of the table `traffic`, one row for each client asked; those that failed have sent nothing. Then one for each
-    of `others`, who only initialised from what they were sent, `theirs`.
+    of `others`, who only initialised from what they were sent, `theirs`. `delivered` is what the parameters took on their way
+    to all of them, where they were encoded.
 
     `server` is as the round left it.
     """
     layers, clients = server.layers, trained.asked
-    T, sizes = layers.T, layers.sizes.numpy()
+    T, sizes, everything = layers.T, layers.sizes.numpy(), whole(layers)
     results = [trained.results[c] for c in trained.clients]
     zeros = np.zeros(len(clients) + others, np.int64)
-    up = {f"up_{what}": zeros.copy() for what in ("params", "buffers", "vectors", "scalars", "masks")}
+    up = {f"up_{what}": zeros.copy() for what in KINDS}
     if mixture is not None:
         came = np.flatnonzero(np.isin(clients, trained.clients))
-        whole = [sizes if result.sent_counts is None else result.sent_counts for result in results]
-        floats = mixture.sent.numpy() * np.stack(whole)  # [K, T + Tb]
-        up["up_params"][came], up["up_buffers"][came] = FLOAT * floats[:, :T].sum(1), FLOAT * floats[:, T:].sum(1)
-        up["up_vectors"][came] = [result.vector_bytes for result in results]
+        costs = [everything if result.model_bytes is None else result.model_bytes for result in results]
+        sent = mixture.sent.numpy()[:, None] * np.stack(costs)  # [K, 3, T + Tb]
+        vectors = np.array([result.vector_bytes for result in results])  # [K, 3]
+        up["up_params"][came], up["up_buffers"][came] = sent[:, 0, :T].sum(1), sent[:, 0, T:].sum(1)
+        up["up_vectors"][came] = vectors[:, 0]
+        up["up_positions"][came], up["up_scales"][came] = (sent[:, 1:].sum(2) + vectors[:, 1:]).T
         # What was measured for observers and for the server's own steps is not sent in the simulated method.
         reported = {p for w in aggregator.weightings if w.reported for p in w.probes} | {*spec.stack.probes}
         stats = [[stat for p, stat in zip(spec.probes, r.stats, strict=True) if p in reported] for r in results]
-        arrays = [[*own, *r.scalars.values()] for own, r in zip(stats, results, strict=True)]
-        numbers = [[a.size for a in own if a.dtype != bool] for own in arrays]
+        measured = [sum(stat.size for stat in own) for own in stats]
         one_time = [server.scratch.one_time_scalars.get(c, 0) for c in trained.clients]
-        up["up_scalars"][came] = [FLOAT * (sum(own) + more) for own, more in zip(numbers, one_time, strict=True)]
-        masks = [[int(a.sum()) for a in result.scalars.values() if a.dtype == bool] for result in results]
-        up["up_masks"][came] = [INDEX * sum(own) for own in masks]
+        up["up_scalars"][came] = [
+            r.scalar_bytes + FLOAT * (own + more) for r, own, more in zip(results, measured, one_time, strict=True)
+        ]
+        up["up_masks"][came] = [result.mask_bytes for result in results]
 
     personal = (
         layers.where(aggregator.personal_layers).numpy() if aggregator.personal_layers else np.zeros(len(sizes), bool)
@@ -55,11 +59,13 @@ def ledger(
         models[len(clients) :] = [max(1, len(peers)) for peers in theirs.peers]
     masks_down[: len(clients)] = sum(-(-w.mask_bits(layers) // 8) for w in aggregator.weightings)
     down = {
-        "down_params": models * model,
+        "down_params": models * model if delivered is None else delivered[:, 0],
         "down_buffers": models * buffers,
         "down_vectors": zeros + FLOAT * sum(v.numel() for v in server.shared.values()),
         "down_scalars": zeros,
         "down_masks": masks_down,
+        "down_positions": zeros if delivered is None else delivered[:, 1],
+        "down_scales": zeros if delivered is None else delivered[:, 2],
     }
     columns = up | down
     return columns | {"bytes": np.sum(list(columns.values()), axis=0)}

@@ -16,6 +16,7 @@ from raysim.config import STACKS, Config, ConfigError
 from raysim.config.schema import UntilConfig
 from raysim.core.aggregator import Aggregator
 from raysim.core.arrays import tensor_of
+from raysim.core.broadcast import Broadcast
 from raysim.core.layers import GroupingError, LayerMap
 from raysim.core.local_run import LocalSettings
 from raysim.core.method import Method
@@ -26,7 +27,7 @@ from raysim.data import Dataset, Partition, make_partition
 from raysim.data.encoded import Encoded
 from raysim.engine.base import Engine
 from raysim.federation.learned import class_weights, misfits, task
-from raysim.federation.trial import tried, unscored
+from raysim.federation.trial import tried, unscored, unsendable
 from raysim.host.device import NO_FP16
 from raysim.host.messages import HostSpec
 from raysim.lazy import Tensor, nn, torch
@@ -50,6 +51,7 @@ class RunParts:
     cohort_size: int
     spec: HostSpec
     aggregator: Aggregator
+    broadcast: Broadcast
     server: Server
     engine: Engine
 
@@ -71,18 +73,19 @@ def build(
         Population(tensor_of(partition.sizes), lambda: torch.from_numpy(partition.label_counts(data))),
         proxy=ProxyData(partition.proxy, data.labels[partition.proxy], config.data.proxy.balanced_sampling),
     )  # fmt: skip
-    steps = aggregator(config, spec)
-    start(server, value, steps)
+    steps, broadcast = aggregator(config, spec), Broadcast(config.download, spec.stack.personal_layers)
+    start(server, value, steps, broadcast)
     cohort_size = config.rounds.cohort_size(partition.clients)
     engine = (make_engine or config.engine.make)(config, spec, data, partition, cohort_size)
     engine.begin(server.value)
-    return RunParts(config, data, partition, cohort_size, spec, steps, server, engine)
+    return RunParts(config, data, partition, cohort_size, spec, steps, broadcast, server, engine)
 
 
-def start(server: Server, value: Tensor, aggregator: Aggregator) -> None:
+def start(server: Server, value: Tensor, aggregator: Aggregator, broadcast: Broadcast) -> None:
     """Bring the server to where it is before the first round, with the initial model `value` [S]."""
     server.value, server.shared, server.memory = value, {}, Memory()
     aggregator.prepare(server)
+    broadcast.prepare(server)
 
 
 def partitioned(config: Config) -> tuple[Dataset, Partition]:
@@ -189,6 +192,7 @@ def check_network(config: Config, data: Dataset, partition: Partition) -> tuple[
         )
     if not faults:
         faults += tried(spec, model, learned, data) or unscored(spec, learned, config.evaluate.metrics, data)
+        faults += unsendable(spec, value, config.download)
     if not faults:
         faults += _single_samples(config, model, tensor_of(spec.samples[:1]), partition)
     if faults:
@@ -320,7 +324,7 @@ def host_spec(config: Config, data: Dataset) -> HostSpec:
         config.model.name, builder(config.model.name), inputs, samples, task(config, data), config.model.options,
         config.model.layer_by, config.model.blocks, channels_last, settings, tuple(config.client),
         tuple(dict.fromkeys(probes)), config.evaluate.batch_size, config.engine.threads,
-        batch_clients=config.engine.batch_clients, augment=config.data.augment, seed=config.seed,
+        batch_clients=config.engine.batch_clients, augment=config.data.augment, seed=config.seed, upload=config.upload,
     )  # fmt: skip
 
 

@@ -17,7 +17,7 @@ from raysim.federation.builder import MakeEngine, build, checked_data
 from raysim.federation.failures import RoundFailed
 from raysim.federation.machines import check_device, numerics, warn_of_changes
 from raysim.federation.resume import RunCheckpoints, check_init, check_samples, sha256
-from raysim.federation.round import Round, RunRound, run_round
+from raysim.federation.round import Round, RunRound, publish, run_round
 from raysim.federation.scores import round_summary, undefined_metrics
 from raysim.federation.writer import Finished, Tracer, Writer, describe
 from raysim.lazy import nn, torch
@@ -85,7 +85,7 @@ class Federation:
         self._stopwatch = Stopwatch(wall, clock)
         self._unwritten: Callable[[], None] | None = None  # records of the last round
         self._setbacks, self._furthest = 0, self.t  # losses of states since the run got further than ever
-        self.engine.publish(self.server.value, self.server.shared)
+        publish(self.run)
 
     def step(self) -> dict[str, Any] | None:
         """Run one round and return its summary, or None where the run is complete."""
@@ -220,4 +220,4 @@ class Federation:
         self.report(Event("run", f"client states were lost; rounds {self.t + 1} to {reached + 1} are repeated"))
         self.writer.go_back(self.t)
         self.scoreboard = self.writer.scoreboard(self.t)
-        self.engine.publish(self.server.value, self.server.shared)
+        publish(self.run)

@@ -177,7 +177,7 @@ class RunCheckpoints:
         self.checkpoints.drop_after(0 if latest is None else latest)
         if latest is None:
             check_init(self.folder, run.config)
-            start(server, initial_value(run.config, run.spec), run.aggregator)
+            start(server, initial_value(run.config, run.spec), run.aggregator, run.broadcast)
             return 0, 0.0
         saved = self.checkpoints.load(latest)
         unpacked = unpack(None, saved.server)

@@ -61,6 +61,7 @@ class Round:
     changed: frozenset[int] = frozenset()  # clients that have another state or model than before
     score: Score | None = None  # of the new global model, where it was tested
     personal: dict[int, Score] = field(default_factory=dict)  # by client
+    delivered: np.ndarray | None = None  # bytes of an encoded download, see `Broadcast.deliver`
     columns: Mapping[str, Any] = field(default_factory=dict)  # further columns of the round's row in the table `rounds`
 
 
@@ -110,6 +111,7 @@ def run_round(
         initial, new_states = initialize(engine, info, others, sent)
         events += check_results(initial, engine.nodes, f"round {t + 1}, its initialisation", run.config.rounds)
         started = Started(others, sent, new_states)
+    delivered = run.broadcast.deliver(server, (*clients, *started.clients))
     phases.end("train")
 
     before, mixture, target = server.value, None, server.value
@@ -126,7 +128,7 @@ def run_round(
         phases.end("server")
     done = Round(
         t, drawn, cohort, dispatcher, downlink, mixture, before, target, server.value, server.scratch.notes, phases.seconds, events,
-        started,
+        started, delivered=delivered,
     )  # fmt: skip
     if mixture is not None:
         # Before anything is committed: a host that is lost meanwhile trains its clients again from what they were sent.
@@ -136,9 +138,15 @@ def run_round(
 
     states = {**dispatcher.states, **started.states}
     engine.commit(states, dispatcher.models)
-    engine.publish(server.value, server.shared)
+    run.broadcast.encode(server, t + 1)
+    publish(run)
     done = replace(done, changed=frozenset(cohort.clients) | states.keys())
     return _evaluated(done, run, phases)
+
+
+def publish(run: RunParts) -> None:
+    """Give the hosts what the next round begins with."""
+    run.engine.publish(run.server.value, run.server.shared, run.broadcast.public(run.server))
 
 
 def _evaluated(done: Round, run: RunParts, phases: Phases) -> Round:

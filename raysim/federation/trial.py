@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 from raysim.core.arrays import tensor_of
 from raysim.core.flat import FlatModel, stages_in
 from raysim.core.hooks import HookError
+from raysim.core.layers import LayerMap
+from raysim.core.message import Message, Transform
 from raysim.core.outputs import Outputs, leaves
 from raysim.core.rng import preserved, seed_globals
 from raysim.core.score import Metric
@@ -102,6 +105,41 @@ def _unscored(name: str, metric: Metric, task: Task, outputs: Outputs, y: Tensor
     except ArithmeticError:
         pass  # of more samples there may be a score
     return None
+
+
+@dataclass
+class Newcomer:
+    """The sender of a first message, for a trial."""
+
+    layers: LayerMap
+    states: dict[str, Any] = field(default_factory=dict)
+
+    def generator(self, purpose: str) -> torch.Generator:
+        return torch.Generator().manual_seed(0)
+
+    def state(self, method: Any) -> Any:
+        return self.states.setdefault(method.name, method.new_state(self.layers))
+
+
+def first_message(transforms: Sequence[Transform], vector: Tensor, layers: LayerMap, private: str | None) -> Message:
+    """A newcomer's message of `vector` [S], encoded."""
+    message = Message(vector, layers, private=private)
+    with preserved():
+        message.encode(transforms, Newcomer(layers))
+    return message
+
+
+def unsendable(spec: HostSpec, value: Tensor, download: Sequence[Transform]) -> list[str]:
+    """What is wrong with the transforms, tried on the initial model [S] or on an update that is as large."""
+    faults = []
+    for stack, transforms in (("upload", spec.upload), ("download", download)):
+        try:
+            message = first_message(transforms, value.clone(), spec.layers, spec.stack.personal_layers)
+            if (message.costs < 0).any():
+                faults.append(f"{stack}: a message of {message.costs.sum()} bytes")
+        except Exception as error:
+            faults.append(f"{stack}: cannot encode the initial model ({type(error).__name__}: {error})")
+    return faults
 
 
 def _differs(model: nn.Module, twin: nn.Module) -> str | None:

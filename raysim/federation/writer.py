@@ -101,7 +101,7 @@ class Writer:
         others = done.started.clients
         traffic = ledger(
             cohort.trained, done.mixture, done.downlink, finished.server, run.aggregator, run.spec, len(others),
-            done.started.downlink,
+            done.started.downlink, done.delivered,
         )  # fmt: skip
         row = self._round_row(finished, traffic)
         add("rounds", round=t, **row)

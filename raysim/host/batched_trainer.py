@@ -10,14 +10,14 @@ import numpy as np
 from raysim.core.batched_run import BatchedRun
 from raysim.core.client import overrides
 from raysim.core.failures import cause_of
-from raysim.core.flat import FlatModel, counters_of, difference, finite
+from raysim.core.flat import FlatModel, counters_of, finite
 from raysim.core.local_run import LocalRun
 from raysim.host.download import Download
 from raysim.host.evaluator import Evaluator
 from raysim.host.messages import ClientResult, HostSpec
 from raysim.host.samples import SampleSource
 from raysim.host.trainer import Trainer, not_finite
-from raysim.lazy import Tensor, nn, torch
+from raysim.lazy import Tensor, nn
 
 
 @dataclass(frozen=True)
@@ -90,9 +90,9 @@ class BatchedTrainer(Trainer):
         for value, (run, trace) in zip(values, runs.items(), strict=True):
             flat.value.copy_(value)
             result, upload = self._measured(run, trace)
-            minus = difference if self.flat.has_infinities else torch.sub
-            minus(upload.value, download.server, out=value)
-            trained[run.client] = Trained(result, value, self._complete(download, run, upload, result, trace))
+            self._send(download, run, upload, result, value)
+            self._complete(download, run, upload, result, trace)
+            trained[run.client] = Trained(result, value, upload.vectors)
         took = self.spec.clock.now() - started
         for done in trained.values():
             done.result.seconds = took / len(group)

@@ -10,6 +10,8 @@ from raysim.core.client import ClientMethod
 from raysim.core.hooks import misused
 from raysim.core.layers import LayerMap
 from raysim.core.local_run import ClientState, LocalRun
+from raysim.core.message import Transform
+from raysim.core.method import Method
 from raysim.core.state import pack, unpack
 from raysim.host.messages import Arrays, HostSpec
 from raysim.lazy import Tensor, torch
@@ -22,7 +24,7 @@ class StateFormat:
 
     def __init__(self, spec: HostSpec, layers: LayerMap, device: torch.device):
         self.stack, self.settings, self.layers, self.device = spec.stack, spec.settings, layers, device
-        self.prefixes = {prefix(method, spec.methods): method for method in spec.methods}
+        self.prefixes = {prefix(method, spec.keepers): method for method in spec.keepers}
         self._types = {name: type(method.new_state(layers)) for name, method in self.prefixes.items()}
 
     def pack(self, run: LocalRun) -> Arrays:
@@ -57,7 +59,7 @@ class StateFormat:
         return ClientState(methods, optimizer=parts.get("optimizer"), **whole)
 
 
-def _packed(method: ClientMethod, state: Any) -> Mapping[str, Tensor]:
+def _packed(method: ClientMethod | Transform, state: Any) -> Mapping[str, Tensor]:
     try:
         return pack(state)
     except (TypeError, ValueError) as error:
@@ -65,7 +67,7 @@ def _packed(method: ClientMethod, state: Any) -> Mapping[str, Tensor]:
         raise misused(method.new_state, f"has made a state that cannot be saved: {error}", way) from None
 
 
-def prefix(method: ClientMethod, methods: Sequence[ClientMethod]) -> str:
+def prefix(method: Method, methods: Sequence[Method]) -> str:
     """The class's name in lower case, which is part of a run's hash; the method's where two of the `methods` would have the
     same. One that is reserved is followed by a sign that no name of a class has."""
     words = {type(one).__name__.lower() for one in methods}

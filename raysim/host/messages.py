@@ -18,6 +18,7 @@ from raysim.core.failures import Cause
 from raysim.core.layers import LayerMap
 from raysim.core.layout import StageError
 from raysim.core.local_run import LocalSettings, RoundInfo
+from raysim.core.message import Transform
 from raysim.core.note import Note
 from raysim.core.pairs import entries
 from raysim.core.probe import Probe
@@ -58,6 +59,7 @@ class HostSpec:
     augment: tuple[Augmentation, ...] = ()  # of training images
     clock: Clock = CLOCK  # by which all seconds of the run are measured
     seed: int = 0
+    upload: tuple[Transform, ...] = ()  # of what clients send
 
     def network(self) -> tuple[nn.Module, LayerMap]:
         """A new model with the weights that the seed gives it, and its layers. Raises `ModelError`."""
@@ -97,7 +99,7 @@ class HostSpec:
     def draws_globally(self) -> bool:
         """Whether some of a client's work may draw from any global generator."""
         scored = (metric.sums for metric in self.task.metrics)
-        return any(map(may_draw, (*self.methods, *self.probes, self.task, self.build_model, *scored)))
+        return any(map(may_draw, (*self.methods, *self.upload, *self.probes, self.task, self.build_model, *scored)))
 
     def seed_generators(self, seed: int, device: torch.device) -> None:
         """Put the global generators from which a client's work may draw at the start of the stream `seed`. Python's and
@@ -109,7 +111,12 @@ class HostSpec:
         stack, settings = self.stack, self.settings
         if stack.keeps_params or stack.personal_layers or settings.persist or settings.local_buffers:
             return True
-        return any(method.new_state(layers) is not None for method in self.methods)
+        return any(method.new_state(layers) is not None for method in self.keepers)
+
+    @property
+    def keepers(self) -> tuple[ClientMethod | Transform, ...]:
+        """What may keep a state at each client."""
+        return *self.methods, *self.upload
 
 
 @dataclass(frozen=True)
@@ -222,8 +229,12 @@ class ClientResult:
     stats: list[np.ndarray] = field(default_factory=list)  # one for each probe
     scalars: dict[str, np.ndarray | SparseVector] = field(default_factory=dict)
     counters: list[float] = field(default_factory=list)  # the model's integer buffers
-    vector_bytes: int = 0  # of further uploads
-    sent_counts: np.ndarray | None = None  # [T + Tb] elements of every tensor that it sends; None: all
+    # What it sends takes so many bytes, by `raysim.core.message.COSTS` where there are three: each tensor of the model, as far
+    # as the plan lets it be sent [3, T + Tb] (None: whole); further vectors [3]; numbers; indices of what is true.
+    model_bytes: np.ndarray | None = None
+    vector_bytes: tuple[int, ...] = (0, 0, 0)
+    scalar_bytes: int = 0
+    mask_bytes: int = 0
     notes: list[Note] = field(default_factory=list)
     test: Score | None = None  # of the personal model
     state: Arrays | None = None  # what it keeps until its next round

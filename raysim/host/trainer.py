@@ -14,6 +14,7 @@ from raysim.core.flat import FlatModel, difference, finite
 from raysim.core.hooks import HookError, check_storage, check_upload
 from raysim.core.layers import LayerMap
 from raysim.core.local_run import LocalRun
+from raysim.core.message import FLOAT, INDEX, Message, bytes_of, whole
 from raysim.core.rng import seed_layers, stream_seed
 from raysim.host.client_state import StateFormat
 from raysim.host.download import Download
@@ -54,23 +55,48 @@ class Trainer:
             self._start(run, trace)
             self._stack.train(run)
             result, upload = self._measured(run, trace)
-            minus = difference if self.flat.has_infinities else torch.sub
-            minus(upload.value, download.server, out=update)
+            self._send(download, run, upload, result, update)
             if check and not finite(update):
                 result = not_finite(update, self.flat.layers)
             else:
-                vectors = self._complete(download, run, upload, result, trace)
+                self._complete(download, run, upload, result, trace)
+                vectors = upload.vectors
         except Exception as error:
             result = self._failed(error)
         result.seconds = self.spec.clock.now() - started
         return result, vectors
 
+    def _send(self, download: Download, run: LocalRun, upload: Upload, result: ClientResult, update: Tensor) -> None:
+        """Leave in `upload`, and of its model minus the global one in `update` [S], what the server receives; count bytes."""
+        minus = difference if self.flat.has_infinities else torch.sub
+        layers, sent = self.flat.layers, upload.sent
+        upload.vectors = {name: vector.detach().clone() for name, vector in upload.vectors.items()}
+        if self.spec.upload:
+            known = self._known(download, run)
+            minus(upload.value, known, out=update)
+            message = Message(update, layers, upload.vectors, sent, self._stack.personal_layers)
+            if finite(update):  # else it is refused
+                message.encode(self.spec.upload, run)
+                upload.value = known + update
+            result.model_bytes, result.vector_bytes = message.costs, tuple(message.vector_costs.tolist())
+            if known is download.server:
+                return
+        elif sent is not None:
+            result.model_bytes = whole(layers, sent)
+        minus(upload.value, download.server, out=update)
+
+    def _known(self, download: Download, run: LocalRun) -> Tensor:
+        """The model [S] that client and server both have, to which an encoded update is added: what the client was sent or,
+        where that are models of others, its own last upload."""
+        if self._stack.peer_models and download.request.mix is None and run.previous is not None:
+            return run.previous
+        return download.received(run.client, self.flat.layers.P)
+
     def _complete(
         self, download: Download, run: LocalRun, upload: Upload, result: ClientResult, trace: Mapping[str, np.ndarray]
-    ) -> dict[str, Tensor]:
-        """Put into `result` all that was asked for, test the model, and return the further vectors that are uploaded."""
+    ) -> None:
+        """Put into `result` all that was asked for, and test the model."""
         request, client = download.request, run.client
-        vectors = {name: vector.detach().clone() for name, vector in upload.vectors.items()}
         if request.return_states:
             result.state = self._states.pack(run)
         if request.return_models:
@@ -84,7 +110,6 @@ class Trainer:
         if request.test:
             self._stack.personal(run)
             result.test = self.evaluator.personal(client)
-        return vectors
 
     def initialize(self, download: Download, client: int) -> ClientResult:
         """The client's local initialisation alone: its result has a state and nothing else."""
@@ -146,6 +171,8 @@ class Trainer:
         for finish in self._stack.finishers:
             finish(run, upload)
             check_upload(finish, upload, run.flat.value)
+        if upload.sent is not None:
+            upload.value = torch.where(upload.sent, upload.value, run.received)
         run.uploaded = upload.value
         stats = [probe.end(run) for probe in self.spec.probes]
         if run.orders is not None:
@@ -157,18 +184,15 @@ class Trainer:
         seen = [batches for batches in run.losses if batches]  # none where no step was taken, or by a method of its own
         epochs = [*seen[:1], *seen[-1:]][: len(seen)]
         (*means,), counters = read_numbers(epochs, upload.value[self._counters])
+        scalars = {name: _sent(scalar) for name, scalar in upload.scalars.items()}
         result = ClientResult(
-            "ok", run.steps,
-            stats=[to_numpy(stat) for stat in stats],
-            scalars={name: _sent(scalar) for name, scalar in upload.scalars.items()},
-            counters=counters,
-            vector_bytes=sum(vector.numel() * vector.element_size() for vector in upload.vectors.values()),
-            notes=run.notes,
+            "ok", run.steps, stats=[to_numpy(stat) for stat in stats], scalars=scalars, counters=counters, notes=run.notes,
+            vector_bytes=(bytes_of(upload.vectors), 0, 0),
+            scalar_bytes=FLOAT * sum(a.size for a in scalars.values() if a.dtype != bool),
+            mask_bytes=INDEX * sum(int(a.sum()) for a in scalars.values() if a.dtype == bool),
         )  # fmt: skip
         if means:
             result.first_loss, result.last_loss = means[0], means[-1]
-        if upload.sent is not None:
-            result.sent_counts = np.array([int(upload.sent[s.start : s.stop].sum()) for s in self.flat.layers.tensors])
         return result
 
     def _failed(self, error: Exception) -> ClientResult:

@@ -1,12 +1,15 @@
 """The catalogue: every method by its name in a configuration. A new method is one file and one line here."""
 
 from raysim.core.client import ClientMethod
+from raysim.core.message import Transform
 from raysim.core.server import ServerStep, Weighting
 from raysim.methods.adadecay import AdaDecay
 from raysim.methods.apple import APPLE
 from raysim.methods.awd import AWD
+from raysim.methods.cast import BF16, FP16
 from raysim.methods.ccn import CCN
 from raysim.methods.ditto import Ditto
+from raysim.methods.error_feedback import ErrorFeedback
 from raysim.methods.fedadp import FedADP
 from raysim.methods.fedala import FedALA
 from raysim.methods.fedamp import FedAMP
@@ -34,10 +37,17 @@ from raysim.methods.moon import MOON
 from raysim.methods.partialfed import PartialFed
 from raysim.methods.perfedavg import PerFedAvg
 from raysim.methods.pfedme import pFedMe
+from raysim.methods.powersgd import PowerSGD
+from raysim.methods.qsgd import QSGD
+from raysim.methods.rand_k import RandK
 from raysim.methods.random_layer import RandomLayer
 from raysim.methods.scaffold import SCAFFOLD
 from raysim.methods.server_ft import ServerFT
 from raysim.methods.sgdm import SGDM
+from raysim.methods.sign import Sign
+from raysim.methods.terngrad import TernGrad
+from raysim.methods.top_k import TopK
+from raysim.methods.uniform import Uniform
 from raysim.registry import REGISTRY, Table
 
 CLIENTS: Table[type[ClientMethod]] = REGISTRY.table("client").fill(
@@ -93,5 +103,20 @@ STEPS: Table[type[ServerStep]] = REGISTRY.table("server").fill(
         "server_ft": ServerFT,
         "feddf": FedDF,
         "fedbe": FedBE,
+    }
+)
+
+TRANSFORMS: Table[type[Transform]] = REGISTRY.table("transform").fill(
+    {
+        "error_feedback": ErrorFeedback,
+        "top_k": TopK,
+        "rand_k": RandK,
+        "qsgd": QSGD,
+        "uniform": Uniform,
+        "bf16": BF16,
+        "fp16": FP16,
+        "sign": Sign,
+        "terngrad": TernGrad,
+        "powersgd": PowerSGD,
     }
 )

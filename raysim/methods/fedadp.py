@@ -99,7 +99,6 @@ class FedADP(ClientMethod):
         kept = self.choose(upload.value[:P].cpu(), run.received[:P].cpu(), run.layers, neurons)
         upload.scalars["fedadp"] = kept
         upload.sent = neurons.expand(torch.cat([kept, torch.ones(1, dtype=torch.bool)])).to(run.value.device)
-        upload.value = torch.where(upload.sent, upload.value, run.received)
 
     def choose(self, params: Tensor, received: Tensor, layers: LayerMap, neurons: Neurons) -> Tensor:
         """Which neurons are sent: bool [U]."""

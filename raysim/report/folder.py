@@ -25,7 +25,7 @@ from raysim.store.lock import is_held
 from raysim.store.manifest import FAILED, read_manifest
 from raysim.store.parts import DamagedTable
 
-STACKS = ("client", "weighting", "server")
+STACKS = ("client", "weighting", "server", "upload", "download")
 ENTRIES = ("data.name", "data.partition", "engine")  # settings that are one entry of a catalogue
 MOST = {"layer": 10**5, "client": 10**7, "host": 10**6}  # that the numbers in these columns lie below, and not below 0
 MOST_ROUNDS = 10**7  # that a table may have: figures have a place for each
@@ -202,8 +202,8 @@ class RunFolder:
     @property
     def stack(self) -> str:
         """Names of the methods, as `raysim run` prints them."""
-        client, weighting, server = ([next(iter(entry)) for entry in self.config[stack]] for stack in STACKS)
-        return " + ".join((client + weighting or ["fedavg"]) + server)
+        named = [[next(iter(entry)) for entry in self.config.get(stack, [])] for stack in STACKS]
+        return methods_line(*named)
 
     @cached_property
     def shares(self) -> Shares:
@@ -218,6 +218,14 @@ class RunFolder:
         found: dict[str, Any] = {}
         _flatten(self.config, "", found)
         return found
+
+
+def methods_line(
+    client: list[str], weighting: list[str], server: list[str], upload: list[str], download: list[str]
+) -> str:  # fmt: skip
+    """The methods of a run by name, in one line."""
+    sent = [f"{way} {', '.join(names)}" for way, names in (("up", upload), ("down", download)) if names]
+    return " + ".join([*(client + weighting or ["fedavg"]), *server, *sent])
 
 
 def _flatten(value: Any, path: str, found: dict[str, Any]) -> None:

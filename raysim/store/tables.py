@@ -104,7 +104,12 @@ TABLES: dict[str, pa.Schema] = {
             for way in ("up", "down")
             for what in ("params", "buffers", "vectors", "scalars", "masks")
         ),
-        ("bytes", "int", "bytes", "sum of the ten columns before"),
+        *(
+            (f"{way}_{what}", "int?", "bytes", f"algorithmic {way}link: {what} of encoded values")
+            for way in ("up", "down")
+            for what in ("positions", "scales")
+        ),
+        ("bytes", "int", "bytes", "sum of the columns before"),
         ("transport_up", "int?", "bytes", "payload really serialised on its way from the client's process"),
         ("transport_down", "int?", "bytes", "not measured: always null"),
     ),

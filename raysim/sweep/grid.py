@@ -31,9 +31,7 @@ from raysim.paths import UnsafeName, below, digits, slug
 from raysim.store.documents import DamagedFile, parse_yaml, read_yaml
 
 CATALOGUES = (
-    "client",
-    "weighting",
-    "server",
+    *STACKS,
     "data",
     "model",
     "partition",
