@@ -59,6 +59,8 @@ class Settings(TypedDict):
     client: list[Entry]
     weighting: list[Entry]
     server: list[Entry]
+    upload: NotRequired[list[Entry]]  # an older run has none
+    download: NotRequired[list[Entry]]
     engine: Entry
 
 
