@@ -115,6 +115,9 @@ SETTINGS: dict[str, Setting] = {
     "fedldf": weighting("a norm of every layer after training; a sum over fewer models", fields={"top_n": 4}),
     "random_layer": weighting("less: a sum over fewer models", fields={"n": 4}),
     "hdfl": weighting("less: a sum over fewer models", fields={"n": 4}),
+    "median": weighting("every coordinate sorted"),
+    "trimmed_mean": weighting("every coordinate sorted"),
+    "multi_krum": weighting("inner products of all clients' updates", fields={"f": 2}),
     "fedlaw": weighting(
         "its epochs over the proxy samples on the server", fields={"epochs": 20}, changes=PROXY, note=VANISHES, cure=BOUND
     ),

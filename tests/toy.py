@@ -77,6 +77,14 @@ class ToyCohort:
         result = self.layers.per_element(own) * self.server.value
         return result + (self.layers.per_element(weights) * self.models).sum(0)
 
+    def gram(self) -> Tensor:
+        return self.updates @ self.updates.T
+
+    def columns(self, function: Any, mix: Mixture | None = None, *payload: Any) -> Tensor:
+        sent = torch.ones_like(self.updates) if mix is None else self.layers.per_element(mix.sent.double())
+        made = [function(self.updates[rows > 0, i : i + 1], *payload) for i, rows in enumerate(sent.T)]
+        return torch.cat(made)
+
     def by_size(self) -> Mixture:
         return Mixture.of(self.sizes, self.layers)
 

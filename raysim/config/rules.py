@@ -199,6 +199,7 @@ _ONE: tuple[tuple[str, Callable[[Any], object], str], ...] = (
     *(("client", partial(overrides, hook=hook), f"own the hook '{hook}'; a stack can have one") for hook in EXCLUSIVE),
     ("client", lambda m: m.downlink_rule(), "decide what clients are sent; a stack can have one"),
     ("weighting", lambda m: m.stage == "rescale", "rescale the mixture; a run can have one"),
+    ("weighting", lambda m: m.combines, "combine the clients' models; a run can have one that does"),
 )
 """Of a stack, what one of its methods at most can do."""
 

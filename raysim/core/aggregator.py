@@ -50,7 +50,8 @@ class Aggregator:
     @property
     def plans_early(self) -> bool:
         """Whether the whole plan is known before training and no step reads a client's model."""
-        return not self._in_order[1] and not any(s.reads_models for s in self.steps)
+        models = any(s.reads_models for s in self.steps) or any(w.combines for w in self.weightings)
+        return not self._in_order[1] and not models
 
     def prepare(self, server: Server) -> None:
         """Let the steps prepare what the server remembers or shares from the start."""
@@ -91,8 +92,13 @@ class Aggregator:
         _ = mixture.coefficients  # computed now, while clients train
         return mixture
 
-    def reduce(self, mixture: Mixture, cohort: Cohort) -> Tensor:
+    def reduce(self, mixture: Mixture, cohort: Cohort, server: Server) -> Tensor:
         """The aggregate [S], and on the way the distances that a step will ask for."""
+        for weighting in self.weightings:
+            with server.seeded_for(weighting, f"combine {stream_of(weighting)}"):
+                made = weighting.combine(mixture, cohort, server)
+            if made is not None:
+                return check_vector(weighting.combine, made, server.value, server.t)
         asked = (step.measures_distances_to(mixture) for step in self.steps)
         return cohort.reduce(mixture, distances_to=next((other for other in asked if other is not None), None))
 

@@ -37,6 +37,7 @@ class ClientMethod(Method):
     probes: ClassVar[tuple[Probe, ...]] = ()
     personal_layers: ClassVar[str | None] = None  # "head": stays with the client, is never sent or overwritten
     batches_per_step: ClassVar[int] = 1  # batches that `step` is given as one
+    averages_more: ClassVar[bool] = False  # whether its server step averages more of the clients than their models
     base_weights: ClassVar[str | None] = None  # "uniform" where the paper averages without sizes
     # Several clients may take their steps together (`engine.batch_clients`): `step` and `train` are not overridden, and the
     # hooks of a step (`penalty`, `observe_grad`, `correct_grad`) work under `torch.func.vmap`. They then see of a run

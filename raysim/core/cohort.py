@@ -97,7 +97,13 @@ class Cohort(Protocol):
         ...
 
     def gram(self) -> Tensor:
-        """[K, K] float64, ⟨Δ_i, Δ_j⟩ over all parameters."""
+        """[K, K] float64, ⟨Δ_i, Δ_j⟩ over all parameters. No process holds more than its share of the coordinates."""
+        ...
+
+    def columns(self, function: Callable[..., Tensor], mix: Mixture | None = None, *payload: Any) -> Tensor:
+        """[S] `function(updates [k, n], *payload) -> [n]` of all clients' updates, or of those that send a tensor by `mix`,
+        coordinate by coordinate; zero where none does. Hosts exchange slices: each has K · S / hosts floats of them, and
+        no more at once than the engine's gather_bytes allows. Of counters the greatest is taken."""
         ...
 
     def predict(self, rows: np.ndarray) -> Tensor:

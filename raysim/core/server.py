@@ -230,6 +230,16 @@ class Weighting(Method):
     def plan(self, cohort: Cohort, server: Server, prior: Mixture) -> Mixture:
         raise NotImplementedError
 
+    def combine(self, mixture: Mixture, cohort: Cohort, server: Server) -> Tensor | None:
+        """The aggregate [S] by another rule than the mean that the whole plan, `mixture`, describes; None: by that. A run can
+        have one weighting with such a rule."""
+        return None
+
+    @property
+    def combines(self) -> bool:
+        """Whether it has a rule of its own."""
+        return type(self).combine is not Weighting.combine
+
 
 @dataclass(frozen=True)
 class ServerStep(Method):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -10,14 +10,16 @@ import numpy as np
 
 from raysim.core import tree
 from raysim.core.arrays import tensor_of
+from raysim.core.hooks import form, misused
 from raysim.core.layers import LayerMap
 from raysim.core.mixture import Mixture
 from raysim.core.probe import Probe
 from raysim.core.rng import SERVER, stream_seed
 from raysim.engine.base import Call, Engine, Handle
+from raysim.engine.columns import batched, column_pieces, sent_pieces
 from raysim.engine.dispatcher import Dispatcher, TrainedCohort
 from raysim.engine.sums import aggregation, chunks, destinations, merge_up, place, sum_request
-from raysim.host.messages import ClientResult, SparseVector, SumDestination, SumRequest
+from raysim.host.messages import ClientResult, ColumnPiece, SparseVector, SumDestination, SumRequest
 from raysim.lazy import Tensor, torch
 
 
@@ -125,8 +127,49 @@ class HostedCohort:
         return self._per_client("rows")
 
     def gram(self) -> Tensor:
-        updates = self.gather()[:, : self.layers.P].double()
-        return updates @ updates.T
+        pieces = column_pieces(self.layers.P)
+        return tensor_of(np.sum(self._exchanged(_products, pieces), axis=0))
+
+    def columns(self, function: Callable[..., Tensor], mix: Mixture | None = None, *payload: Any) -> Tensor:
+        result = torch.zeros(self.layers.S)
+        pieces = column_pieces(self.layers.S) if mix is None else sent_pieces(mix)
+        pieces = [piece for piece in pieces if piece.senders != ()]
+        for piece, made in zip(pieces, self._exchanged(function, pieces, *payload), strict=True):
+            if made.shape != (piece.stop - piece.start,):
+                way = f"Return [{piece.stop - piece.start}], a number for each column"
+                raise misused(function, f"returned {form(tensor_of(made))}", way, self.trained.round_info.t)
+            result[piece.start : piece.stop] = tensor_of(made)
+        greatest = self._sent.clone()
+        self._set_counters(greatest, mix or self.uniform())
+        counters = slice(min((part.start for _, part, _ in self.layers.counters), default=self.layers.S), None)
+        result[counters] = (greatest - self.server_value)[counters]
+        return result
+
+    def _exchanged(
+        self, function: Callable[..., Tensor], pieces: Sequence[ColumnPiece], *payload: Any
+    ) -> list[np.ndarray]:
+        """`function` of each piece, in order. The hosts share the pieces, and send each other slices of their updates."""
+        engine, dispatcher = self._engine, self._dispatcher
+        dispatcher.need_models()
+        self._asked += 1
+        seed, place = self._seed(f"columns {self._asked}"), {client: row for row, client in enumerate(self.clients)}
+
+        def ask() -> list[np.ndarray]:
+            held = dispatcher.held
+            places = [[place[client] for client in clients] for clients in held.values()]
+            made = []
+            share = -(-(pieces[-1].stop - pieces[0].start) // len(held)) if pieces else 0
+            batches = [*batched(pieces, min(share, engine.gather_bytes // (4 * len(self.clients))))]
+            for first in range(0, len(batches), len(held)):
+                calls = []
+                for host, batch in zip(held, batches[first:], strict=False):
+                    bounds = batch[0].start, batch[-1].stop
+                    slices = [engine.call(Call(i, "slices", (clients, *bounds))) for i, clients in held.items()]
+                    calls.append(Call(host, "columns", (function, seed, batch, payload, places, *slices)))
+                made += [one for result in engine.ask(calls) for one in result]
+            return made
+
+        return dispatcher.retry(ask)
 
     def compute(self, function: Callable[..., Any], *payload: Any, models: bool = False) -> Any:
         engine, dispatcher = self._engine, self._dispatcher
@@ -224,6 +267,12 @@ class HostedCohort:
         sums_to = destinations(self._engine, list(held), turn)
         calls = {i: Call(i, "partial", (held[i], request, to)) for i, to in sums_to.items()}
         return {i: self._engine.call(call) for i, call in calls.items()}, sums_to
+
+
+def _products(updates: Tensor) -> Tensor:
+    """[K, K] of some coordinates."""
+    updates = updates.double()
+    return updates @ updates.T
 
 
 def _dots(update: Tensor, own: LayerMap, with_: Tensor, layers: LayerMap) -> Tensor:

@@ -119,7 +119,7 @@ def run_round(
     if cohort.clients:
         mixture = aggregator.plan(cohort, server, early)
         phases.end("plan")
-        target = aggregator.reduce(mixture, cohort)
+        target = aggregator.reduce(mixture, cohort, server)
         phases.end("reduce")
         server.value = aggregator.transform(target, mixture, cohort, server)
         if not stays_finite(server.value, before):

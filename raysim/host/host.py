@@ -25,6 +25,7 @@ from raysim.host.evaluator import Evaluator
 from raysim.host.messages import (
     Arrays,
     ClientResult,
+    ColumnPiece,
     HostSpec,
     SumDestination,
     SumRequest,
@@ -177,6 +178,27 @@ class ClientHost:
     def rows(self, clients: Sequence[int]) -> np.ndarray:
         """[k, S] the clients' updates."""
         return self.trained.gather(clients).cpu().numpy()
+
+    def slices(self, clients: Sequence[int], start: int, stop: int) -> np.ndarray:
+        """[k, stop - start] of the clients' updates."""
+        return self.trained.gather(clients, start, stop).cpu().numpy()
+
+    def columns(
+        self, function: Callable[..., Tensor], seed: int, pieces: Sequence[ColumnPiece], payload: Sequence[Any],
+        places: Sequence[Sequence[int]], *slices: np.ndarray,
+    ) -> list[np.ndarray]:  # fmt: skip
+        """`function(updates, *payload)` of each piece of some adjacent columns, of which the `slices` have all clients' updates:
+        at `places`, where in the cohort each row is."""
+        rows = torch.empty(sum(map(len, places)), pieces[-1].stop - pieces[0].start, device=self.device)
+        for at, rows_of_host in zip(places, slices, strict=True):
+            rows[list(at)] = on_device(rows_of_host, self.device)
+        made = []
+        for start, stop, senders in pieces:
+            part = rows[:, start - pieces[0].start : stop - pieces[0].start]
+            part = part if senders is None else part[list(senders)]
+            with seeded_for(function, stream_seed(seed, self.t, SERVER, f"columns {start}")):
+                made.append(function(part, *payload).detach().cpu().numpy())
+        return made
 
     def squared_distances(self, clients: Sequence[int], to: np.ndarray, layers: LayerMap) -> np.ndarray:
         """[k, runs] float64: squared distances of the clients' updates from `to` [P] (or [S]), for each run of

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import compress
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -147,6 +147,14 @@ class SumRequest:
             return tree.Partial(total, tuple(sent))
         pieces = compress(total.split(self.sizes), sent)
         return tree.Partial(torch.cat([total[:0], *pieces]), tuple(sent))
+
+
+class ColumnPiece(NamedTuple):
+    """Some coordinates, and where in the cohort the clients are that send them (None: all)."""
+
+    start: int
+    stop: int
+    senders: tuple[int, ...] | None
 
 
 @dataclass(frozen=True)

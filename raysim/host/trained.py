@@ -51,9 +51,9 @@ class TrainedModels:
         for name, vector in vectors.items():
             self.vectors.setdefault(name, {})[client] = vector
 
-    def gather(self, clients: Sequence[int]) -> Tensor:
-        """[k, S] a copy of the clients' updates."""
-        return self.updates[[self.row[c] for c in clients]]
+    def gather(self, clients: Sequence[int], start: int = 0, stop: int | None = None) -> Tensor:
+        """[k, S] a copy of the clients' updates, or of their elements from `start` to `stop`."""
+        return self.updates[:, start:stop][[self.row[c] for c in clients]]
 
     def blocks(self, clients: Sequence[int], of: str = "model", power: int = 1) -> Blocks:
         """The clients' updates, or the vectors `of` that name, to a `power` of 1 or 2."""

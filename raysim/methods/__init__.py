@@ -33,7 +33,9 @@ from raysim.methods.finetune import FineTune
 from raysim.methods.fixed_shrink import FixedShrink
 from raysim.methods.hdfl import HDFL
 from raysim.methods.ldawa import LDAWA
+from raysim.methods.median import Median
 from raysim.methods.moon import MOON
+from raysim.methods.multi_krum import MultiKrum
 from raysim.methods.partialfed import PartialFed
 from raysim.methods.perfedavg import PerFedAvg
 from raysim.methods.pfedme import pFedMe
@@ -47,6 +49,7 @@ from raysim.methods.sgdm import SGDM
 from raysim.methods.sign import Sign
 from raysim.methods.terngrad import TernGrad
 from raysim.methods.top_k import TopK
+from raysim.methods.trimmed_mean import TrimmedMean
 from raysim.methods.uniform import Uniform
 from raysim.registry import REGISTRY, Table
 
@@ -86,6 +89,9 @@ WEIGHTINGS: Table[type[Weighting]] = REGISTRY.table("weighting").fill(
         "fedlaw": FedLAW,
         "attentive_law": AttentiveLAW,
         "adaptive_gws": AdaptiveGWS,
+        "median": Median,
+        "trimmed_mean": TrimmedMean,
+        "multi_krum": MultiKrum,
     }
 )
 

@@ -43,6 +43,7 @@ class FedDyn(ClientMethod):
     weights: Literal["uniform", "size"] = "uniform"
     """Whether clients count alike or by their samples, as in FedLAW's code; `weighting: [fedavg]` decides before it."""
     needs: ClassVar[Needs] = Needs(global_model=True)
+    averages_more: ClassVar[bool] = True
     batched: ClassVar[bool] = True
 
     @property

@@ -39,6 +39,7 @@ class SCAFFOLD(ClientMethod):
     c_update: Literal["option_2", "option_1", "mean_grad"] = "option_2"
     """How a client's control variate is computed: from its drift, its full gradient or the mean gradient of its steps."""
     base_weights: ClassVar[str | None] = "uniform"
+    averages_more: ClassVar[bool] = True
     needs: ClassVar[Needs] = Needs(global_model=True)
     batched: ClassVar[bool] = True
 

@@ -41,21 +41,22 @@ class SGDM(ClientMethod):
             return "mfl starts every round at the global momentum; local.state: persist would keep another."
         return None
 
-    def _averages(self) -> bool:
+    @property
+    def averages_more(self) -> bool:  # type: ignore[override]
         return self.reading == "mfl" and self.rho > 0
 
     def optimizer(self, spec: OptimizerSpec) -> OptimizerSpec:
         return replace(spec, momentum=self.rho)
 
     def server_steps(self) -> tuple[ServerStep, ...]:
-        return (AverageMomentum(),) if self._averages() else ()
+        return (AverageMomentum(),) if self.averages_more else ()
 
     def begin(self, run: LocalRun) -> None:
-        if self._averages():
+        if self.averages_more:
             run.optimizer.load({"momentum": run.shared["sgdm"]})
 
     def finish(self, run: LocalRun, upload: Upload) -> None:
-        if self._averages():
+        if self.averages_more:
             upload.vectors["sgdm"] = run.optimizer.state()["momentum"]
 
 

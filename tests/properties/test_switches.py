@@ -79,6 +79,9 @@ SWITCHES = {
     "fedldf": Switches({"top_n": 2, "metric": "relative"}, {"top_n": 1}),
     "random_layer": Switches({"n": 2}, {"n": 1}),
     "hdfl": Switches({"n": 2, "select": "by_loss"}, {"n": 1}),
+    "median": Switches({}),
+    "trimmed_mean": Switches({"beta": 0.4}, sections=ALL),
+    "multi_krum": Switches({"f": 1, "m": 2}, {"f": 0}, ALL),
     "fedlaw": Switches(
         {**LEARNED, "swa": True, "swa_order": {"swa": True, "swa_order": "gamma_first"}, "gamma_clamp": [1.01, 1.1]},
         {"epochs": 2}, PROXY,

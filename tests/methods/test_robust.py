@@ -1,0 +1,184 @@
+"""Robust rules: numerical cases, what they promise about liars, and the exchange of slices between hosts."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from case import Traced
+from conftest import simulate, table, tiny
+from torch import Tensor, nn
+from toy import ToyCohort, noted, toy_server
+
+from raysim.config import ConfigError
+from raysim.core.layers import LayerMap
+from raysim.federation import Federation
+from raysim.methods import WEIGHTINGS
+from raysim.methods.median import Median
+from raysim.methods.multi_krum import MultiKrum
+from raysim.methods.trimmed_mean import TrimmedMean
+
+CASES = json.loads((Path(__file__).parents[1] / "vectors" / "robust_aggregation.json").read_text())["cases"]
+RULES = ("median", "trimmed_mean", "multi_krum")
+
+
+def cohort_of(updates: Any) -> ToyCohort:
+    size = len(updates[0])
+    layers = LayerMap.of(nn.Linear(size, 1, bias=False))
+    return ToyCohort(toy_server(layers, [0.0] * size, labels=[[1]] * len(updates)), updates, [1] * len(updates))
+
+
+def aggregate(weighting: Any, cohort: ToyCohort) -> Tensor:
+    mixture = weighting.plan(cohort, cohort.server, cohort.uniform())
+    made = weighting.combine(mixture, cohort, cohort.server)
+    return cohort.reduce(mixture) if made is None else made
+
+
+@pytest.mark.parametrize(
+    "case", [pytest.param(c, id=f"{c['rule']}{i}") for i, c in enumerate(CASES) if c["rule"] in RULES]
+)
+def test_cases(case: Mapping[str, Any]) -> None:
+    expect, cohort = case["expect"], cohort_of(case["inputs"]["updates"])
+    found = aggregate(WEIGHTINGS[case["rule"]](**case["params"]), cohort)
+    wanted = torch.tensor(expect.get("value", expect.get("mean")), dtype=torch.float64)
+    torch.testing.assert_close(found, wanted, rtol=0, atol=1e-9)
+    if "scores" in expect:
+        torch.testing.assert_close(
+            noted(cohort.server, "score"), torch.tensor(expect["scores"]).double(), rtol=1e-6, atol=1e-9
+        )
+
+
+def test_liars_do_not_leave_the_range_of_the_honest() -> None:
+    """Two of seven send what they like; with b = 2 every coordinate stays between honest ones, and Krum keeps none of them."""
+    chance = torch.Generator().manual_seed(0)
+    honest = torch.randn(5, 6, generator=chance, dtype=torch.float64)
+    for lie in (1e9, -1e9):
+        updates = torch.cat([honest, torch.full((2, 6), lie, dtype=torch.float64)])
+        for rule in (Median(), TrimmedMean(0.29)):
+            found = aggregate(rule, cohort_of(updates))
+            assert (found >= honest.amin(0)).all() and (found <= honest.amax(0)).all()
+        cohort = cohort_of(updates)
+        kept = MultiKrum(2).plan(cohort, cohort.server, cohort.uniform()).lam
+        assert kept.tolist()[5:] == [0, 0]
+
+
+def test_a_permutation_of_clients_permutes_the_plan_and_nothing_else() -> None:
+    updates = torch.randn(8, 6, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    order = [3, 1, 7, 0, 2, 6, 5, 4]
+    for rule in (Median(), TrimmedMean(0.25)):
+        assert torch.equal(aggregate(rule, cohort_of(updates)), aggregate(rule, cohort_of(updates[order])))
+    one, other = cohort_of(updates), cohort_of(updates[order])
+    plan = MultiKrum(1, 3).plan(one, one.server, one.uniform()).lam
+    assert torch.equal(plan[order], MultiKrum(1, 3).plan(other, other.server, other.uniform()).lam)
+
+
+def test_too_few_for_krum_leave_the_model() -> None:
+    cohort = cohort_of([[1.0, 2.0]] * 4)
+    assert aggregate(MultiKrum(1), cohort).tolist() == [0.0, 0.0]
+    assert noted(cohort.server, "fell_back") == 1
+
+
+FIVE = {
+    "data": {"partition": {"dirichlet_counts": {"alpha": 0.8, "clients": 8, "min_size": 4}}},
+    "rounds": {"participation": 0.65, "total": 3},
+}  # five clients a round
+ENTRIES: dict[str, Any] = {
+    "median": "median",
+    "trimmed_mean": {"trimmed_mean": 0.2},
+    "multi_krum": {"multi_krum": {"f": 1}},
+}
+
+
+@pytest.mark.parametrize("name", ENTRIES)
+def test_same_bits_on_actors_of_which_one_dies(name: str, tmp_path: Path, warm_ray: Any, monkeypatch: Any) -> None:
+    """Five actors; one is killed once its slices are asked for. The hosts exchange slices of 100 columns."""
+    import ray
+
+    changes = {**FIVE, "weighting": [ENTRIES[name]], "server": ["fedavgm"]}
+    local = simulate(tiny(**changes), tmp_path / "local")
+    monkeypatch.setattr("raysim.engine.columns.COLUMNS", 100)
+    config = tiny(**changes, engine={"ray": {"clients_per_actor": 1}})
+    federation = Federation(config, tmp_path / "ray", make_engine=warm_ray)
+    real, asked, killed = federation.engine.call, [], []
+
+    def call(asks: Any) -> Any:
+        if asks.method == "slices":
+            asked.append(asks.host)
+            if federation.t == 1 and asks.host == 2 and not killed:
+                killed.append(asks.host)
+                ray.kill(federation.engine.hosts[2], no_restart=True)
+        return real(asks)
+
+    monkeypatch.setattr(federation.engine, "call", call)
+    while federation.step() is not None:
+        pass
+    federation.finish()
+    federation.close()
+    assert {*asked} == {*range(5)} and killed
+    assert "actor" in table(tmp_path / "ray", "events")["of"]
+    assert federation.sha256() == local.sha256()
+
+
+def test_a_layer_has_the_median_of_those_that_send_it(ran: Any) -> None:
+    """With random layers: by hand, from the traced models of the first round."""
+    run = ran(**FIVE, weighting=[{"random_layer": 3}, "median"], record={"trace": [0]})
+    traced, layers, notes = Traced(run.folder, 0, run), run.server.layers, table(run.folder, "notes")
+    sent = notes["value"][(notes["name"] == "uploads") & (notes["round"] == 0)].reshape(5, layers.L)
+    assert (sent.sum(0) == 3).all()
+    for spec, layer in zip(layers.tensors, layers.groups, strict=True):
+        start = traced.before[spec.name]
+        moved = [c.model[spec.name] - start for c, sends in zip(traced.clients, sent[:, layer], strict=True) if sends]
+        middle = np.max(moved, axis=0) if spec.kind == "counter" else np.median(moved, axis=0)
+        np.testing.assert_allclose(traced.after[spec.name], start + middle, atol=1e-6)
+
+
+def test_what_a_host_holds_is_bounded(tmp_path: Path, warm_ray: Any, monkeypatch: Any) -> None:
+    """Each of two actors is handed K · S / 2 floats, up to a piece; less at once where `gather_bytes` is small."""
+    monkeypatch.setattr("raysim.engine.columns.COLUMNS", 50)
+    for gather_bytes, most in ((1 << 30, None), (4 * 5 * 200, 200)):
+        config = tiny(
+            **FIVE, weighting=["median"], engine={"ray": {"clients_per_actor": 3, "gather_bytes": gather_bytes}}
+        )
+        federation = Federation(config, tmp_path / str(gather_bytes), make_engine=warm_ray)
+        real, widths = federation.engine.call, []
+
+        def call(asks: Any, real: Any = real, widths: list[int] = widths) -> Any:
+            if asks.method == "columns":
+                pieces = asks.args[2]
+                widths.append(pieces[-1].stop - pieces[0].start)
+            return real(asks)
+
+        monkeypatch.setattr(federation.engine, "call", call)
+        federation.step()
+        federation.close()
+        S = federation.server.layers.S
+        assert sum(widths) == S
+        assert max(widths) <= (most or S / 2 + 50)
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        (
+            {"weighting": ["median", {"trimmed_mean": 0.4}]},
+            "'median' and 'trimmed_mean' both combine the clients' models",
+        ),
+        ({"weighting": ["median"], "client": ["scaffold"], "local": {"momentum": 0.0}}, "scaffold averages more than"),
+        ({"weighting": [{"multi_krum": {"f": 1}}]}, r"f 1 needs rounds of 5 clients \(2f \+ 3\), and they have 3"),
+        ({"weighting": [{"multi_krum": {"f": 0}}, {"fedldf": 2}]}, "compares whole updates, of which fedldf"),
+        ({"weighting": [{"trimmed_mean": 0.1}]}, "beta 0.1 of the 3 clients of a round is none. Set it to 0.34,"),
+        ({"weighting": [{"trimmed_mean": 0.5}]}, "must be a number >= 0 and < 0.5, but is 0.5"),
+    ],
+)
+def test_what_cannot_be(changes: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(ConfigError, match=sentence):
+        tiny(**changes)
+
+
+def test_nothing_cut_is_the_mean(ran: Any) -> None:
+    uniform = ran(weighting=[{"fedavg": {"weights": "uniform"}}])
+    assert ran(weighting=[{"trimmed_mean": 0.0}]).sha256() == uniform.sha256()
+    assert ran(weighting=[{"multi_krum": {"f": 0, "m": 3}}]).sha256() == uniform.sha256()
