@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from raysim.api.simulation import Simulation as Simulation
     from raysim.config import Config as Config
     from raysim.config import ConfigError as ConfigError
+    from raysim.core.attack import Attack as Attack
     from raysim.core.client import ClientMethod as ClientMethod
     from raysim.core.client import LocalRun as LocalRun
     from raysim.core.client import Upload as Upload
@@ -72,6 +73,7 @@ _HOMES = {
     "raysim.core.rates": ("Schedule",),
     "raysim.core.score": ("Metric",),
     "raysim.core.cohort": ("Cohort",),
+    "raysim.core.attack": ("Attack",),
     "raysim.core.failures": ("ClientFailure",),
     "raysim.core.layers": ("LayerMap",),
     "raysim.core.message": ("Compressor", "Message", "Part", "Transform"),

@@ -15,11 +15,11 @@ from typing import Any, Literal, TypeVar, get_args
 from raysim.registry import REGISTRY, Table, origin_of
 
 T = TypeVar("T")
-Role = Literal["client", "weighting", "server", "transform"]
+Role = Literal["client", "weighting", "server", "transform", "attack"]
 
 
 def method(role: Role, name: str | None = None) -> Callable[[T], T]:
-    """Decorate a frozen dataclass: a `ClientMethod`, `Weighting`, `ServerStep` or `Transform`.
+    """Decorate a frozen dataclass: a `ClientMethod`, `Weighting`, `ServerStep`, `Transform` or `Attack`.
 
     `name` is what configurations call it; by default the class's own, in lower case.
     """

@@ -43,6 +43,7 @@ KINDS = {
     "weighting": Kind("raysim.methods", "raysim.methods"),
     "server": Kind("raysim.methods", "raysim.methods"),
     "transform": Kind("raysim.methods", "raysim.methods"),
+    "attack": Kind("raysim.methods", "raysim.methods"),
     "model": Kind("raysim.models", "raysim.models"),
     "dataset": Kind("raysim.data", "raysim.datasets"),
     "partition": Kind("raysim.data", "raysim.partitions"),

@@ -48,6 +48,7 @@ def pages() -> dict[str, str]:
         "reference/transforms.md": page(
             "Transforms", "What `upload` and `download` list: how messages are encoded.", [("", of["transform"])]
         ),
+        "reference/attacks.md": page("Attacks", "What `attack` lists: what malicious clients send.", [("", of["attack"])]),
         "reference/models.md": page(
             "Models", "Besides these, every classification model of torchvision has its name there.", [("", of["model"])]
         ),

@@ -47,6 +47,7 @@ def preview(config: Config, address: str | None = None) -> str:
                     f"{len(partition.server_test):,} to test on"
                     + (f"; {unused(left_out, len(data.y))}" if (left_out := len(partition.unused(data))) else "")),
         ("model", f"{config.model.name}, {layers.P:,} parameters in {layers.L} layers"),
+        *([("malicious", str(run.attackers))] if config.attack else []),
         ("traffic", _traffic(run)),
         ("hosts", where),
         ("time", _time(run, max(hosts, 1), partition)),

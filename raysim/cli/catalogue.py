@@ -27,6 +27,7 @@ class Listed(StrEnum):
     datasets = "datasets"
     partitions = "partitions"
     transforms = "transforms"
+    attacks = "attacks"
     tasks = "tasks"
     schedules = "schedules"
     instruments = "instruments"
@@ -106,6 +107,10 @@ def catalogues(what: Listed) -> dict[str, Mapping[str, Any]]:
         from raysim.methods import TRANSFORMS
 
         return {"transform": TRANSFORMS}
+    if what is Listed.attacks:
+        from raysim.methods import ATTACKS
+
+        return {"attack": ATTACKS}
     if what is Listed.models:
         from raysim.models import MODELS
 

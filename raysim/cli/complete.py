@@ -16,6 +16,7 @@ TABLES = {  # setting -> where its entries are listed
     "server": ("methods/__init__.py", "STEPS"),
     "upload": ("methods/__init__.py", "TRANSFORMS"),
     "download": ("methods/__init__.py", "TRANSFORMS"),
+    "attack": ("methods/__init__.py", "ATTACKS"),
     "model.name": ("models/__init__.py", "MODELS"),
     "data.name": ("data/sources/__init__.py", "SOURCES"),
     "data.partition": ("data/partition/__init__.py", "PARTITIONS"),

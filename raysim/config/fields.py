@@ -19,6 +19,7 @@ STACKS = {
     "server": Catalogue("server step", REGISTRY.table("server")),
     "upload": Catalogue("transform", REGISTRY.table("transform")),
     "download": Catalogue("transform", REGISTRY.table("transform")),
+    "attack": Catalogue("attack", REGISTRY.table("attack")),
 }
 
 

@@ -245,6 +245,8 @@ class Config:
     """How clients encode what they send, such as `[error_feedback, {top_k: 0.01}]`, each around the next; empty: as it is."""
     download: tuple[Annotated[Any, STACKS["download"]], ...] = ()
     """How the server encodes the model that it sends, likewise."""
+    attack: tuple[Annotated[Any, STACKS["attack"]], ...] = ()
+    """What malicious clients send, such as `[{alie: {fraction: 0.2}}]`; empty: all are honest."""
     evaluate: EvaluateConfig = EvaluateConfig()
     engine: Annotated[EngineConfig, Catalogue("engine", ENGINES, DEVICES)] = RayEngineConfig()
     record: RecordConfig = RecordConfig()

@@ -23,10 +23,13 @@ class EarlyPlan:
 
     mixture: Mixture
     fork: Server  # on which it was planned
+    noted: int  # how much the server had noted before
 
     def adopt(self, server: Server) -> None:
         """Let `server` note and remember what the plan did."""
+        later = server.scratch.notes[self.noted :]
         server.memory, server.scratch = self.fork.memory, self.fork.scratch
+        server.scratch.notes += later
 
 
 @dataclass(frozen=True)
@@ -69,7 +72,7 @@ class Aggregator:
     def plan_early(self, cohort: AskedCohort, server: Server) -> EarlyPlan:
         """The plan as far as it is known before training. `server` stays as it is until the plan is adopted."""
         fork = server.fork()
-        return EarlyPlan(self._plan_early(cohort, fork), fork)
+        return EarlyPlan(self._plan_early(cohort, fork), fork, len(server.scratch.notes))
 
     def plan(self, cohort: Cohort, server: Server, early: EarlyPlan | None = None) -> Mixture:
         """The whole plan, continued from the `early` one of the same clients, where that was adopted."""

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from raysim.core.optim import OptimizerSpec
 
 if TYPE_CHECKING:
+    from raysim.core.attack import Attack
     from raysim.core.client import ClientMethod
     from raysim.core.message import Transform
     from raysim.core.server import ServerStep, Weighting
@@ -43,6 +44,8 @@ class RunFacts:
     """What changes the clients' messages, in the order of the configuration."""
     download: tuple[Transform, ...] = ()
     """What changes the server's, likewise."""
+    attack: tuple[Attack, ...] = ()
+    """What malicious clients send."""
 
     @property
     def cohort_size(self) -> int | None:

@@ -10,6 +10,9 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, TypeVar
 
+import numpy as np
+
+from raysim.core.attack import Attackers
 from raysim.core.event import Event
 from raysim.core.local_run import RoundInfo
 from raysim.core.mixture import Mixture
@@ -112,11 +115,11 @@ class Dispatcher:
     """
 
     def __init__(
-        self, engine: Engine, round_info: RoundInfo, asked: Sequence[int], downlink: Downlink, *, test: bool = False,
-        trace: bool = False, retry: bool = False,
+        self, engine: Engine, round_info: RoundInfo, asked: Sequence[int], downlink: Downlink, *,
+        attackers: Attackers | None = None, test: bool = False, trace: bool = False, retry: bool = False,
     ):  # fmt: skip
-        """`asked` (sorted) will train from the published model; `test` each on its test samples, and `trace` each; with
-        `retry`, those that fail for reasons of their own try again."""
+        """`asked` (sorted) will train from the published model, and the `attackers` among them lie; `test` each on its test
+        samples, and `trace` each; with `retry`, those that fail for reasons of their own try again."""
         self.engine = engine
         self.spans: list[Span] = []  # of this round
         engine.spans = self.spans
@@ -126,7 +129,8 @@ class Dispatcher:
         self.traces: dict[int, Handle] = {}
         self.early_total: tuple[int, Handle] | None = None  # host and handle of the early sum, until a host is lost
         self._holders: dict[int, Any] = {}  # host -> who was that host when it trained what it holds
-        self._requests = Requests(engine, round_info, tuple(asked), downlink)
+        self.attackers = attackers or Attackers()
+        self._requests = Requests(engine, round_info, tuple(asked), downlink, self.attackers)
         self._early_plan: SumRequest | None = None  # by which hosts sum models instead of keeping them
         self._results: dict[int, ClientResult] = {}
         self._trained_by: dict[int, int] = {}
@@ -137,13 +141,24 @@ class Dispatcher:
             "test": test,
         }  # fmt: skip
 
-    def train(self, early: Mixture | None = None, while_training: Callable[[], None] = nothing) -> TrainedCohort:
-        """Train all clients; returns once they have come back or failed.
+    @property
+    def asked(self) -> WorkUnit:
+        """The round's clients, sorted."""
+        return self._requests.asked
+
+    def inform(self, attack: int, known: np.ndarray) -> None:
+        """Let the clients of an attack know of the others, before they train."""
+        self._requests.known[attack] = self.engine.put({"value": known})
+
+    def train(
+        self, early: Mixture | None = None, while_training: Callable[[], None] = nothing, clients: WorkUnit | None = None
+    ) -> TrainedCohort:  # fmt: skip
+        """Train all clients, or those `clients`; returns what all have brought so far, once these have come back or failed.
 
         With an `early` plan hosts add the models as they train them and keep none. `while_training` is called once the
         hosts are busy.
         """
-        engine, asked = self.engine, self._requests.asked
+        engine, asked = self.engine, self.asked if clients is None else clients
         early_sum = None
         if early is not None:
             self._early_plan = replace(aggregation(early, asked), planned_early=True)
@@ -156,8 +171,9 @@ class Dispatcher:
         took = {c: self._results[c].seconds for c in asked if c in ok}
         trained_by = {c: self._trained_by[c] for c in took}
         engine.pace.learn(took, engine.partition.sizes[[*took]].tolist(), trained_by)
-        results = {c: self._results[c] for c in asked}
-        return TrainedCohort(results, dict(self._trained_by), self._requests.round_info, asked, early_sum)
+        came = tuple(sorted(self._results))
+        results = {c: self._results[c] for c in came}
+        return TrainedCohort(results, dict(self._trained_by), self._requests.round_info, came, early_sum)
 
     @property
     def sums_only(self) -> bool:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import chain
 from typing import Any
 
+from raysim.core.attack import Attackers
 from raysim.core.local_run import RoundInfo
 from raysim.core.server import Downlink
 from raysim.engine.base import Call, Engine, Handle
@@ -21,16 +23,26 @@ class Requests:
     round_info: RoundInfo
     asked: tuple[int, ...]
     downlink: Downlink
+    attackers: Attackers = field(default_factory=Attackers)
+    known: dict[int, Handle] = field(default_factory=dict)  # attack -> what its clients know of the others
 
     @cached_property
     def _position(self) -> dict[int, int]:
         return {client: i for i, client in enumerate(self.asked)}
 
+    @cached_property
+    def _groups(self) -> dict[int, tuple[int, ...]]:
+        together, groups = self.engine.spec.batch_clients, dict[int, tuple[int, ...]]()
+        for waits in (False, True):
+            company = [client for client in self.asked if self.attackers.waits(client) == waits]
+            for i in range(0, len(company), together):
+                group = tuple(company[i : i + together])
+                groups |= dict.fromkeys(group, group)
+        return groups
+
     def group(self, client: int) -> tuple[int, ...]:
-        """The clients with whom it trains: a run of those asked, wherever they train."""
-        together = self.engine.spec.batch_clients
-        first = self._position[client] // together * together
-        return self.asked[first : first + together]
+        """The clients with whom it trains: a run of those asked that train at the same time, wherever they do."""
+        return self._groups[client]
 
     def call(self, host: int, method: str, clients: Sequence[int], **options: Any) -> Call:
         """`method` of a host for some of the clients; `options` are further fields of the `TrainRequest`."""
@@ -55,8 +67,14 @@ class Requests:
         for peer in sorted(needed & engine.client_models.keys()):
             model_index[peer] = len(objects)
             objects.append(engine.client_models[peer])
+        attacks = {c: own for c in clients if (own := self.attackers.attacks_of(c))}
+        known_index = {}
+        for attack in sorted({*chain(*attacks.values())} & self.known.keys()):
+            known_index[attack] = len(objects)
+            objects.append(self.known[attack])
         groups = tuple(dict.fromkeys(map(self.group, clients))) if engine.spec.batch_clients > 1 else ()
         request = TrainRequest(
-            self.round_info, tuple(clients), state_index, model_index, mix=mix, peers=peers, groups=groups, **options
-        )
+            self.round_info, tuple(clients), state_index, model_index, mix=mix, peers=peers, attacks=attacks,
+            known_index=known_index, groups=groups, **options,
+        )  # fmt: skip
         return Call(host, method, (request, engine.published_public, engine.published_shared, *objects))

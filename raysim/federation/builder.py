@@ -16,6 +16,7 @@ from raysim.config import STACKS, Config, ConfigError
 from raysim.config.schema import UntilConfig
 from raysim.core.aggregator import Aggregator
 from raysim.core.arrays import tensor_of
+from raysim.core.attack import Attackers
 from raysim.core.broadcast import Broadcast
 from raysim.core.layers import GroupingError, LayerMap
 from raysim.core.local_run import LocalSettings
@@ -52,6 +53,7 @@ class RunParts:
     spec: HostSpec
     aggregator: Aggregator
     broadcast: Broadcast
+    attackers: Attackers
     server: Server
     engine: Engine
 
@@ -78,7 +80,8 @@ def build(
     cohort_size = config.rounds.cohort_size(partition.clients)
     engine = (make_engine or config.engine.make)(config, spec, data, partition, cohort_size)
     engine.begin(server.value)
-    return RunParts(config, data, partition, cohort_size, spec, steps, broadcast, server, engine)
+    attackers = Attackers.of(config.attack, np.flatnonzero(partition.sizes).tolist(), config.seed)
+    return RunParts(config, data, partition, cohort_size, spec, steps, broadcast, attackers, server, engine)
 
 
 def start(server: Server, value: Tensor, aggregator: Aggregator, broadcast: Broadcast) -> None:
@@ -325,6 +328,7 @@ def host_spec(config: Config, data: Dataset) -> HostSpec:
         config.model.layer_by, config.model.blocks, channels_last, settings, tuple(config.client),
         tuple(dict.fromkeys(probes)), config.evaluate.batch_size, config.engine.threads,
         batch_clients=config.engine.batch_clients, augment=config.data.augment, seed=config.seed, upload=config.upload,
+        attacks=config.attack,
     )  # fmt: skip
 
 

@@ -26,6 +26,7 @@ from raysim.engine.collectives import HostedCohort
 from raysim.engine.dispatcher import Dispatcher, initialize, nothing
 from raysim.engine.evaluation import evaluate, evaluate_clients
 from raysim.engine.model_store import HostedModels
+from raysim.engine.training import train
 from raysim.federation.builder import RunParts
 from raysim.federation.failures import RoundFailed, check_results, check_trained
 from raysim.lazy import Tensor
@@ -91,13 +92,16 @@ def run_round(
     downlink = aggregator.downlink(clients, HostedModels(engine), server)
     test = run.config.evaluate.personal == "after_train" and run.evaluates(t)
     retry = run.config.rounds.on_client_failure == "retry"
-    dispatcher = Dispatcher(engine, info, clients, downlink, test=test, trace=trace, retry=retry)
+    dispatcher = Dispatcher(
+        engine, info, clients, downlink, attackers=run.attackers, test=test, trace=trace, retry=retry
+    )
     asked = AskedCohort(clients, sizes[list(clients)], server.layers)
     early = aggregator.plan_early(asked, server) if clients else None
     # Where the whole plan needs no result of training, models are summed as they are trained, and never stored.
     watched = any(instrument.reads_models for instrument in run.config.record.instruments)
-    sums_early = early is not None and aggregator.plans_early and not watched
-    trained = dispatcher.train(early.mixture if early and sums_early else None, while_training)
+    spied_on = any(map(run.attackers.waits, clients))
+    sums_early = early is not None and aggregator.plans_early and not watched and not spied_on
+    trained = train(dispatcher, server, early.mixture if early and sums_early else None, while_training)
     events = check_trained(trained, engine.nodes, run.config.rounds)
     cohort = HostedCohort(engine, dispatcher, trained)
     if early and cohort.clients == clients:
@@ -190,10 +194,11 @@ def round_info(server: Server) -> RoundInfo:
 
 
 def evaluate_personal(run: RunParts, t: int) -> tuple[dict[int, Score], list[Event]]:
-    """Test, on each client's own test samples, the model it would receive in round t; and say who could not be tested.
+    """Test, on each honest client's own test samples, the model it would receive in round t; and say who could not be tested.
     `evaluate.clients` limits them."""
     partition = run.partition
-    clients = np.flatnonzero((partition.test.sizes > 0) & (partition.train.sizes > 0)).tolist()
+    holders = np.flatnonzero((partition.test.sizes > 0) & (partition.train.sizes > 0)).tolist()
+    clients = [client for client in holders if client not in run.attackers]
     tested = len(clients) if run.config.evaluate.clients is None else min(run.config.evaluate.clients, len(clients))
     order = draw(len(clients), tested, stream_seed(run.server.seed, t, SERVER, "evaluate"))
     clients = sorted(clients[i] for i in order)

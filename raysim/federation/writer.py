@@ -211,6 +211,7 @@ def client_rows(done: Round, run: RunParts) -> Rows:
         "steps": of("steps"), "loss_first": of("first_loss"), "loss_last": of("last_loss"), "seconds": of("seconds"),
         "weight": [weights.get(c) for c in done.drawn],
         "status": [result.status for result in results],
+        "attack": [run.attackers.names_of(c) for c in done.drawn],
         "host": [host_of.get(c) for c in done.drawn],
         "node": [nodes[host_of[c]] if c in host_of else None for c in done.drawn],
         "test_correct": [test and test.correct for test in tests],

@@ -89,7 +89,7 @@ class BatchedTrainer(Trainer):
         trained: dict[int, Trained] = {}
         for value, (run, trace) in zip(values, runs.items(), strict=True):
             flat.value.copy_(value)
-            result, upload = self._measured(run, trace)
+            result, upload = self._measured(download, run, trace)
             self._send(download, run, upload, result, value)
             self._complete(download, run, upload, result, trace)
             trained[run.client] = Trained(result, value, upload.vectors)

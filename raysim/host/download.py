@@ -34,6 +34,11 @@ class Download:
         index = self.request.state_index.get(client)
         return {} if index is None else self.objects[index]
 
+    def known(self, attack: int) -> Tensor | None:
+        """What the clients of an attack know of the others."""
+        index = self.request.known_index.get(attack)
+        return None if index is None else on_device(self.objects[index]["value"], self.server.device)
+
     def peers(self, client: int) -> PeerModels:
         """The models of others that the client is sent."""
         return PeerModels(self.request, client, self.server, self.objects)

@@ -13,6 +13,7 @@ import numpy as np
 from raysim.clock import CLOCK, Clock
 from raysim.core import tree
 from raysim.core.arrays import tensor_of
+from raysim.core.attack import Attack
 from raysim.core.client import ClientMethod, ClientStack
 from raysim.core.failures import Cause
 from raysim.core.layers import LayerMap
@@ -60,6 +61,7 @@ class HostSpec:
     clock: Clock = CLOCK  # by which all seconds of the run are measured
     seed: int = 0
     upload: tuple[Transform, ...] = ()  # of what clients send
+    attacks: tuple[Attack, ...] = ()
 
     def network(self) -> tuple[nn.Module, LayerMap]:
         """A new model with the weights that the seed gives it, and its layers. Raises `ModelError`."""
@@ -99,7 +101,12 @@ class HostSpec:
     def draws_globally(self) -> bool:
         """Whether some of a client's work may draw from any global generator."""
         scored = (metric.sums for metric in self.task.metrics)
-        return any(map(may_draw, (*self.methods, *self.upload, *self.probes, self.task, self.build_model, *scored)))
+        return any(
+            map(
+                may_draw,
+                (*self.methods, *self.upload, *self.attacks, *self.probes, self.task, self.build_model, *scored),
+            )
+        )
 
     def seed_generators(self, seed: int, device: torch.device) -> None:
         """Put the global generators from which a client's work may draw at the start of the stream `seed`. Python's and
@@ -181,6 +188,8 @@ class TrainRequest:
         None  # client -> (other client, weight)s of what it is sent
     )
     peers: Mapping[int, tuple[int, ...]] = field(default_factory=dict)  # client -> clients whose models it is sent
+    attacks: Mapping[int, tuple[int, ...]] = field(default_factory=dict)  # malicious client -> its attacks in the spec
+    known_index: Mapping[int, int] = field(default_factory=dict)  # attack -> index of what its clients know
     return_states: bool = False
     return_models: bool = False  # the uploaded ones
     trace: bool = False

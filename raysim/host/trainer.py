@@ -11,7 +11,7 @@ from raysim.core.arrays import to_numpy
 from raysim.core.client import Upload
 from raysim.core.failures import breaks_device, cause_of, out_of_memory
 from raysim.core.flat import FlatModel, difference, finite
-from raysim.core.hooks import HookError, check_storage, check_upload
+from raysim.core.hooks import HookError, alike, check_storage, check_upload, form, misused
 from raysim.core.layers import LayerMap
 from raysim.core.local_run import LocalRun
 from raysim.core.message import FLOAT, INDEX, Message, bytes_of, whole
@@ -54,7 +54,7 @@ class Trainer:
             run = self._begin(download, client)
             self._start(run, trace)
             self._stack.train(run)
-            result, upload = self._measured(run, trace)
+            result, upload = self._measured(download, run, trace)
             self._send(download, run, upload, result, update)
             if check and not finite(update):
                 result = not_finite(update, self.flat.layers)
@@ -107,7 +107,7 @@ class Trainer:
             sent = (*upload.vectors.items(), *upload.scalars.items())
             uploads = {f"upload.{name}": to_numpy(tensor.to_dense()) for name, tensor in sent}
             result.trace = {**before, **trace, "model": to_numpy(upload.value), **after, **uploads}
-        if request.test:
+        if request.test and client not in request.attacks:
             self._stack.personal(run)
             result.test = self.evaluator.personal(client)
 
@@ -159,7 +159,9 @@ class Trainer:
         for probe in self.spec.probes:
             probe.begin(run)
 
-    def _measured(self, run: LocalRun, trace: dict[str, np.ndarray]) -> tuple[ClientResult, Upload]:
+    def _measured(
+        self, download: Download, run: LocalRun, trace: dict[str, np.ndarray]
+    ) -> tuple[ClientResult, Upload]:  # fmt: skip
         """All that is after the training."""
         check_storage(self._stack.step, run)
         if table := self.flat.changed_constant():
@@ -171,6 +173,7 @@ class Trainer:
         for finish in self._stack.finishers:
             finish(run, upload)
             check_upload(finish, upload, run.flat.value)
+        self._attack(download, run, upload)
         if upload.sent is not None:
             upload.value = torch.where(upload.sent, upload.value, run.received)
         run.uploaded = upload.value
@@ -179,6 +182,19 @@ class Trainer:
             rows = self.samples.partition.train[run.client]
             trace |= {f"samples.{i:04d}.{name}": rows[batch.numpy()] for i, (name, batch) in enumerate(run.orders)}
         return self._result(run, upload, stats), upload
+
+    def _attack(self, download: Download, run: LocalRun, upload: Upload) -> None:
+        """Put into `upload` what the client sends if it is malicious."""
+        P, server = self.flat.layers.P, download.server
+        for i in download.request.attacks.get(run.client, ()):
+            attack, known = self.spec.attacks[i], download.known(i)
+            if attack.sees_others and known is None:
+                continue  # none of the others came back
+            honest = difference(upload.value[:P], server[:P])
+            lie = attack.update(honest, run, known)
+            if not alike(lie, honest):
+                raise misused(attack.update, f"returned {form(lie)}", f"Return {form(honest)}, as honest is")
+            upload.value = torch.cat([server[:P] + lie, upload.value[P:]])
 
     def _result(self, run: LocalRun, upload: Upload, stats: Sequence[Tensor]) -> ClientResult:
         seen = [batches for batches in run.losses if batches]  # none where no step was taken, or by a method of its own

@@ -1,9 +1,11 @@
 """The catalogue: every method by its name in a configuration. A new method is one file and one line here."""
 
+from raysim.core.attack import Attack
 from raysim.core.client import ClientMethod
 from raysim.core.message import Transform
 from raysim.core.server import ServerStep, Weighting
 from raysim.methods.adadecay import AdaDecay
+from raysim.methods.alie import ALIE
 from raysim.methods.apple import APPLE
 from raysim.methods.awd import AWD
 from raysim.methods.cast import BF16, FP16
@@ -47,6 +49,7 @@ from raysim.methods.scaffold import SCAFFOLD
 from raysim.methods.server_ft import ServerFT
 from raysim.methods.sgdm import SGDM
 from raysim.methods.sign import Sign
+from raysim.methods.sign_flip import SignFlip
 from raysim.methods.terngrad import TernGrad
 from raysim.methods.top_k import TopK
 from raysim.methods.trimmed_mean import TrimmedMean
@@ -126,3 +129,5 @@ TRANSFORMS: Table[type[Transform]] = REGISTRY.table("transform").fill(
         "powersgd": PowerSGD,
     }
 )
+
+ATTACKS: Table[type[Attack]] = REGISTRY.table("attack").fill({"sign_flip": SignFlip, "alie": ALIE})

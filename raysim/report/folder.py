@@ -25,7 +25,7 @@ from raysim.store.lock import is_held
 from raysim.store.manifest import FAILED, read_manifest
 from raysim.store.parts import DamagedTable
 
-STACKS = ("client", "weighting", "server", "upload", "download")
+STACKS = ("client", "weighting", "server", "upload", "download", "attack")
 ENTRIES = ("data.name", "data.partition", "engine")  # settings that are one entry of a catalogue
 MOST = {"layer": 10**5, "client": 10**7, "host": 10**6}  # that the numbers in these columns lie below, and not below 0
 MOST_ROUNDS = 10**7  # that a table may have: figures have a place for each
@@ -61,6 +61,7 @@ class Settings(TypedDict):
     server: list[Entry]
     upload: NotRequired[list[Entry]]  # an older run has none
     download: NotRequired[list[Entry]]
+    attack: NotRequired[list[Entry]]
     engine: Entry
 
 
@@ -223,10 +224,11 @@ class RunFolder:
 
 
 def methods_line(
-    client: list[str], weighting: list[str], server: list[str], upload: list[str], download: list[str]
+    client: list[str], weighting: list[str], server: list[str], upload: list[str], download: list[str], attack: list[str]
 ) -> str:  # fmt: skip
     """The methods of a run by name, in one line."""
-    sent = [f"{way} {', '.join(names)}" for way, names in (("up", upload), ("down", download)) if names]
+    others = ("up", upload), ("down", download), ("attack", attack)
+    sent = [f"{way} {', '.join(names)}" for way, names in others if names]
     return " + ".join([*(client + weighting or ["fedavg"]), *server, *sent])
 
 

@@ -95,7 +95,7 @@ def unregistered(folder: Path) -> dict[tuple[str, str], str]:
         if kind not in KINDS or name in REGISTRY.table(kind):
             continue
         what = f"{folder}: the {CALLED.get(kind, kind)} {name!r} was"
-        is_method = kind in ("client", "weighting", "server", "transform")
+        is_method = kind in ("client", "weighting", "server", "transform", "attack")
         decorator = f"raysim.method({kind!r}, {name!r})" if is_method else f"raysim.{kind}({name!r})"
         if was["file"] is None:
             place = "given as an object" if was["given"] else "defined in a notebook or a prompt"

@@ -82,6 +82,7 @@ TABLES: dict[str, pa.Schema] = {
         ("weight", "float?", "fraction", "aggregation weight; null if the client was left out or sent nothing"),
         ("seconds", "float?", "seconds", "to initialise, train and measure the client"),
         ("status", "text", "", "'ok', or why the client was left out"),
+        ("attack", "text?", "", "attacks of a malicious client; null: honest"),
         ("node", "text?", "", "node that trained the client"),
         ("host", "int?", "id", "client host (actor) that trained the client"),
         ("test_correct", "int?", "samples", "correct test samples of the client's own shard"),
