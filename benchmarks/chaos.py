@@ -592,7 +592,7 @@ def client_fault(trial: Trial) -> None:
     methods = [*CASES[trial.case].get("client", []), "sabotaged"]
     trial.setup = Sabotage(str(trial.folder / "was sabotaged"), how, trial.random.randint(1, ROUNDS - 2))
     ended = trial.start(client=methods, rounds=trial.rounds | {"on_client_failure": "retry"}).end()
-    sentence = "" if how == "nan" else "an error in a client's training ends the run"
+    sentence = "" if how == "nan" else "an error in a client's code ends the run"
     if ended.code != (0 if how == "nan" else 1) or sentence not in ended.output:
         trial.problems.append(f"{how} ended with {ended.code}:\n{ended.output[-2000:]}")
     trial.said += [sentence] if sentence else []

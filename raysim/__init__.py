@@ -38,9 +38,12 @@ if TYPE_CHECKING:
     from raysim.core.mixture import Mixture as Mixture
     from raysim.core.rates import Schedule as Schedule
     from raysim.core.score import Metric as Metric
+    from raysim.core.selection import Asked as Asked
+    from raysim.core.selection import Selection as Selection
     from raysim.core.server import Server as Server
     from raysim.core.server import ServerStep as ServerStep
     from raysim.core.server import Weighting as Weighting
+    from raysim.core.simulated import Trait as Trait
     from raysim.core.task import Classification as Classification
     from raysim.core.task import MultiLabel as MultiLabel
     from raysim.core.task import NextToken as NextToken
@@ -58,6 +61,7 @@ if TYPE_CHECKING:
     from raysim.plugins import partition as partition
     from raysim.plugins import schedule as schedule
     from raysim.plugins import task as task
+    from raysim.plugins import trait as trait
     from raysim.report.runs import Run as Run
     from raysim.report.runs import load as load
 
@@ -65,13 +69,15 @@ _HOMES = {
     "raysim.api.functions": ("continued", "read_config", "resume", "run", "stream"),
     "raysim.api.simulation": ("RoundResult", "Simulation"),
     "raysim.report.runs": ("Run", "load"),
-    "raysim.plugins": ("dataset", "instrument", "method", "metric", "model", "partition", "schedule", "task"),
+    "raysim.plugins": ("dataset", "instrument", "method", "metric", "model", "partition", "schedule", "task", "trait"),
     "raysim.config": ("Config", "ConfigError"),
     "raysim.core.client": ("ClientMethod", "LocalRun", "Upload"),
     "raysim.core.server": ("Server", "ServerStep", "Weighting"),
     "raysim.core.task": ("Classification", "MultiLabel", "NextToken", "Regression", "Task"),
     "raysim.core.rates": ("Schedule",),
     "raysim.core.score": ("Metric",),
+    "raysim.core.selection": ("Asked", "Selection"),
+    "raysim.core.simulated": ("Trait",),
     "raysim.core.cohort": ("Cohort",),
     "raysim.core.attack": ("Attack",),
     "raysim.core.failures": ("ClientFailure",),

@@ -1,5 +1,5 @@
-"""Own methods, models, data sets, partitions, tasks, metrics, instruments and schedules under a name that configurations can
-use.
+"""Own methods, models, data sets, partitions, tasks, metrics, instruments, schedules and traits under a name that
+configurations can use.
 
 A class or function is registered where it is written: in a script, in a notebook's cell, or in an installed package,
 which can name it as an entry point instead (see `raysim.registry`). It travels to Ray's actors with the run.
@@ -15,11 +15,11 @@ from typing import Any, Literal, TypeVar, get_args
 from raysim.registry import REGISTRY, Table, origin_of
 
 T = TypeVar("T")
-Role = Literal["client", "weighting", "server", "transform", "attack"]
+Role = Literal["client", "weighting", "server", "transform", "attack", "selection"]
 
 
 def method(role: Role, name: str | None = None) -> Callable[[T], T]:
-    """Decorate a frozen dataclass: a `ClientMethod`, `Weighting`, `ServerStep`, `Transform` or `Attack`.
+    """Decorate a frozen dataclass: a `ClientMethod`, `Weighting`, `ServerStep`, `Transform`, `Attack` or `Selection`.
 
     `name` is what configurations call it; by default the class's own, in lower case.
     """
@@ -94,6 +94,11 @@ def instrument(name: str | None = None) -> Callable[[T], T]:
 def schedule(name: str | None = None) -> Callable[[T], T]:
     """Decorate a `Schedule`: a frozen dataclass whose `factor` a rate is multiplied by, round by round."""
     return REGISTRY.add("schedule", name)
+
+
+def trait(name: str | None = None) -> Callable[[T], T]:
+    """Decorate a `Trait`: a frozen dataclass whose `of` draws a client's speed, bandwidth or latency."""
+    return REGISTRY.add("trait", name)
 
 
 def registered(kind: str, entry: Any, name: str | None = None) -> str:

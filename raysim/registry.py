@@ -44,6 +44,7 @@ KINDS = {
     "server": Kind("raysim.methods", "raysim.methods"),
     "transform": Kind("raysim.methods", "raysim.methods"),
     "attack": Kind("raysim.methods", "raysim.methods"),
+    "selection": Kind("raysim.methods", "raysim.methods"),
     "model": Kind("raysim.models", "raysim.models"),
     "dataset": Kind("raysim.data", "raysim.datasets"),
     "partition": Kind("raysim.data", "raysim.partitions"),
@@ -54,6 +55,7 @@ KINDS = {
     "engine": Kind("raysim.engine.settings"),
     "sink": Kind("raysim.store.sinks"),
     "schedule": Kind("raysim.core.rates", "raysim.schedules"),
+    "trait": Kind("raysim.core.simulated", "raysim.traits"),
 }
 
 
@@ -67,6 +69,8 @@ class Catalogue:
     """Its names and classes."""
     hint: str = ""
     """Ends the message on an unknown name."""
+    number: str | None = None
+    """The entry whose first field a bare number is."""
 
     def __str__(self) -> str:
         return f"{'an' if self.role[0] in 'aeiou' else 'a'} {self.role}"

@@ -43,6 +43,8 @@ from raysim.config import (
     load,
 )  # fmt: skip
 from raysim.config.shipped import find
+from raysim.core.simulated import TRAITS
+from raysim.methods import SELECTIONS
 from raysim.report.figures import FIGURES
 from raysim.report.runs import Run
 from raysim.store import manifest, tables
@@ -214,7 +216,8 @@ def test_every_name_is_offered() -> None:
     known = {path: set(catalogue.entries) for path, catalogue in STACKS.items()} | {
         "model.name": set(MODELS), "data.name": set(SOURCES), "data.partition": set(PARTITIONS),
         "record.instruments": set(INSTRUMENTS), "record.sinks": set(SINKS), "engine": set(ENGINES),
-        "preset": set(PRESETS),
+        "preset": set(PRESETS), "rounds.selection": set(SELECTIONS),
+        **{f"clock.{name}": set(TRAITS) for name in ("speed", "up", "down", "latency")},
     }  # fmt: skip
     assert {path: set(complete._named(path)) for path in complete.TABLES} == known
     assert set(complete.figures("")) == set(FIGURES)

@@ -1,5 +1,5 @@
-"""What somebody adds from outside the package, each in one place. A method, model, data set, partition, task, metric and
-instrument are added by the script of tests/api/test_plugins.py."""
+"""What a user adds from outside the package, each in one place. Most kinds are added by the script of
+tests/api/test_plugins.py."""
 
 from __future__ import annotations
 

@@ -20,9 +20,8 @@ from raysim.config import ConfigError, LocalConfig, load
 from raysim.core.client import ClientMethod, LocalRun, Upload
 from raysim.core.failures import ClientFailure
 from raysim.data.partition import IIDEqual
-from raysim.federation import Federation
+from raysim.federation import Federation, sample
 from raysim.federation.failures import RoundFailed
-from raysim.federation.round import sample
 from raysim.methods import CLIENTS, WEIGHTINGS
 from raysim.models import Inputs, build
 from raysim.store import tables

@@ -49,6 +49,12 @@ def pages() -> dict[str, str]:
             "Transforms", "What `upload` and `download` list: how messages are encoded.", [("", of["transform"])]
         ),
         "reference/attacks.md": page("Attacks", "What `attack` lists: what malicious clients send.", [("", of["attack"])]),
+        "reference/selections.md": page(
+            "Selections", "What `rounds.selection` names: who takes part in a round.", [("", of["selection"])]
+        ),
+        "reference/traits.md": page(
+            "Traits", "What `clock.speed`, `clock.up`, `clock.down` and `clock.latency` name.", [("", of["trait"])]
+        ),
         "reference/models.md": page(
             "Models", "Besides these, every classification model of torchvision has its name there.", [("", of["model"])]
         ),

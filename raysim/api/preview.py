@@ -18,9 +18,10 @@ from raysim.data import Partition
 from raysim.engine.dispatcher import TrainedCohort
 from raysim.engine.ray.placement import HOST_BYTES, Node, Resources, place
 from raysim.engine.traffic import ledger
-from raysim.federation.builder import RunParts, build, checked_data
-from raysim.federation.round import learning_rate, round_info, sample
+from raysim.federation.builder import RunParts, build, checked_data, learning_rate
+from raysim.federation.round import select
 from raysim.federation.trial import first_message
+from raysim.federation.versions import round_info
 from raysim.host.footprint import training_bytes
 from raysim.host.host import ClientHost
 from raysim.host.messages import ClientResult
@@ -96,9 +97,8 @@ def _no_engine(*_: Any) -> Any:
 def _traffic(run: RunParts) -> str:
     """What the byte ledger says of a first round in which everybody comes back."""
     server = run.server
-    server.scratch = RoundScratch(0, learning_rate(run, 0))
-    drawn = sample(server.seed, 0, run.partition.clients, run.cohort_size)
-    clients = tuple(c for c in drawn if run.partition.sizes[c])
+    server.scratch = RoundScratch(0, learning_rate(run.config, 0))
+    clients = tuple(c for c in select(run).clients if run.partition.sizes[c])
     if not clients:
         return "none in the first round, which draws no client with samples"
     asked = AskedCohort(clients, server.population.sizes[list(clients)], server.layers)

@@ -17,6 +17,7 @@ from raysim.cli import complete
 from raysim.cli.options import Changes, ConfigName, Overrides
 from raysim.paths import below
 from raysim.printable import printable
+from raysim.registry import REGISTRY
 
 
 class Listed(StrEnum):
@@ -28,6 +29,8 @@ class Listed(StrEnum):
     partitions = "partitions"
     transforms = "transforms"
     attacks = "attacks"
+    selections = "selections"
+    traits = "traits"
     tasks = "tasks"
     schedules = "schedules"
     instruments = "instruments"
@@ -99,42 +102,6 @@ def data_show(
 
 def catalogues(what: Listed) -> dict[str, Mapping[str, Any]]:
     """Role → entries."""
-    if what is Listed.methods:
-        from raysim.methods import CLIENTS, STEPS, WEIGHTINGS
-
-        return {"client": CLIENTS, "weighting": WEIGHTINGS, "server": STEPS}
-    if what is Listed.transforms:
-        from raysim.methods import TRANSFORMS
-
-        return {"transform": TRANSFORMS}
-    if what is Listed.attacks:
-        from raysim.methods import ATTACKS
-
-        return {"attack": ATTACKS}
-    if what is Listed.models:
-        from raysim.models import MODELS
-
-        return {"model": MODELS}
-    if what is Listed.datasets:
-        from raysim.data import SOURCES
-
-        return {"dataset": SOURCES}
-    if what is Listed.partitions:
-        from raysim.data import PARTITIONS
-
-        return {"partition": PARTITIONS}
-    if what is Listed.tasks:
-        from raysim.core.task import TASKS
-
-        return {"task": TASKS}
-    if what is Listed.schedules:
-        from raysim.core.rates import SCHEDULES
-
-        return {"schedule": SCHEDULES}
-    if what is Listed.sinks:
-        from raysim.store.sinks import SINKS
-
-        return {"sink": SINKS}
     if what is Listed.figures:
         from raysim.report import need
 
@@ -142,9 +109,9 @@ def catalogues(what: Listed) -> dict[str, Mapping[str, Any]]:
         from raysim.report.figures import FIGURES
 
         return {"figure": {name: entry.of for name, entry in FIGURES.items()}}
-    from raysim.analysis import INSTRUMENTS, MEASURES
-
-    return {"observer": INSTRUMENTS, "measure": MEASURES}
+    several = {"methods": ("client", "weighting", "server"), "instruments": ("instrument", "measure")}
+    kinds = several.get(what, (what.removesuffix("s"),))
+    return {"observer" if kind == "instrument" else kind: REGISTRY.table(kind) for kind in kinds}
 
 
 def first_line(entry: Any) -> str:

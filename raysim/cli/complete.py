@@ -17,6 +17,8 @@ TABLES = {  # setting -> where its entries are listed
     "upload": ("methods/__init__.py", "TRANSFORMS"),
     "download": ("methods/__init__.py", "TRANSFORMS"),
     "attack": ("methods/__init__.py", "ATTACKS"),
+    "rounds.selection": ("methods/__init__.py", "SELECTIONS"),
+    **{f"clock.{name}": ("core/simulated.py", "TRAITS") for name in ("speed", "up", "down", "latency")},
     "model.name": ("models/__init__.py", "MODELS"),
     "data.name": ("data/sources/__init__.py", "SOURCES"),
     "data.partition": ("data/partition/__init__.py", "PARTITIONS"),

@@ -40,6 +40,8 @@ ENTRIES: Mapping[str, Mapping[str, type]] = {
     "partition": REGISTRY.table("partition"),
     "augmentation": AUGMENTATIONS,
     "schedule": REGISTRY.table("schedule"),
+    "selection": REGISTRY.table("selection"),
+    "trait": REGISTRY.table("trait"),
     "engine": REGISTRY.table("engine"),
     "observer": REGISTRY.table("instrument"),
     "measure": REGISTRY.table("measure"),

@@ -62,6 +62,8 @@ def canonical(annotation: Any, raw: Any) -> Any:
 
 
 def _canonical_entry(catalogue: Catalogue, raw: Any) -> Any:
+    if isinstance(raw, int | float) and catalogue.number and not isinstance(raw, bool):
+        raw = {catalogue.number: raw}
     if isinstance(raw, str):
         return {raw: {}}
     if type(raw) in catalogue.entries.values():

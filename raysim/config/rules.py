@@ -233,6 +233,45 @@ def _check_download(config: Config) -> Found:
         yield "download", f"encodes one model for all clients, but {senders[0]} sends each of them others."
 
 
+def _check_selection(config: Config) -> Found:
+    selection = config.rounds.selection
+    if isinstance(selection, Unreadable):
+        return
+    path = f"rounds.selection.{selection.name}"
+    if problem := selection.check(facts_of(config)):
+        yield path, problem
+    if selection.needs_clock and not config.clock.runs:
+        yield path, "needs to know how long clients take. Set a speed, a bandwidth or a latency under clock."
+    if not selection.asynchronous:
+        return
+    if config.download:
+        yield "download", f"is encoded once a round, but {selection.name} lets clients train from older models."
+    for stack, refused, why in _ASYNCHRONOUS:
+        for where, name, method in _methods(config, stack):
+            if refused(method):
+                yield f"{where}.{name}", f"{why}; with {selection.name} they begin at different ones."
+    for instrument in config.record.instruments:
+        if instrument.reads_models:
+            yield (
+                "record.instruments",
+                f"{instrument.name} compares models; with {selection.name} they begin at different ones.",
+            )
+
+
+_ASYNCHRONOUS: tuple[tuple[str, Callable[[Any], object], str], ...] = (
+    (
+        "client",
+        lambda m: m.needs.peers or m.downlink_rule(),
+        "sends each client another model, made from those of one round",
+    ),
+    ("client", lambda m: m.averages_more or m.server_steps(), "corrects clients that began at one model"),
+    ("client", lambda m: m.starts_everyone(), "lets clients start that are not asked"),
+    ("weighting", lambda m: m.stage != "weigh" and not m.combines, "compares clients that began at one model"),
+    ("server", lambda m: m.reads_models, "compares models that began at one"),
+)
+"""What takes for granted that all clients of a round begin at one model."""
+
+
 def _check_order(config: Config) -> Found:
     refined = None
     for path, name, step in _methods(config, "server"):
@@ -301,6 +340,7 @@ def facts_of(config: Config) -> RunFacts:
         optimizer=OptimizerSpec(local.optimizer, local.momentum, local.nesterov, local.weight_decay, local.betas),
         persist=local.state == "persist",
         **stacks,
+        selection=None if isinstance(config.rounds.selection, Unreadable) else config.rounds.selection,
     )
 
 
@@ -319,6 +359,7 @@ _CHECKS = (
         _check_twice,
         _check_together,
         _check_download,
+        _check_selection,
     ),
     *(_check_order, _check_proxy, _check_evaluation, _check_record, _check_instruments, _check_methods),
 )

@@ -13,8 +13,9 @@ from raysim.config.build import canonical, read_fields
 from raysim.config.fields import STACKS
 from raysim.config.messages import Faults
 from raysim.core.bounds import Fraction, NonNegative, NonNegativeInt, Positive, PositiveInt, Seed
-from raysim.core.facts import cohort_size
 from raysim.core.rates import Schedules
+from raysim.core.selection import UniformSelection
+from raysim.core.simulated import SimulatedClock
 from raysim.data import Dataset, Proxy, Storage, load
 from raysim.data.augment import AUGMENTATIONS
 from raysim.engine.settings import ENGINES, EngineConfig, RayEngineConfig
@@ -117,6 +118,9 @@ class RoundsConfig:
     """What ends the run earlier."""
     participation: Positive = 1.0
     """Fraction of the clients drawn each round, in (0, 1]."""
+    selection: Annotated[Any, Catalogue("selection", REGISTRY.table("selection"))] = UniformSelection()
+    """Who takes part in a round: `uniform` draws among all clients, `fedbuff` takes those whose asynchronous updates come in
+    first."""
     evaluate_every: PositiveInt = 1
     """Rounds between evaluations; the last round is always evaluated."""
     checkpoint_every: PositiveInt = 10
@@ -131,7 +135,8 @@ class RoundsConfig:
 
     def cohort_size(self, clients: int) -> int:
         """Clients that take part in a round of a federation of `clients`: at least one."""
-        return cohort_size(self.participation, clients)
+        asked: int = self.selection.asked(self.participation, clients)
+        return asked
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -234,6 +239,7 @@ class Config:
     data: DataConfig
     model: ModelConfig
     rounds: RoundsConfig
+    clock: SimulatedClock = SimulatedClock()
     local: LocalConfig
     client: tuple[Annotated[Any, STACKS["client"]], ...] = ()
     """Local objectives and initialisations; empty: FedAvg."""

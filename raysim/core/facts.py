@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from raysim.core.attack import Attack
     from raysim.core.client import ClientMethod
     from raysim.core.message import Transform
+    from raysim.core.selection import Selection
     from raysim.core.server import ServerStep, Weighting
 
 
@@ -46,11 +47,16 @@ class RunFacts:
     """What changes the server's, likewise."""
     attack: tuple[Attack, ...] = ()
     """What malicious clients send."""
+    selection: Selection | None = None
+    """Who takes part; None: as many as `participation` says."""
 
     @property
     def cohort_size(self) -> int | None:
-        """Clients drawn each round; None where the data decide."""
-        return cohort_size(self.participation, self.clients) if self.clients and self.clients > 0 else None
+        """Clients that take part in a round; None where the data decide."""
+        if not self.clients or self.clients < 0:
+            return None
+        asked = self.selection.asked if self.selection else cohort_size
+        return asked(self.participation, self.clients)
 
 
 def cohort_size(participation: float, clients: int) -> int:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any, ClassVar, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 import numpy as np
 
@@ -19,6 +19,9 @@ from raysim.core.probe import Probe
 from raysim.core.rng import SERVER, generator, seeded_for, stream_of, stream_seed
 from raysim.lazy import Tensor, torch
 from raysim.registry import Named
+
+if TYPE_CHECKING:
+    from raysim.core.selection import Asked
 
 STAGES = ("select", "weigh", "multiply", "rescale")
 
@@ -122,6 +125,7 @@ class RoundScratch:
     batches: list[np.ndarray] = field(default_factory=list)  # rows of every batch that the server drew
     statistics: Tensor | None = None  # [B] what weight learning on proxy data left, for `bn_stats: proxy`
     one_time_scalars: dict[int, int] = field(default_factory=dict)  # numbers that clients send now, and never again
+    asked: Asked | None = None  # who takes part
 
     def copy(self) -> RoundScratch:
         """One of its own, with what there is so far."""

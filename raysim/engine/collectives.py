@@ -26,7 +26,11 @@ from raysim.lazy import Tensor, torch
 class HostedCohort:
     """A `raysim.core.cohort.Cohort`: its numbers come from `trained`, its models stay on the hosts that `dispatcher` tracks."""
 
-    def __init__(self, engine: Engine, dispatcher: Dispatcher, trained: TrainedCohort):
+    def __init__(
+        self, engine: Engine, dispatcher: Dispatcher, trained: TrainedCohort, began_with: Tensor | None = None
+    ):  # fmt: skip
+        """`began_with` [K, B] are the clients' first buffers, where they began at models of different rounds."""
+        self._began_with = began_with
         self._engine, self._dispatcher, self.trained = engine, dispatcher, trained
         self.layers: LayerMap = engine.layers
         self.clients = trained.clients
@@ -74,10 +78,12 @@ class HostedCohort:
         return self._per_client("each", self._seed(f"each {self._asked}"), function, *sent)
 
     def distances(self, to: Tensor, layers: LayerMap | None = None) -> Tensor:
+        self._need_one_model(self.distances)
         return self._distances(to - self._sent[: len(to)], layers or self.layers)
 
     def distances_to_mixture(self, mix: Mixture) -> Tensor:
         if self._distances_to is None or self._distances_to[0] is not mix:
+            self._need_one_model(self.distances_to_mixture)
             centre = self._sum(sum_request(self.clients, self.layers, mix.weights))
             self._distances_to = mix, self._distances(centre, self.layers)
         return self._distances_to[1]
@@ -86,6 +92,7 @@ class HostedCohort:
         return self.each(_dots, with_, layers or self.layers)
 
     def predict(self, rows: np.ndarray) -> Tensor:
+        self._need_one_model(self.predict)
         return self._per_client("predict", rows)
 
     def _distances(self, to: Tensor, layers: LayerMap) -> Tensor:
@@ -115,6 +122,12 @@ class HostedCohort:
             return torch.from_numpy(np.stack([by_client[c] for c in self.clients]))
 
         return dispatcher.retry(ask)
+
+    def _need_one_model(self, of: Callable[..., Any]) -> None:
+        if self._began_with is not None:
+            way = "Only their updates can be compared: cohort.each, dots, gram, columns and reduce"
+            fault = "was asked for, but the clients of this round began at models of different rounds"
+            raise misused(of, fault, way, self.trained.round_info.t)
 
     # Gathers.
 
@@ -176,6 +189,7 @@ class HostedCohort:
         seed = self._seed(f"compute {self._computed}")
         self._computed += 1
         if models:
+            self._need_one_model(self.compute)
             self._need_room()
             dispatcher.need_models()
 
@@ -208,6 +222,9 @@ class HostedCohort:
         early = self.trained.early_sum if self._dispatcher.sums_only else None
         made_early = early is not None and mix is early.mixture and self.clients == self.trained.asked
         result = self._sum(early.request if early and made_early else aggregation(mix, self.clients))
+        if self._began_with is not None:  # buffers are averaged, and not what has changed of them
+            weights = mix.buffers.repeat_interleave(self.layers.sizes[self.layers.T :], dim=1)
+            result[self.layers.P :] += (weights * (self._began_with - self.server_value[self.layers.P :])).sum(0)
         self._set_counters(result, mix)
         return result
 

@@ -18,7 +18,7 @@ from raysim.core.local_run import RoundInfo
 from raysim.core.mixture import Mixture
 from raysim.core.server import Downlink
 from raysim.engine.base import ATTEMPTS, Call, Engine, Handle, HostLost, MachineFailure, Span
-from raysim.engine.requests import Requests
+from raysim.engine.requests import Requests, Start
 from raysim.engine.shares import WorkUnit, assign
 from raysim.engine.sums import aggregation, destinations, merge_up
 from raysim.host.messages import ClientResult, SumDestination, SumRequest, TrainReply
@@ -116,10 +116,12 @@ class Dispatcher:
 
     def __init__(
         self, engine: Engine, round_info: RoundInfo, asked: Sequence[int], downlink: Downlink, *,
-        attackers: Attackers | None = None, test: bool = False, trace: bool = False, retry: bool = False,
+        starts: Mapping[int, Start] | None = None, attackers: Attackers | None = None, test: bool = False,
+        trace: bool = False, retry: bool = False,
     ):  # fmt: skip
-        """`asked` (sorted) will train from the published model, and the `attackers` among them lie; `test` each on its test
-        samples, and `trace` each; with `retry`, those that fail for reasons of their own try again."""
+        """`asked` (sorted) will train from the published model, or from their `starts`, and the `attackers` among them lie.
+        `test` each on its test samples, and `trace` each; with `retry`, those that fail for reasons of their own try again.
+        """
         self.engine = engine
         self.spans: list[Span] = []  # of this round
         engine.spans = self.spans
@@ -130,7 +132,7 @@ class Dispatcher:
         self.early_total: tuple[int, Handle] | None = None  # host and handle of the early sum, until a host is lost
         self._holders: dict[int, Any] = {}  # host -> who was that host when it trained what it holds
         self.attackers = attackers or Attackers()
-        self._requests = Requests(engine, round_info, tuple(asked), downlink, self.attackers)
+        self._requests = Requests(engine, round_info, tuple(asked), downlink, self.attackers, starts or {})
         self._early_plan: SumRequest | None = None  # by which hosts sum models instead of keeping them
         self._results: dict[int, ClientResult] = {}
         self._trained_by: dict[int, int] = {}
@@ -145,6 +147,11 @@ class Dispatcher:
     def asked(self) -> WorkUnit:
         """The round's clients, sorted."""
         return self._requests.asked
+
+    @property
+    def downlink(self) -> Downlink:
+        """What they are sent."""
+        return self._requests.downlink
 
     def inform(self, attack: int, known: np.ndarray) -> None:
         """Let the clients of an attack know of the others, before they train."""
@@ -210,12 +217,16 @@ class Dispatcher:
         return collect
 
     def _visits(self, share: WorkUnit) -> list[WorkUnit]:
-        """Split a host's share into work units of whole groups, so that what one unit returns stays below `WORK_UNIT_BYTES`."""
+        """Split a host's share into work units of whole groups that train from one model, so that what one unit returns stays
+        below `WORK_UNIT_BYTES`."""
         engine = self.engine
         per_client = 4 * engine.layers.S * (2 * engine.stateful + engine.spec.stack.peer_models)
-        groups = self._groups(share)
         most = max(1, WORK_UNIT_BYTES // (per_client or 1) // engine.spec.batch_clients)
-        return [tuple(itertools.chain(*groups[i : i + most])) for i in range(0, len(groups), most)]
+        units = []
+        for clients in self._requests.by_start(share):
+            groups = self._groups(clients)
+            units += [tuple(itertools.chain(*groups[i : i + most])) for i in range(0, len(groups), most)]
+        return units
 
     def _groups(self, clients: WorkUnit) -> list[WorkUnit]:
         """The groups in which some clients train, whole: to the same bits they train in no other company."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import chain
@@ -15,6 +15,14 @@ from raysim.engine.base import Call, Engine, Handle
 from raysim.host.messages import TrainRequest
 
 
+@dataclass(frozen=True, eq=False)
+class Start:
+    """A model from which clients train that is not the newest."""
+
+    round_info: RoundInfo  # of the round in which it was the newest
+    value: Handle  # [S]
+
+
 @dataclass(frozen=True)
 class Requests:
     """Makes the calls that concern the clients `asked` (sorted), who are sent what `downlink` says."""
@@ -24,6 +32,7 @@ class Requests:
     asked: tuple[int, ...]
     downlink: Downlink
     attackers: Attackers = field(default_factory=Attackers)
+    starts: Mapping[int, Start] = field(default_factory=dict)  # of clients that were sent an older model
     known: dict[int, Handle] = field(default_factory=dict)  # attack -> what its clients know of the others
 
     @cached_property
@@ -33,19 +42,28 @@ class Requests:
     @cached_property
     def _groups(self) -> dict[int, tuple[int, ...]]:
         together, groups = self.engine.spec.batch_clients, dict[int, tuple[int, ...]]()
-        for waits in (False, True):
-            company = [client for client in self.asked if self.attackers.waits(client) == waits]
+        kinds = dict[tuple[bool, Start | None], list[int]]()
+        for client in self.asked:
+            kinds.setdefault((self.attackers.waits(client), self.starts.get(client)), []).append(client)
+        for company in kinds.values():
             for i in range(0, len(company), together):
                 group = tuple(company[i : i + together])
                 groups |= dict.fromkeys(group, group)
         return groups
 
     def group(self, client: int) -> tuple[int, ...]:
-        """The clients with whom it trains: a run of those asked that train at the same time, wherever they do."""
+        """The clients with whom it trains: a run of those asked that train from one model at one time, wherever they do."""
         return self._groups[client]
 
+    def by_start(self, clients: Sequence[int]) -> list[tuple[int, ...]]:
+        """The clients, split by the model from which they train."""
+        parts = dict[Start | None, list[int]]()
+        for client in clients:
+            parts.setdefault(self.starts.get(client), []).append(client)
+        return [*map(tuple, parts.values())]
+
     def call(self, host: int, method: str, clients: Sequence[int], **options: Any) -> Call:
-        """`method` of a host for some of the clients; `options` are further fields of the `TrainRequest`."""
+        """`method` of a host for some of the clients, who train from one model; `options` are further fields of the request."""
         engine, down = self.engine, self.downlink
         objects: list[Handle] = []
         state_index, model_index = {}, {}
@@ -73,8 +91,9 @@ class Requests:
             known_index[attack] = len(objects)
             objects.append(self.known[attack])
         groups = tuple(dict.fromkeys(map(self.group, clients))) if engine.spec.batch_clients > 1 else ()
+        start = self.starts.get(next(iter(clients), -1)) or Start(self.round_info, engine.published_public)
         request = TrainRequest(
-            self.round_info, tuple(clients), state_index, model_index, mix=mix, peers=peers, attacks=attacks,
+            self.round_info.t, start.round_info, tuple(clients), state_index, model_index, mix=mix, peers=peers, attacks=attacks,
             known_index=known_index, groups=groups, **options,
         )  # fmt: skip
-        return Call(host, method, (request, engine.published_public, engine.published_shared, *objects))
+        return Call(host, method, (request, start.value, engine.published_shared, *objects))

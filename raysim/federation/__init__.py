@@ -1,5 +1,6 @@
 """A run: built from a configuration, run round by round, written down, saved and resumed."""
 
+from raysim.core.selection import sample
 from raysim.federation.builder import (
     MakeEngine,
     RunParts,
@@ -11,7 +12,7 @@ from raysim.federation.builder import (
 )
 from raysim.federation.failures import RoundFailed
 from raysim.federation.loop import Federation
-from raysim.federation.round import Round, run_round, sample
+from raysim.federation.round import Round, run_round
 
 __all__ = [
     "Federation",

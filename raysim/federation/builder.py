@@ -6,6 +6,7 @@ import hashlib
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -22,6 +23,7 @@ from raysim.core.layers import GroupingError, LayerMap
 from raysim.core.local_run import LocalSettings
 from raysim.core.method import Method
 from raysim.core.optim import OptimizerSpec
+from raysim.core.rates import scheduled
 from raysim.core.rng import SERVER, preserved, seeded_for, stream_seed
 from raysim.core.server import DownlinkRule, Memory, Population, ProxyData, Server, held_out
 from raysim.data import Dataset, Partition, make_partition
@@ -29,6 +31,7 @@ from raysim.data.encoded import Encoded
 from raysim.engine.base import Engine
 from raysim.federation.learned import class_weights, misfits, task
 from raysim.federation.trial import tried, unscored, unsendable
+from raysim.federation.versions import Versions
 from raysim.host.device import NO_FP16
 from raysim.host.messages import HostSpec
 from raysim.lazy import Tensor, nn, torch
@@ -56,6 +59,7 @@ class RunParts:
     attackers: Attackers
     server: Server
     engine: Engine
+    versions: Versions
 
     def evaluates(self, t: int) -> bool:
         """Whether models are tested in round t."""
@@ -80,8 +84,15 @@ def build(
     cohort_size = config.rounds.cohort_size(partition.clients)
     engine = (make_engine or config.engine.make)(config, spec, data, partition, cohort_size)
     engine.begin(server.value)
+    versions = Versions(engine, partial(learning_rate, config))
     attackers = Attackers.of(config.attack, np.flatnonzero(partition.sizes).tolist(), config.seed)
-    return RunParts(config, data, partition, cohort_size, spec, steps, broadcast, attackers, server, engine)
+    return RunParts(config, data, partition, cohort_size, spec, steps, broadcast, attackers, server, engine, versions)
+
+
+def learning_rate(config: Config, t: int) -> float:
+    """The clients' learning rate in round t."""
+    local = config.local
+    return scheduled(local.lr * local.lr_decay**t, local.lr_schedule, t, config.rounds.total)
 
 
 def start(server: Server, value: Tensor, aggregator: Aggregator, broadcast: Broadcast) -> None:
@@ -336,9 +347,10 @@ def aggregator(config: Config, spec: HostSpec) -> Aggregator:
     """The server's side of the configuration: companions of client methods first, then the configured steps."""
     companions = [step for method in config.client for step in method.server_steps()]
     rules = (method.downlink_rule() for method in config.client)  # at most one is not None
-    weights = next((w.base_weights for w in config.weighting if w.base_weights), spec.stack.base_weights)
+    weightings = (*config.weighting, *config.rounds.selection.weightings())
+    weights = next((w.base_weights for w in weightings if w.base_weights), spec.stack.base_weights)
     return Aggregator(
-        weights, tuple(config.weighting), (*companions, *config.server), next(filter(None, rules), DownlinkRule()),
+        weights, weightings, (*companions, *config.server), next(filter(None, rules), DownlinkRule()),
         spec.stack.personal_layers, config.model.bn_stats,
     )  # fmt: skip
 

@@ -4,31 +4,32 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, Protocol
 
 import numpy as np
 
 from raysim.analysis.instrument import Instrument
 from raysim.clock import Clock
-from raysim.core.cohort import AskedCohort
 from raysim.core.event import Event
 from raysim.core.flat import difference, finite
 from raysim.core.hooks import check_type
-from raysim.core.local_run import RoundInfo
 from raysim.core.mixture import Mixture
 from raysim.core.note import Note
-from raysim.core.rates import scheduled
 from raysim.core.rng import SERVER, draw, stream_of, stream_seed
 from raysim.core.score import Score
+from raysim.core.selection import Asked
 from raysim.core.server import Downlink, RoundScratch, Server
 from raysim.engine.base import Handle
 from raysim.engine.collectives import HostedCohort
 from raysim.engine.dispatcher import Dispatcher, initialize, nothing
 from raysim.engine.evaluation import evaluate, evaluate_clients
 from raysim.engine.model_store import HostedModels
-from raysim.engine.training import train
-from raysim.federation.builder import RunParts
+from raysim.federation.builder import RunParts, learning_rate
 from raysim.federation.failures import RoundFailed, check_results, check_trained
+from raysim.federation.simulated_time import expected_seconds
+from raysim.federation.training import send, train
+from raysim.federation.versions import round_info
 from raysim.lazy import Tensor
 from raysim.store.tables import PHASES
 
@@ -47,10 +48,9 @@ class Round:
     """A finished round; instruments see it as a `raysim.core.round_view.RoundView`, before it is evaluated."""
 
     t: int
-    drawn: tuple[int, ...]  # clients asked to take part
+    asked: Asked  # to take part
     cohort: HostedCohort
     dispatcher: Dispatcher  # which still holds the cohort's models
-    downlink: Downlink
     mixture: Mixture | None  # None where no client came back
     before: Tensor  # [S] the global model that was sent
     target: Tensor  # [S] the aggregate, before server steps
@@ -64,6 +64,16 @@ class Round:
     personal: dict[int, Score] = field(default_factory=dict)  # by client
     delivered: np.ndarray | None = None  # bytes of an encoded download, see `Broadcast.deliver`
     columns: Mapping[str, Any] = field(default_factory=dict)  # further columns of the round's row in the table `rounds`
+
+    @property
+    def drawn(self) -> tuple[int, ...]:
+        """The clients that were asked to take part; among them those without training samples."""
+        return self.asked.clients
+
+    @property
+    def downlink(self) -> Downlink:
+        """What they were sent."""
+        return self.dispatcher.downlink
 
 
 class RunRound(Protocol):
@@ -80,72 +90,82 @@ class RunRound(Protocol):
 def run_round(
     run: RunParts, t: int, *, trace: bool = False, while_training: Callable[[], None] = nothing
 ) -> Round:  # fmt: skip
-    """Sample, broadcast, train, plan, reduce, transform, evaluate. One round is one thing, so this is one function."""
-    phases = Phases(run.spec.clock)
-    server, engine, aggregator = run.server, run.engine, run.aggregator
-    engine.grow()
-    server.scratch = RoundScratch(t, learning_rate(run, t))
-    info, sizes = round_info(server), server.population.sizes
-    drawn = sample(server.seed, t, info.clients, run.cohort_size)
-    clients = tuple(c for c, n in zip(drawn, sizes[list(drawn)].tolist(), strict=True) if n)
+    """Run round t."""
+    phases, server, aggregator = Phases(run.spec.clock), run.server, run.aggregator
+    run.engine.grow()
+    server.scratch = RoundScratch(t, learning_rate(run.config, t))
 
-    downlink = aggregator.downlink(clients, HostedModels(engine), server)
-    test = run.config.evaluate.personal == "after_train" and run.evaluates(t)
-    retry = run.config.rounds.on_client_failure == "retry"
-    dispatcher = Dispatcher(
-        engine, info, clients, downlink, attackers=run.attackers, test=test, trace=trace, retry=retry
-    )
-    asked = AskedCohort(clients, sizes[list(clients)], server.layers)
-    early = aggregator.plan_early(asked, server) if clients else None
-    # Where the whole plan needs no result of training, models are summed as they are trained, and never stored.
-    watched = any(instrument.reads_models for instrument in run.config.record.instruments)
-    spied_on = any(map(run.attackers.waits, clients))
-    sums_early = early is not None and aggregator.plans_early and not watched and not spied_on
-    trained = train(dispatcher, server, early.mixture if early and sums_early else None, while_training)
-    events = check_trained(trained, engine.nodes, run.config.rounds)
-    cohort = HostedCohort(engine, dispatcher, trained)
-    if early and cohort.clients == clients:
-        early.adopt(server)
-    else:
-        early = None  # it is a plan of some that did not come back
-    started = Started()
-    if engine.spec.stack.starts_everyone:
-        others = tuple(sorted({*sizes.nonzero().flatten().tolist()} - {*drawn}))
-        sent = aggregator.downlink(others, HostedModels(engine), server)
-        initial, new_states = initialize(engine, info, others, sent)
-        events += check_results(initial, engine.nodes, f"round {t + 1}, its initialisation", run.config.rounds)
-        started = Started(others, sent, new_states)
-    delivered = run.broadcast.deliver(server, (*clients, *started.clients))
+    # Select.
+    asked = server.scratch.asked = select(run)
+
+    # Send.
+    dispatcher = send(run, asked, trace=trace)
+
+    # Train; the malicious attack.
+    cohort, early = train(run, dispatcher, while_training)
+
+    # Arrive.
+    events = check_trained(cohort.trained, run.engine.nodes, run.config.rounds)
+    started = start_others(run, asked, events)
+    delivered = run.broadcast.deliver(server, (*dispatcher.asked, *started.clients))
+    server.scratch.notes.extend(note for c in cohort.clients for note in cohort.trained.results[c].notes)
     phases.end("train")
 
     before, mixture, target = server.value, None, server.value
-    server.scratch.notes.extend(note for c in cohort.clients for note in trained.results[c].notes)
     if cohort.clients:
+        # Plan.
         mixture = aggregator.plan(cohort, server, early)
         phases.end("plan")
+
+        # Combine or reduce.
         target = aggregator.reduce(mixture, cohort, server)
         phases.end("reduce")
+
+        # Server steps.
         server.value = aggregator.transform(target, mixture, cohort, server)
         if not stays_finite(server.value, before):
             by = find_nonfinite_step(run, target, mixture, cohort)
             raise RoundFailed(f"round {t + 1}: {by} made a model that is not finite (NaN or Inf)")
         phases.end("server")
     done = Round(
-        t, drawn, cohort, dispatcher, downlink, mixture, before, target, server.value, server.scratch.notes, phases.seconds, events,
+        t, asked, cohort, dispatcher, mixture, before, target, server.value, server.scratch.notes, phases.seconds, events,
         started, delivered=delivered,
     )  # fmt: skip
+
+    # Observe, before anything counts: a host that is lost meanwhile trains its clients again from what they were sent.
     if mixture is not None:
-        # Before anything is committed: a host that is lost meanwhile trains its clients again from what they were sent.
         for instrument in run.config.record.instruments:
             done.notes.extend(observed(instrument, done, server))
         phases.end("observe")
 
+    # Commit.
     states = {**dispatcher.states, **started.states}
-    engine.commit(states, dispatcher.models)
+    run.engine.commit(states, dispatcher.models)
     run.broadcast.encode(server, t + 1)
     publish(run)
-    done = replace(done, changed=frozenset(cohort.clients) | states.keys())
-    return _evaluated(done, run, phases)
+
+    # Evaluate.
+    return _evaluated(replace(done, changed=frozenset(cohort.clients) | states.keys()), run, phases)
+
+
+def select(run: RunParts) -> Asked:
+    """The round's clients, as the run's selection chooses them."""
+    selection, server = run.config.rounds.selection, run.server
+    with server.seeded_for(selection, f"select {stream_of(selection)}"):
+        asked = selection.select(server, run.config.rounds.participation, partial(expected_seconds, run))
+    return check_type(selection.select, asked, Asked, "Return raysim.Asked(clients)", server.t)  # type: ignore[no-any-return]
+
+
+def start_others(run: RunParts, asked: Asked, events: list[Event]) -> Started:
+    """Let those initialise that were not asked, where a method of the clients wants that."""
+    engine, server = run.engine, run.server
+    if not engine.spec.stack.starts_everyone:
+        return Started()
+    others = tuple(sorted({*server.population.sizes.nonzero().flatten().tolist()} - {*asked.clients}))
+    sent = run.aggregator.downlink(others, HostedModels(engine), server)
+    initial, states = initialize(engine, round_info(server), others, sent)
+    events += check_results(initial, engine.nodes, f"round {server.t + 1}, its initialisation", run.config.rounds)
+    return Started(others, sent, states)
 
 
 def publish(run: RunParts) -> None:
@@ -175,24 +195,6 @@ def observed(instrument: Instrument, done: Round, server: Server) -> list[Note]:
     return [check_type(instrument.observe, note, Note, way, server.t) for note in notes]
 
 
-def sample(seed: int, t: int, clients: int, cohort: int) -> tuple[int, ...]:
-    """The sorted cohort of round t: drawn without replacement from (seed, round) alone, so that methods share it."""
-    return tuple(sorted(draw(clients, cohort, stream_seed(seed, t, SERVER, "cohort"))))
-
-
-def learning_rate(run: RunParts, t: int) -> float:
-    """The clients' learning rate in round t."""
-    local = run.config.local
-    return scheduled(local.lr * local.lr_decay**t, local.lr_schedule, t, run.config.rounds.total)
-
-
-def round_info(server: Server) -> RoundInfo:
-    """What the server and every client know of the server's round."""
-    population = server.population
-    mean_samples = int(population.sizes.sum()) / population.holders
-    return RoundInfo(server.seed, server.t, server.rounds, len(population.sizes), server.lr, mean_samples)
-
-
 def evaluate_personal(run: RunParts, t: int) -> tuple[dict[int, Score], list[Event]]:
     """Test, on each honest client's own test samples, the model it would receive in round t; and say who could not be tested.
     `evaluate.clients` limits them."""
@@ -202,7 +204,9 @@ def evaluate_personal(run: RunParts, t: int) -> tuple[dict[int, Score], list[Eve
     tested = len(clients) if run.config.evaluate.clients is None else min(run.config.evaluate.clients, len(clients))
     order = draw(len(clients), tested, stream_seed(run.server.seed, t, SERVER, "evaluate"))
     clients = sorted(clients[i] for i in order)
-    server = replace(run.server, scratch=RoundScratch(t, learning_rate(run, t)))  # what is noted is not part of a round
+    server = replace(
+        run.server, scratch=RoundScratch(t, learning_rate(run.config, t))
+    )  # what is noted is not part of a round
     downlink = run.aggregator.downlink(clients, HostedModels(run.engine), server)
     results = evaluate_clients(run.engine, round_info(server), clients, downlink)
     left_out = check_results(results, run.engine.nodes, f"round {t}, test of its own model", run.config.rounds)

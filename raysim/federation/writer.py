@@ -23,6 +23,7 @@ from raysim.federation.code import definitions_of
 from raysim.federation.round import Round
 from raysim.federation.scoreboard import Scoreboard
 from raysim.federation.scores import fallen_back, personal_summary, run_summary
+from raysim.federation.simulated_time import taken
 from raysim.host.messages import ClientResult
 from raysim.lazy import Tensor, torch
 from raysim.store.atomic import replacing, write_json, write_tensors
@@ -82,11 +83,20 @@ class Writer:
         self.recorder = Recorder(folder, t, run.spec.clock)
         check_complete(folder, t)
         self.sinks = Sinks(run.config.record.sinks, folder, run.config.name, to_dict(run.config), t)
+        self._sim_clock = self._clock_at(t)
 
     def go_back(self, t: int) -> None:
         """Rounds from `t` on are repeated: drop their rows."""
         self.recorder = Recorder(self.folder, t, self.run.spec.clock)
         self.sinks.go_back(t)
+        self._sim_clock = self._clock_at(t)
+
+    def _clock_at(self, t: int) -> float:
+        """The simulated clock before round t."""
+        if not t or not self.run.config.clock.runs:
+            return 0.0
+        clock = read(self.folder, "rounds")["sim_clock"][t - 1].as_py()
+        return float(clock or 0.0)
 
     def add_events(self, t: int, events: Sequence[Event]) -> None:
         """Record the events of round t."""
@@ -104,10 +114,15 @@ class Writer:
             done.started.downlink, done.delivered,
         )  # fmt: skip
         row = self._round_row(finished, traffic)
+        rows = client_rows(done, run)
+        if run.config.clock.runs:
+            passed, of_clients = clock_columns(done, run, self._sim_clock, traffic)
+            self._sim_clock = passed["sim_clock"]
+            row, rows = row | passed, {**rows, **of_clients}
         add("rounds", round=t, **row)
         self.add_events(t, finished.events)
         self.sinks.write(t, row | {f"{n.method}.{n.name}": n.value.item() for n in done.notes if not n.axes})
-        add("clients", round=t, **client_rows(done, run))
+        add("clients", round=t, **rows)
         add("layers", round=t, **layer_rows(done, done.notes, run.server.layers))
         for note in done.notes:
             if "peer" in note.axes and not run.config.record.pairs:
@@ -212,12 +227,34 @@ def client_rows(done: Round, run: RunParts) -> Rows:
         "weight": [weights.get(c) for c in done.drawn],
         "status": [result.status for result in results],
         "attack": [run.attackers.names_of(c) for c in done.drawn],
+        "version": done.asked.versions or [None] * len(done.drawn),
         "host": [host_of.get(c) for c in done.drawn],
         "node": [nodes[host_of[c]] if c in host_of else None for c in done.drawn],
         "test_correct": [test and test.correct for test in tests],
         "test_samples": [test and test.samples for test in tests],
         "test_loss": [test and test.mean_loss for test in tests],
     }  # fmt: skip
+
+
+def clock_columns(
+    done: Round, run: RunParts, before: float, traffic: Mapping[str, np.ndarray]
+) -> tuple[dict[str, float], Rows]:  # fmt: skip
+    """Simulated seconds: of the round, which began at `before`, and of its clients."""
+    trained = done.cohort.trained
+    asked, came = trained.asked, [client in trained.clients for client in trained.asked]
+    phases = taken(run, asked, traffic)
+    ends = before + sum(float(phase.total[came].max()) for phase in phases if any(came))
+    ends = ends if done.asked.ends is None else done.asked.ends
+    of = {
+        "sim_down": sum(phase.latency + phase.down for phase in phases),
+        "sim_train": sum(phase.train for phase in phases),
+        "sim_up": sum(phase.up for phase in phases),
+    }
+    places = {client: i for i, client in enumerate(asked)}
+    rows = {
+        name: [float(seconds[places[c]]) if c in places else None for c in done.drawn] for name, seconds in of.items()
+    }
+    return {"sim_seconds": ends - before, "sim_clock": ends}, rows
 
 
 def layer_rows(done: Round, notes: Sequence[Note], layers: LayerMap) -> Rows:

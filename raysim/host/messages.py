@@ -180,7 +180,8 @@ class TrainRequest:
     trains them and keeps none.
     """
 
-    round_info: RoundInfo
+    t: int  # the server's round, from 0
+    round_info: RoundInfo  # of the model that the clients are sent
     clients: tuple[int, ...]
     state_index: Mapping[int, int] = field(default_factory=dict)  # client -> index of its state
     model_index: Mapping[int, int] = field(default_factory=dict)  # client -> index of its last model

@@ -3,6 +3,7 @@
 from raysim.core.attack import Attack
 from raysim.core.client import ClientMethod
 from raysim.core.message import Transform
+from raysim.core.selection import Selection, UniformSelection
 from raysim.core.server import ServerStep, Weighting
 from raysim.methods.adadecay import AdaDecay
 from raysim.methods.alie import ALIE
@@ -19,6 +20,7 @@ from raysim.methods.fedavg import FedAvg, StepSize
 from raysim.methods.fedavgm import FedAvgM
 from raysim.methods.fedbabu import FedBABU
 from raysim.methods.fedbe import FedBE
+from raysim.methods.fedbuff import FedBuff
 from raysim.methods.feddf import FedDF
 from raysim.methods.feddisco import FedDisco
 from raysim.methods.feddyn import FedDyn
@@ -131,3 +133,5 @@ TRANSFORMS: Table[type[Transform]] = REGISTRY.table("transform").fill(
 )
 
 ATTACKS: Table[type[Attack]] = REGISTRY.table("attack").fill({"sign_flip": SignFlip, "alie": ALIE})
+
+SELECTIONS: Table[type[Selection]] = REGISTRY.table("selection").fill({"uniform": UniformSelection, "fedbuff": FedBuff})

@@ -53,7 +53,7 @@ def always(names: Iterable[str]) -> Variants:
     return lambda run: list(names)
 
 
-AGAINST = always(series.AGAINST)
+AGAINST: Variants = series.axes_of
 
 STRAIGHT = {"lambda-size": clients.weigh_by_size, "tau-r": shrinking.in_proportion, "pareto": curves.equally_costly}
 BYTES = {  # how two variants differ

@@ -26,7 +26,6 @@ from raysim.store.manifest import FAILED, read_manifest
 from raysim.store.parts import DamagedTable
 
 STACKS = ("client", "weighting", "server", "upload", "download", "attack")
-ENTRIES = ("data.name", "data.partition", "engine")  # settings that are one entry of a catalogue
 MOST = {"layer": 10**5, "client": 10**7, "host": 10**6}  # that the numbers in these columns lie below, and not below 0
 MOST_ROUNDS = 10**7  # that a table may have: figures have a place for each
 
@@ -41,12 +40,22 @@ class Data(TypedDict):
     partition: Entry
 
 
+class Traits(TypedDict):
+    """See `Data`."""
+
+    speed: Entry
+    up: Entry
+    down: Entry
+    latency: Entry
+
+
 class Rounds(TypedDict):
     """See `Data`."""
 
     __pydantic_config__ = OPEN_SHAPE  # type: ignore[misc]
     total: int
     evaluate_every: NotRequired[Annotated[int, Field(gt=0, le=MOST_ROUNDS)]]
+    selection: NotRequired[Entry]
 
 
 class Settings(TypedDict):
@@ -62,7 +71,12 @@ class Settings(TypedDict):
     upload: NotRequired[list[Entry]]  # an older run has none
     download: NotRequired[list[Entry]]
     attack: NotRequired[list[Entry]]
+    clock: NotRequired[Traits]
     engine: Entry
+
+
+CLOCK = tuple(f"clock.{trait}" for trait in Traits.__annotations__)
+ENTRIES = ("data.name", "data.partition", "engine", "rounds.selection", *CLOCK)  # one entry of a catalogue each
 
 
 class Header(TypedDict):

@@ -143,7 +143,8 @@ class _Figures:
         """What the page's script draws."""
         from raysim.report.series import LABELS
 
-        return {"labels": LABELS, "of": self._charts}
+        drawn = {axis for chart in self._charts for curve in chart["curves"] for axis in curve["x"]}
+        return {"labels": {axis: words for axis, words in LABELS.items() if axis in drawn}, "of": self._charts}
 
     def section(self, title: str, bases: Iterable[str], groups: Sequence[Group], place: str) -> Section:
         """The figures for which there are data: of a name without a variant, all variants, the first with the caption."""
@@ -213,7 +214,7 @@ def _data(chart: Chart) -> dict[str, Any]:
 
 def _curve(chart: Chart, i: int) -> dict[str, Any]:
     from raysim.report.canvas import dash, hue
-    from raysim.report.series import LABELS
+    from raysim.report.series import axes_of
 
     curve: Curve = chart.curves[i]
     mark = chart.marks[i] if chart.marks else None
@@ -226,7 +227,7 @@ def _curve(chart: Chart, i: int) -> dict[str, Any]:
 
     return {
         "label": curve.label, "hue": hue(curve.number), "dash": [WIDTH * part for part in dash(curve.number)],
-        "x": {against: numbers(curve.spent(against)) for against in LABELS},
+        "x": {against: numbers(curve.spent(against)) for against in axes_of(curve.runs[0])},
         "y": numbers(curve.mean), "sd": None if curve.std is None else numbers(curve.std),
         "mark": None if mark is None else int(np.searchsorted(drawn, mark)),
     }  # fmt: skip

@@ -19,14 +19,23 @@ from raysim.report.summary import COSTS
 
 FEW = 25  # so many points are marked one by one
 
-AGAINST = {"rounds": "round", "uplink": "MB up", "traffic": "MB", "time": "s"}
+AGAINST = {"rounds": "round", "uplink": "MB up", "traffic": "MB", "time": "s", "clock": "simulated s"}
 """What a figure calls the costs of `summary.COSTS`."""
 LABELS = {
     "rounds": "round",
     "uplink": "sent by clients (MB)",
     "traffic": "sent up and down (MB)",
     "time": "time (s)",
+    "clock": "simulated time (s)",
 }
+
+
+def axes_of(run: RunFolder) -> list[str]:
+    """The costs that a run has: simulated time only with a clock."""
+    clock = np.isfinite(COSTS["simulated s"](run.columns("rounds"))).all()
+    return [axis for axis in AGAINST if axis != "clock" or clock]
+
+
 OVER_SEEDS = "± 1 std over seeds"  # what the band of a configuration is
 
 

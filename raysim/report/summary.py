@@ -124,21 +124,34 @@ COSTS: dict[str, Callable[[dict[str, np.ndarray]], np.ndarray]] = {
     "MB up": lambda rounds: np.cumsum(rounds["bytes_up"]) / 1e6,
     "MB": lambda rounds: np.cumsum(rounds["bytes_up"] + rounds["bytes_down"]) / 1e6,
     "s": lambda rounds: rounds["wall"],
+    "simulated s": lambda rounds: rounds.get("sim_clock", np.full(len(rounds["round"]), np.nan)),
 }
-"""What a run has spent at the end of each round: rounds, uplink, both links, time since its start."""
-TOTALS = {"MB up": "sent by clients (MB)", "MB": "sent up and down (MB)", "s": "time (s)"}  # headings of what was spent
+"""What a run has spent at the end of each round: rounds, uplink, both links, time since its start, and the same of
+the simulated clock."""
+TOTALS = {
+    "MB up": "sent by clients (MB)",
+    "MB": "sent up and down (MB)",
+    "s": "time (s)",
+    "simulated s": "simulated time (s)",
+}
+"""Headings of what was spent."""
 
 
 def cost_to(run: RunFolder, column: str, target: float, cost: str) -> float | None:
     """What the run had spent when an evaluation first reached the target score; None if none did."""
     rounds = run.columns("rounds")
     reached = np.flatnonzero(rounds[column] >= target)
-    return float(COSTS[cost](rounds)[reached[0]]) if len(reached) else None
+    return _number(COSTS[cost](rounds)[reached[0]]) if len(reached) else None
 
 
 def total(run: RunFolder, cost: str) -> float | None:
     """What the run has spent so far."""
-    return float(COSTS[cost](run.columns("rounds"))[-1]) if run.rounds_done else None
+    return _number(COSTS[cost](run.columns("rounds"))[-1]) if run.rounds_done else None
+
+
+def _number(spent: float) -> float | None:
+    """None where it is not counted."""
+    return None if math.isnan(spent) else float(spent)
 
 
 def default_target(runs: Sequence[RunFolder], column: str) -> float | None:

@@ -1,4 +1,4 @@
-"""Somebody's own model, data, partition, loss, metric, method and instrument: in a script, in a notebook's cell, in a package."""
+"""A user's own entry of every kind: in a script, in a notebook's cell, in a package."""
 
 from __future__ import annotations
 
@@ -98,12 +98,88 @@ class Drift(raysim.Instrument):
 
     def observe(self, done, population):
         yield self.note("norm", (done.after - done.before).norm())
+
+
+@raysim.method("transform")
+@dataclass(frozen=True)
+class Halves(raysim.Compressor):
+    """Every element is a multiple of the greatest one's 64th part."""
+
+    def encode(self, part, sender):
+        scale = part.values.abs().max() / 64
+        part.values = (part.values / scale).round() * scale if scale > 0 else part.values
+        part.bits, part.scales = 8, 4
+
+
+def middle(updates):
+    return (updates.amin(0) + updates.amax(0)) / 2
+
+
+@raysim.method("weighting")
+@dataclass(frozen=True)
+class MidRange(raysim.Weighting):
+    """The middle of the least and the greatest value of each coordinate."""
+
+    def plan(self, cohort, server, prior):
+        return prior
+
+    def combine(self, mixture, cohort, server):
+        return server.value + cohort.columns(middle, mixture)
+
+
+@raysim.method("attack")
+@dataclass(frozen=True)
+class Noise(raysim.Attack):
+    """Adds normal noise to the update."""
+
+    scale: float = 1e-3
+
+    def update(self, honest, client, known):
+        return honest + self.scale * torch.randn(honest.shape, generator=client.generator("noise"))
+
+
+@raysim.method("selection")
+@dataclass(frozen=True)
+class Pairs(raysim.Selection):
+    """Two neighbours."""
+
+    def asked(self, participation, clients):
+        return 2
+
+    def select(self, server, participation, seconds):
+        clients = len(server.population.sizes)
+        return raysim.Asked(tuple(sorted({server.t % clients, (server.t + 1) % clients})))
+
+
+@raysim.trait()
+@dataclass(frozen=True)
+class Between(raysim.Trait):
+    """Any number between two is equally likely."""
+
+    least: float
+    most: float
+
+    def of(self, draws):
+        return draws.uniform(self.least, self.most)
+
+
+@raysim.schedule()
+@dataclass(frozen=True)
+class Harmonic(raysim.Schedule):
+    """1 / (1 + t / n)."""
+
+    n: int = 10
+
+    def factor(self, t, rounds):
+        return 1 / (1 + t / self.n)
 '''
 SETTINGS: dict[str, Any] = {
     "name": "own",
     "data": {"name": {"points": {"samples": 120}}, "partition": {"in_turn": {"clients": 3}}, "task": "focal"},
-    "model": {"name": "net", "options": {"width": 8}}, "rounds": {"total": 3},
-    "local": {"batch_size": 10, "lr": 0.5}, "client": [{"signsgd": {"scale": 0.1}}],
+    "model": {"name": "net", "options": {"width": 8}}, "rounds": {"total": 3, "selection": "pairs"},
+    "local": {"batch_size": 10, "lr": 0.5, "lr_schedule": [{"harmonic": 20}]},
+    "client": [{"signsgd": {"scale": 0.1}}], "weighting": ["midrange"], "upload": ["error_feedback", {"halves": {"least": 8}}],
+    "attack": [{"noise": {"clients": [1]}}], "clock": {"speed": {"between": {"least": 10, "most": 20}}},
     "evaluate": {"metrics": ["doubt"]}, "record": {"instruments": ["drift"]},
 }  # fmt: skip
 ON_RAY = {"ray": {"clients_per_actor": 3}}  # one actor: its start takes longer than the runs
@@ -113,13 +189,19 @@ def ran(engine):
     doubts = run["rounds"]["metric.doubt"].to_pylist()
     assert run.result["final"] > 0.85 and doubts[0] > doubts[-1] > 0, doubts
     assert [note["method"] for note in run["notes"].to_pylist()] == ["drift"] * 3
+    clients, traffic = run["clients"].to_pandas(), run["traffic"].to_pandas()
+    assert clients.client.tolist() == [0, 1, 1, 2, 0, 2]
+    assert (clients.attack.notna() == (clients.client == 1)).all()
+    assert (clients.samples / 20 < clients.sim_train).all() and (clients.sim_train < clients.samples / 10).all()
+    assert (traffic.up_scales > 0).all() and (traffic.up_params < traffic.down_params / 3).all()
     assert isinstance(run.model()(torch.zeros(2, 5)), torch.Tensor)
     return run.result["sha256"]
 """
 PRINT = "print(ran('local'), ran('ray'), sep='\\n')"
 ENTRIES = {
-    "methods": "SignSGD", "models": "Net", "datasets": "points", "partitions": "in_turn", "tasks": "Focal",
-    "metrics": "doubt", "instruments": "Drift",
+    "methods": ("SignSGD", "Halves", "MidRange", "Noise", "Pairs"), "models": ("Net",), "datasets": ("points",),
+    "partitions": ("in_turn",), "tasks": ("Focal",), "metrics": ("doubt",), "instruments": ("Drift",), "traits": ("Between",),
+    "schedules": ("Harmonic",),
 }  # fmt: skip
 BUILD = '[build-system]\nrequires = ["hatchling"]\nbuild-backend = "hatchling.build"\n[project]\nname = "mine"\nversion = "1"\n'
 
@@ -165,7 +247,8 @@ def test_in_an_installed_package(tmp_path: Path) -> None:
     (package / "mine").mkdir(parents=True)
     (package / "mine" / "__init__.py").write_text(OWN)
     groups = [
-        f'[project.entry-points."raysim.{group}"]\n{name.lower()} = "mine:{name}"' for group, name in ENTRIES.items()
+        f'[project.entry-points."raysim.{group}"]\n' + "\n".join(f'{name.lower()} = "mine:{name}"' for name in names)
+        for group, names in ENTRIES.items()
     ]
     (package / "pyproject.toml").write_text(BUILD + "\n".join(groups))
     quiet = ("--quiet", "--no-index", "--no-deps", "--no-build-isolation", "--no-cache-dir")

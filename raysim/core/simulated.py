@@ -1,0 +1,115 @@
+"""Simulated time: how long clients take, from how fast they compute and communicate. No wall clock decides anything."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+import numpy as np
+
+from raysim.core.bounds import NonNegative, Positive
+from raysim.core.rng import stream_seed
+from raysim.registry import REGISTRY, Catalogue, Table
+
+
+class Trait(ABC):
+    """A number that a client has for the whole run, such as its speed. Subclasses are frozen dataclasses of settings."""
+
+    @abstractmethod
+    def of(self, draws: np.random.Generator) -> float:
+        """One client's number; what it draws is the client's alone."""
+
+
+@dataclass(frozen=True)
+class Constant(Trait):
+    """All clients have the same."""
+
+    value: NonNegative
+    """It."""
+
+    def of(self, draws: np.random.Generator) -> float:
+        return self.value
+
+
+@dataclass(frozen=True)
+class LogNormal(Trait):
+    """The logarithm is normal."""
+
+    median: Positive
+    """Half of the clients have less."""
+    sigma: NonNegative
+    """Standard deviation of the natural logarithm."""
+
+    def of(self, draws: np.random.Generator) -> float:
+        return float(self.median * np.exp(self.sigma * draws.standard_normal()))
+
+
+@dataclass(frozen=True)
+class Unlimited(Trait):
+    """Infinitely much."""
+
+    def of(self, draws: np.random.Generator) -> float:
+        return np.inf
+
+
+TRAITS: Table[type[Trait]] = REGISTRY.table("trait").fill(
+    {"constant": Constant, "lognormal": LogNormal, "unlimited": Unlimited}
+)
+ATrait = Annotated[Any, Catalogue("trait", TRAITS, number="constant")]
+
+
+@dataclass(frozen=True, kw_only=True)
+class SimulatedClock:
+    """How fast clients are."""
+
+    speed: ATrait = Unlimited()
+    """Samples a second that a client trains on, forward and backward."""
+    up: ATrait = Unlimited()
+    """Bytes a second that a client sends."""
+    down: ATrait = Unlimited()
+    """Bytes a second that a client receives."""
+    latency: ATrait = Constant(0.0)
+    """Seconds of every exchange with the server."""
+
+    def __post_init__(self) -> None:
+        for name in ("speed", "up", "down"):
+            if getattr(self, name) == Constant(0):
+                raise ValueError(f"{name} is 0: no client would ever be ready.")
+
+    @property
+    def runs(self) -> bool:
+        """Whether anything takes time."""
+        return self != SimulatedClock()
+
+    def seconds(
+        self, seed: int, clients: Sequence[int], samples: np.ndarray, up: np.ndarray, down: np.ndarray
+    ) -> Seconds:  # fmt: skip
+        """How long `clients` take to receive so many bytes `down`, to train on so many `samples`, counting each as often as
+        it is used, and to send so many bytes `up`; [K] each."""
+        rates = (self._of("down", seed, clients), self._of("speed", seed, clients), self._of("up", seed, clients))
+        amounts = down, samples, up
+        received, trained, sent = (amount / rate for amount, rate in zip(amounts, rates, strict=True))
+        return Seconds(self._of("latency", seed, clients), received, trained, sent)
+
+    def _of(self, name: str, seed: int, clients: Sequence[int]) -> np.ndarray:
+        trait: Trait = getattr(self, name)
+        streams = (np.random.default_rng(stream_seed(seed, 0, client, f"clock {name}")) for client in clients)
+        return np.array([trait.of(stream) for stream in streams])
+
+
+@dataclass(frozen=True)
+class Seconds:
+    """Of each client [K]: seconds of an exchange, to receive, to train and to send."""
+
+    latency: np.ndarray
+    down: np.ndarray
+    train: np.ndarray
+    up: np.ndarray
+
+    @property
+    def total(self) -> np.ndarray:
+        """[K] until the server has what the client sends."""
+        total: np.ndarray = self.latency + self.down + self.train + self.up
+        return total

@@ -1,0 +1,92 @@
+"""Simulated time, from a client's traits to the columns of a run."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from conftest import table
+
+from raysim.core.simulated import Constant, LogNormal, SimulatedClock
+
+CASES = json.loads((Path(__file__).parents[1] / "vectors" / "clock.json").read_text())["cases"]
+
+
+def seconds(case: dict[str, Any], up: float, down: float, epochs: int) -> np.ndarray:
+    """Of the clients asked, one clock each: traits are numbers there."""
+    inputs, found = case["inputs"], []
+    by_id = {client["id"]: client for client in inputs["clients"]}
+    for client in (by_id[c] for c in inputs["asked"]):
+        clock = SimulatedClock(**{name: Constant(client[name]) for name in ("speed", "up", "down", "latency")})
+        made = clock.seconds(0, [0], np.array([epochs * client["samples"]]), np.array([up]), np.array([down]))
+        found.append(made.total[0])
+    return np.array(found)
+
+
+def test_seconds() -> None:
+    case = next(case for case in CASES if "seconds" in case["expect"])
+    inputs = case["inputs"]
+    found = seconds(case, inputs["bytes_up"], inputs["bytes_down"], inputs["epochs"])
+    assert dict(zip(map(str, inputs["asked"]), found, strict=True)) == pytest.approx(
+        case["expect"]["seconds"], rel=1e-12
+    )
+
+
+def test_barrier() -> None:
+    """Statistics of all clients go up first; then the server says who sends what."""
+    [case] = [case for case in CASES if case["rule"] == "barrier"]
+    inputs = case["inputs"]
+    until = seconds(case, inputs["bytes_statistics"], inputs["bytes_down"], inputs["epochs"])
+    upload = seconds(case, inputs["bytes_sent"], inputs["bytes_mask"], 0)
+    assert until.max() == pytest.approx(case["expect"]["until_plan"], rel=1e-12)
+    assert dict(zip(map(str, inputs["asked"]), upload, strict=True)) == pytest.approx(
+        case["expect"]["upload"], rel=1e-12
+    )
+    assert until.max() + upload.max() == pytest.approx(case["expect"]["round"], rel=1e-12)
+
+
+def test_a_client_has_its_traits_in_any_company() -> None:
+    clock = SimulatedClock(speed=LogNormal(75.0, 0.6), latency=Constant(0.5))
+    none, samples = np.zeros(4), np.full(4, 100.0)
+    whole = clock.seconds(3, [0, 5, 7, 9], samples, none, none)
+    alone = clock.seconds(3, [7], samples[:1], none[:1], none[:1])
+    assert whole.train[2] == alone.train[0]
+    assert len({*whole.train}) == 4
+    many = clock.seconds(3, range(4000), np.full(4000, 75.0), np.zeros(4000), np.zeros(4000)).train
+    assert np.median(1 / many) == pytest.approx(1, rel=0.05)
+    assert np.log(many).std() == pytest.approx(0.6, rel=0.05)
+
+
+CLOCK = {"speed": 50, "up": 2000, "down": 8000, "latency": 0.25}
+
+
+def test_a_round_takes_as_long_as_its_slowest_client(ran: Any) -> None:
+    """The bits are those of a run without a clock; a resumed clock goes on."""
+    run, plain = ran(clock=CLOCK), ran()
+    assert run.sha256() == plain.sha256()
+    rounds, clients, traffic = (table(run.folder, name) for name in ("rounds", "clients", "traffic"))
+    assert np.isnan(table(plain.folder, "rounds")["sim_clock"]).all()
+    up = sum(traffic[name] for name in traffic if name.startswith("up_"))
+    down = sum(traffic[name] for name in traffic if name.startswith("down_"))
+    np.testing.assert_allclose(clients["sim_up"], up / 2000)
+    np.testing.assert_allclose(clients["sim_down"], 0.25 + down / 8000)
+    np.testing.assert_allclose(clients["sim_train"], clients["samples"] / 50)
+    total = clients["sim_down"] + clients["sim_train"] + clients["sim_up"]
+    longest = [total[clients["round"] == t].max() for t in range(3)]
+    np.testing.assert_allclose(rounds["sim_seconds"], longest)
+    np.testing.assert_allclose(rounds["sim_clock"], np.cumsum(longest))
+
+
+def test_who_waits_for_all_statistics(ran: Any) -> None:
+    """FedLDF has two phases: each begins when the last client has ended the one before, and each has a latency."""
+    run = ran(clock=CLOCK, weighting=[{"fedldf": 1}])
+    rounds, clients, traffic = (table(run.folder, name) for name in ("rounds", "clients", "traffic"))
+    np.testing.assert_allclose(
+        clients["sim_down"], 0.5 + sum(traffic[n] for n in traffic if n.startswith("down_")) / 8000
+    )
+    first = 0.25 + (traffic["down_params"] + traffic["down_buffers"]) / 8000 + clients["samples"] / 50
+    first = first + traffic["up_scalars"] / 2000
+    then = 0.25 + traffic["down_masks"] / 8000 + (traffic["up_params"] + traffic["up_buffers"]) / 2000
+    wanted = [first[clients["round"] == t].max() + then[clients["round"] == t].max() for t in range(3)]
+    np.testing.assert_allclose(rounds["sim_seconds"], wanted)

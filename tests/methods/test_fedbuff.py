@@ -1,0 +1,224 @@
+"""Asynchronous rounds: who returns when, what is stale, and what becomes of older models."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from case import Traced
+from conftest import simulate, table, tiny
+from torch import nn
+from toy import toy_server
+
+from raysim.config import ConfigError
+from raysim.core.layers import LayerMap
+from raysim.core.selection import Asked
+from raysim.core.server import RoundScratch
+from raysim.federation import Federation
+from raysim.methods.fedbuff import FedBuff
+
+CASES = json.loads((Path(__file__).parents[1] / "vectors" / "asynchronous.json").read_text())["cases"]
+EQUAL = {"data": {"partition": {"iid_equal": {"clients": 8}}}, "clock": {"latency": 1}}
+
+
+class Listed(FedBuff):
+    """Draws clients in the order of a list."""
+
+    def drawn(self, server: Any, pool: list[int], count: int, draws: int) -> list[int]:
+        found: list[int] = []
+        while len(found) < count:
+            client = server.order.pop(0)
+            if client in pool and client not in found:
+                found.append(client)
+        return found
+
+
+def rule(params: Mapping[str, Any]) -> Listed:
+    staleness = dict(params["staleness"])
+    return Listed(
+        buffer=params["buffer"], concurrency=params["concurrency"], staleness=staleness.pop("name"),
+        normalize=params["normalize"], max_staleness=params.get("max_staleness"), **staleness,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("case", [case for case in CASES if case["rule"] == "fedbuff"])
+def test_cases(case: Mapping[str, Any]) -> None:
+    """Up to the round in which the case uses two updates of one client: here the second waits for the next round."""
+    inputs, expect, selection = case["inputs"], case["expect"]["returns"], rule(case["params"])
+    durations, targets = np.array(inputs["durations"]), inputs["targets"]
+    server = toy_server(LayerMap.of(nn.Linear(1, 1, bias=False)), [0.0], labels=[[1]] * len(durations))
+    server.order = list(inputs["order_of_draws"])  # type: ignore[attr-defined]
+    models, compared = [inputs["start"]], 0
+    for t in range(5):
+        wanted = []
+        while expect and (not wanted or "version" not in wanted[-1]):
+            wanted.append(expect.pop(0))
+        used = [task for task in wanted if task["used"]]
+        if not wanted or "version" not in wanted[-1] or len({task["client"] for task in used}) < len(used):
+            break
+        server.scratch = RoundScratch(t)
+        asked = selection.select(server, 1.0, lambda clients: durations[list(clients)])
+        assert asked.ends == wanted[-1]["seconds"]
+        found = dict(zip(asked.clients, asked.versions, strict=True))
+        assert found == {task["client"]: task["sent"] for task in used}
+        weight = selection.weight(np.array([t - task["sent"] for task in used]))
+        assert weight.tolist() == pytest.approx([task["weight"] for task in used], rel=1e-12)
+        updates = [0.5 * (targets[task["client"]] - models[task["sent"]]) for task in used]
+        whole = len(used) if selection.normalize == "count" else weight.sum()
+        models.append(models[-1] + weight @ np.array(updates) / whole)
+        assert models[-1] == pytest.approx(wanted[-1]["theta"], rel=1e-9)
+        compared += 1
+    assert compared >= (3 if selection.buffer == 4 else 4)
+
+
+def test_nothing_is_stale_among_equals(ran: Any) -> None:
+    """With B = M = K, and clients that take the same time, the bits are FedAvg's with uniform weights."""
+    uniform = ran(**EQUAL, weighting=[{"fedavg": {"weights": "uniform"}}])
+    buffered = ran(**EQUAL, rounds={"selection": {"fedbuff": {"buffer": 3}}})
+    assert buffered.sha256() == uniform.sha256()
+    assert table(buffered.folder, "rounds")["sim_clock"].tolist() == [1.0, 2.0, 3.0]
+    versions = table(buffered.folder, "clients")
+    assert (versions["version"] == versions["round"]).all()
+
+
+UNEQUAL: dict[str, Any] = {
+    "clock": {"speed": {"lognormal": {"median": 20, "sigma": 1.0}}, "up": 4000, "down": 16000, "latency": 0.1},
+    "rounds": {"total": 6, "participation": 0.6, "selection": {"fedbuff": {"buffer": 2}}},
+}
+
+
+def test_by_hand(ran: Any) -> None:
+    """Every round of a run from its traces."""
+    run = ran(**UNEQUAL, record={"trace": "rounds"})
+    clients, rounds = table(run.folder, "clients"), table(run.folder, "rounds")
+    stale = 0
+    for t in range(6):
+        round_, now = Traced(run.folder, t, run), clients["round"] == t
+        sent = clients["version"][now].astype(int)
+        starts = [Traced(run.folder, v, run).before for v in sent]
+        weight = (1.0 + t - sent) ** -0.5
+        stale += int((sent < t).sum())
+        for name in round_.before:
+            models = [client.model[name] for client in round_.clients]
+            if name.endswith("num_batches_tracked"):
+                expected = np.max(models, axis=0)
+            elif name in round_.parameters:
+                moved = [w * (m - s[name]) for w, m, s in zip(weight, models, starts, strict=True)]
+                expected = round_.before[name] + sum(moved) / 2
+            else:
+                expected = sum(w * m for w, m in zip(weight / weight.sum(), models, strict=True))
+            np.testing.assert_allclose(round_.after[name], expected, atol=2e-6, err_msg=f"{t} {name}")
+        for client, start in zip(round_.clients, starts, strict=True):
+            for name in start:
+                np.testing.assert_array_equal(client.init[name], start[name])
+    assert stale >= 3
+    assert (np.diff(rounds["sim_clock"]) >= 0).all()
+
+
+def test_same_bits_on_actors_of_which_one_dies(tmp_path: Path, warm_ray: Any, monkeypatch: Any) -> None:
+    import ray
+
+    changes = {**UNEQUAL, "rounds": {**UNEQUAL["rounds"], "selection": {"fedbuff": {"buffer": 4, "concurrency": 6}}}}
+    local = simulate(tiny(**changes), tmp_path / "local")
+    federation = Federation(
+        tiny(**changes, engine={"ray": {"clients_per_actor": 2}}), tmp_path / "ray", make_engine=warm_ray
+    )
+    real, killed = federation.engine.train, []
+
+    def train(call: Any) -> Any:
+        request = call.args[0]
+        if request.round_info.t < request.t and not killed:
+            killed.append(call.host)
+            ray.kill(federation.engine.hosts[call.host], no_restart=True)
+        return real(call)
+
+    monkeypatch.setattr(federation.engine, "train", train)
+    while federation.step() is not None:
+        pass
+    federation.finish()
+    federation.close()
+    assert killed
+    assert federation.sha256() == local.sha256()
+
+
+@pytest.mark.parametrize("after", [1, 3, 5])
+@pytest.mark.parametrize("more", [{}, {"client": ["fedala"], "local": {"state": "persist"}}], ids=["plain", "states"])
+def test_resumed_with_clients_under_way(after: int, more: dict[str, Any], tmp_path: Path) -> None:
+    changes = {**UNEQUAL, **more, "rounds": {**UNEQUAL["rounds"], "checkpoint_every": 1}}
+    begun = Federation(tiny(**changes), tmp_path / "parts")
+    for _ in range(after):
+        begun.step()
+    assert len(begun.server.memory["versions"]) >= 1
+    begun.close()
+    whole = simulate(tiny(**changes), tmp_path / "whole")
+    resumed = simulate(tiny(**changes), tmp_path / "parts", resume=True)
+    assert resumed.sha256() == whole.sha256()
+    for name in ("sim_clock", "accuracy"):
+        np.testing.assert_array_equal(
+            table(tmp_path / "parts", "rounds")[name], table(tmp_path / "whole", "rounds")[name]
+        )
+
+
+def test_models_are_let_go(ran: Any) -> None:
+    """The server keeps those that clients still train, and no others."""
+    run = ran(**{**UNEQUAL, "rounds": {**UNEQUAL["rounds"], "total": 12}})
+    memory = run.server.memory
+    flying = {str(version) for _, version, _ in memory["fedbuff"]["tasks"].tolist()}
+    asked = run.server.scratch.asked
+    assert isinstance(asked, Asked)
+    assert memory["versions"].keys() == flying | {str(v) for v in asked.versions}
+    assert len(memory["versions"]) <= 2 + 4  # B and M
+
+
+def test_what_is_too_old_is_dropped(ran: Any) -> None:
+    changes = {**UNEQUAL["rounds"], "total": 10, "selection": {"fedbuff": {"buffer": 2, "max_staleness": 0}}}
+    rows = table(ran(**{**UNEQUAL, "rounds": changes}).folder, "clients")
+    assert (rows["version"] == rows["round"]).all()
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"clock": {}}, "fedbuff: needs to know how long clients take"),
+        ({"weighting": [{"fedldf": 1}]}, "fedldf: compares clients that began at one model"),
+        ({"client": ["scaffold"], "local": {"momentum": 0.0}}, "scaffold: corrects clients that began at one model"),
+        ({"client": ["fedamp"]}, "fedamp: sends each client another model"),
+        ({"server": ["fedlws"]}, "fedlws: compares models that began at one"),
+        ({"download": ["bf16"]}, "fedbuff lets clients train from older models"),
+        (
+            {"rounds": {**UNEQUAL["rounds"], "selection": {"fedbuff": {"buffer": 9}}}},
+            "more clients than the federation's 8",
+        ),
+        ({"clock": {"speed": 0}}, "speed is 0"),
+        ({"clock": {"speed": "fast"}}, "no trait 'fast'"),
+    ],
+)
+def test_what_cannot_be(changes: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(ConfigError, match=sentence):
+        tiny(**{**UNEQUAL, **changes})
+
+
+def test_a_step_that_compares_models_is_told_why(tmp_path: Path) -> None:
+    """One of the user's, of which raysim knows nothing."""
+    run = Federation(tiny(**UNEQUAL), tmp_path)
+    run.step()
+    seen: list[str] = []
+    reduce = type(run.aggregator).reduce
+
+    def compare(aggregator: Any, mixture: Any, cohort: Any, server: Any) -> Any:
+        with pytest.raises(
+            ValueError, match=r"began at models of different rounds\. Only their updates can be compared"
+        ):
+            cohort.distances(server.value)
+        seen.append("")
+        return reduce(aggregator, mixture, cohort, server)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(type(run.aggregator), "reduce", compare)
+        run.step()
+    run.close()
+    assert seen
+    assert torch.isfinite(run.server.value).all()
