@@ -47,7 +47,8 @@ def preview(config: Config, address: str | None = None) -> str:
         ("samples", f"{sizes.sum():,} to train on, {sizes.min():,} to {sizes.max():,} a client; "
                     f"{len(partition.server_test):,} to test on"
                     + (f"; {unused(left_out, len(data.y))}" if (left_out := len(partition.unused(data))) else "")),
-        ("model", f"{config.model.name}, {layers.P:,} parameters in {layers.L} layers"),
+        ("model", f"{config.model.name}, {layers.P:,} parameters in {layers.L} layers"
+                  + (f"; {layers.frozen:,} numbers frozen" if layers.frozen else "")),
         *([("malicious", str(run.attackers))] if config.attack else []),
         ("traffic", _traffic(run)),
         ("hosts", where),

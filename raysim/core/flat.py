@@ -53,10 +53,14 @@ class FlatModel:
         for module in modules.values():
             if self.value.is_cuda and isinstance(module, nn.modules.batchnorm._BatchNorm):
                 without_cudnn(module)
-        owned = {
-            name: (modules[name.rpartition(".")[0]]._buffers, name.rpartition(".")[2]) for name in layers.constants
-        }
-        self._constants = {name: (buffers, leaf, version(buffers[leaf])) for name, (buffers, leaf) in owned.items()}
+        self._constants = {}
+        for name, (_, tensor) in layers.constants.items():
+            path, _, leaf = name.rpartition(".")
+            owner = model.get_submodule(path)
+            tensors: dict[str, Any] = owner._buffers if leaf in owner._buffers else owner._parameters
+            # In fp32 on the CPU it is the layers' own, which all models of a process share.
+            tensors[leaf].data = tensor.to(device, dtype if tensor.is_floating_point() else tensor.dtype)
+            self._constants[name] = tensors, leaf, version(tensors[leaf])
         self._entered: Tensor | None = None  # what entered the head last
         self._stages = stages_in(model)
         if self._stages is not None:
@@ -124,7 +128,7 @@ class FlatModel:
         torch.cat(parts, out=self.grad)
 
     def changed_constant(self) -> str | None:
-        """A table of integers that should have stayed as it was, if there is one that has not."""
+        """A tensor that should have stayed as it was, if there is one that has not."""
         found = (name for name, (buffers, leaf, was) in self._constants.items() if version(buffers[leaf]) != was)
         return next(found, None)
 

@@ -33,8 +33,10 @@ class LayerMap(Layout):
         """Lay out `model`; `by` is a key of `GROUPINGS`, for `head` and `counted` see `Layout`. Raises `GroupingError` where
         `blocks` leave a tensor out, and `StageError`."""
         specs = tensors_of(model, channels_last, head, counted)
-        constants, tied = constants_of(model, counted), tied_in(model)
+        constants, tied = constants_of(model, counted, channels_last), tied_in(model)
         tied = {name: known for name, known in tied.items() if name not in constants}
+        if not any(spec.kind == "parameter" for spec in specs):
+            raise GroupingError("the model has nothing to train: it has no parameters, or all are frozen")
         return cls(specs, *_grouped(specs, by, blocks), head=head, constants=constants, tied=tied)
 
     def regroup(self, by: str, blocks: tuple[str, ...] = ()) -> LayerMap:

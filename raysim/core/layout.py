@@ -85,10 +85,8 @@ def tensors_of(
     model: nn.Module, channels_last: bool = False, head: str | None = None, counted: Set[str] = frozenset()
 ) -> tuple[TensorSpec, ...]:
     """The tensors of `model` that a round may change, one after the other: parameters, then buffers, then counters, each
-    kind stage by stage. A parameter that is frozen (`requires_grad` False) is a buffer: nothing trains or scales it. See
-    `constants_of` for tables of integers, and for `counted`."""
+    kind stage by stage. See `constants_of` for what is frozen, for tables of integers, and for `counted`."""
     modules = dict(model.named_modules())
-    trainable = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
     constants, tied = constants_of(model, counted), tied_in(model)
     state = {
         name: (order, tensor)
@@ -98,7 +96,9 @@ def tensors_of(
     stages = stages_of(model, state, head)
 
     def kind(name: str, tensor: Tensor) -> str:
-        return "parameter" if name in trainable else "buffer" if tensor.is_floating_point() else "counter"
+        if isinstance(tensor, nn.Parameter):
+            return "parameter"
+        return "buffer" if tensor.is_floating_point() else "counter"
 
     kinds = {name: kind(name, tensor) for name, (_, tensor) in state.items()}
     norms = (nn.modules.batchnorm._BatchNorm, nn.LayerNorm, nn.GroupNorm, nn.modules.instancenorm._InstanceNorm)
@@ -126,14 +126,39 @@ def tied_in(model: nn.Module) -> dict[str, tuple[int, str]]:
     return {name: (order, known) for name, (order, known) in found.items() if known != name}
 
 
-def constants_of(model: nn.Module, counted: Set[str] = frozenset()) -> dict[str, tuple[int, Tensor]]:
-    """Tables of integers in the state_dict, such as masks and places: their order there, and a copy. They are not trained,
-    averaged or sent. Those that training changes are not among them: they are named in `counted`."""
-    return {
-        name: (order, tensor.detach().clone())
-        for order, (name, tensor) in enumerate(model.state_dict(keep_vars=True).items())
-        if tensor.dim() and not (tensor.is_floating_point() or tensor.is_complex() or name in counted)
-    }
+def frozen_in(model: nn.Module) -> list[nn.Module]:
+    """The modules whose own parameters are all frozen (`requires_grad` False): their buffers are, too."""
+    own = ((module, [*module.parameters(recurse=False)]) for module in model.modules())
+    return [module for module, parameters in own if parameters and not any(p.requires_grad for p in parameters)]
+
+
+def keep_frozen(model: nn.Module) -> None:
+    """Let normalisation layers that are frozen use their running statistics in training, too, and leave them as they are."""
+    for module in frozen_in(model):
+        if module._buffers:
+            module.register_forward_pre_hook(_in_eval_mode)
+
+
+def _in_eval_mode(module: nn.Module, args: Any) -> None:
+    module.training = False
+
+
+def constants_of(
+    model: nn.Module, counted: Set[str] = frozenset(), channels_last: bool = False
+) -> dict[str, tuple[int, Tensor]]:  # fmt: skip
+    """What no round changes: frozen parameters, buffers of frozen modules, and tables of integers, such as masks and places.
+    Their order in the state_dict, and the tensors. They are not trained, averaged, sent or kept by a client. Tables that
+    training changes are not among them: they are named in `counted`."""
+    of_frozen = {id(buffer) for module in frozen_in(model) for buffer in module.buffers(recurse=False)}
+    found = {}
+    for order, (name, tensor) in enumerate(model.state_dict(keep_vars=True).items()):
+        table = tensor.dim() and not (tensor.is_floating_point() or tensor.is_complex() or name in counted)
+        frozen = isinstance(tensor, nn.Parameter) and not tensor.requires_grad
+        if frozen and channels_last and tensor.dim() == 4:
+            tensor = tensor.contiguous(memory_format=torch.channels_last)
+        if frozen or table or id(tensor) in of_frozen:
+            found[name] = order, tensor.detach().clone()
+    return found
 
 
 @dataclass(frozen=True)
@@ -166,6 +191,11 @@ class Layout:
     @property
     def B(self) -> int:
         return self.S - self.P
+
+    @property
+    def frozen(self) -> int:
+        """Numbers in the model that are not trained: see `constants_of`."""
+        return sum(tensor.numel() for _, tensor in self.constants.values() if tensor.is_floating_point())
 
     @cached_property
     def counters(self) -> tuple[tuple[int, slice, slice], ...]:
@@ -239,7 +269,7 @@ class Layout:
         first = {name: tensor for (_, name), tensor in state.items()}
         state |= {(order, name): first[known].clone() for name, (order, known) in self.tied.items() if known in first}
         if value.shape[-1] == self.S:
-            state |= {(order, name): tensor for name, (order, tensor) in self.constants.items()}
+            state |= {(order, name): tensor.contiguous() for name, (order, tensor) in self.constants.items()}
         return {name: state[order, name] for order, name in sorted(state)}
 
     def flatten(self, state: dict[str, Tensor], dtype: torch.dtype | None = None) -> Tensor:

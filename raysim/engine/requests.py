@@ -91,9 +91,10 @@ class Requests:
             known_index[attack] = len(objects)
             objects.append(self.known[attack])
         groups = tuple(dict.fromkeys(map(self.group, clients))) if engine.spec.batch_clients > 1 else ()
-        start = self.starts.get(next(iter(clients), -1)) or Start(self.round_info, engine.published_public)
+        start = self.starts.get(next(iter(clients), -1))
         request = TrainRequest(
-            self.round_info.t, start.round_info, tuple(clients), state_index, model_index, mix=mix, peers=peers, attacks=attacks,
-            known_index=known_index, groups=groups, **options,
+            self.round_info, tuple(clients), state_index, model_index, mix=mix, peers=peers,
+            start=start.round_info if start else None, attacks=attacks, known_index=known_index, groups=groups, **options,
         )  # fmt: skip
-        return Call(host, method, (request, start.value, engine.published_shared, *objects))
+        value = start.value if start else engine.published_public
+        return Call(host, method, (request, value, engine.published_shared, *objects))

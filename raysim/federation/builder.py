@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import hashlib
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
-from pathlib import Path
 
 import numpy as np
 
@@ -29,6 +27,7 @@ from raysim.core.server import DownlinkRule, Memory, Population, ProxyData, Serv
 from raysim.data import Dataset, Partition, make_partition
 from raysim.data.encoded import Encoded
 from raysim.engine.base import Engine
+from raysim.federation.initial import read_initial, with_frozen
 from raysim.federation.learned import class_weights, misfits, task
 from raysim.federation.trial import tried, unscored, unsendable
 from raysim.federation.versions import Versions
@@ -36,7 +35,6 @@ from raysim.host.device import NO_FP16
 from raysim.host.messages import HostSpec
 from raysim.lazy import Tensor, nn, torch
 from raysim.models import Inputs, builder
-from raysim.store.documents import DamagedFile, read_tensors
 
 SCATTERED = 8  # times a client's samples, that are read for it
 SCATTERED_CLIENTS = 100  # of which this is checked
@@ -176,6 +174,7 @@ def check_network(config: Config, data: Dataset, partition: Partition) -> tuple[
     not go with the network, the data or how they are partitioned."""
     spec = host_spec(config, data)
     try:
+        spec = with_frozen(config, spec)
         model, layers = spec.network()
     except GroupingError as error:
         raise ConfigError(str(error)) from None
@@ -214,7 +213,7 @@ def check_network(config: Config, data: Dataset, partition: Partition) -> tuple[
     if any(isinstance(m, nn.modules.batchnorm._BatchNorm) and m.track_running_stats for m in model.modules()):
         _warn_of_statistics(config)
     _warn_of_own_models(config)
-    return spec, _read_initial(config, layers, value) if config.model.init else value
+    return spec, read_initial(config, layers, value) if config.model.init else value
 
 
 def _head_fault(method: Method, layers: LayerMap, model: str) -> str | None:
@@ -353,39 +352,3 @@ def aggregator(config: Config, spec: HostSpec) -> Aggregator:
         weights, weightings, (*companions, *config.server), next(filter(None, rules), DownlinkRule()),
         spec.stack.personal_layers, config.model.bn_stats,
     )  # fmt: skip
-
-
-def initial_value(config: Config, spec: HostSpec) -> Tensor:
-    """The model [S] that every method starts from: drawn from the seed, or read from `model.init`."""
-    model, layers = spec.network()
-    value = layers.flatten(model.state_dict())
-    return _read_initial(config, layers, value) if config.model.init else value
-
-
-def _read_initial(config: Config, layers: LayerMap, drawn: Tensor) -> Tensor:
-    """The model [S] in `model.init`, but for what `model.init_except` leaves as it was `drawn` [S]."""
-    assert config.model.init
-    state, left_out = layers.state_dict(drawn), config.model.init_except
-    if unknown := [part for part in left_out if not any(_within(name, part) for name in state)]:
-        raise ConfigError(f"model.init_except: {unknown[0]} is no tensor or module of the model.")
-    try:
-        read = read_tensors(Path(config.model.init))
-        own = {name: tensor for name, tensor in state.items() if any(_within(name, part) for part in left_out)}
-        return layers.flatten(read | own)
-    except DamagedFile as error:
-        raise ConfigError(f"model.init: {error}") from None
-    except (KeyError, ValueError) as error:
-        way = "model.init_except leaves tensors out, as in model.init_except: [head]"
-        raise ConfigError(f"model.init: {config.model.init}: {error.args[0]}. {way}.") from None
-
-
-def _within(name: str, part: str) -> bool:
-    return f"{name}.".startswith(f"{part}.")
-
-
-def init_sha256(config: Config) -> str | None:
-    """Hash of the file `model.init`, where the run begins with one."""
-    if config.model.init is None:
-        return None
-    with open(config.model.init, "rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()

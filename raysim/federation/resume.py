@@ -16,8 +16,9 @@ from raysim.core.server import Memory
 from raysim.core.state import pack, unpack
 from raysim.data import OF_FILES, Dataset, Partition
 from raysim.engine.base import Engine, Handle
-from raysim.federation.builder import RunParts, init_sha256, initial_value, start
+from raysim.federation.builder import RunParts, start
 from raysim.federation.checkpoint import Checkpoints
+from raysim.federation.initial import init_sha256, initial_value
 from raysim.host.messages import Arrays
 from raysim.store.documents import DamagedFile
 from raysim.store.manifest import read_manifest

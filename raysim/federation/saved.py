@@ -16,6 +16,7 @@ from raysim.core.score import Score as TaskScore
 from raysim.core.task import Task
 from raysim.federation import host_spec, partitioned
 from raysim.federation.code import saved_config
+from raysim.federation.initial import with_frozen
 from raysim.host.host import ClientHost
 from raysim.lazy import Tensor, nn, torch
 from raysim.paths import command
@@ -35,7 +36,8 @@ class SavedRun:
         self.data, self.partition = partitioned(self.config)
         if read_manifest(self.folder).get("partition_sha256") not in (None, self.partition.sha256()):
             raise MeasureError(f"{self.folder}: today its data are partitioned differently; is data.root what it was?")
-        spec = replace(host_spec(self.config, self.data), threads=torch.get_num_threads(), keep_freed_memory=False)
+        spec = with_frozen(self.config, host_spec(self.config, self.data))
+        spec = replace(spec, threads=torch.get_num_threads(), keep_freed_memory=False)
         self._host = ClientHost(spec, self.data, self.partition)
         self.flat, self.layers = self._host.flat, self._host.flat.layers
         self.device = self._host.device

@@ -18,8 +18,9 @@ from raysim.core.server import Server
 from raysim.core.state import pack
 from raysim.engine.base import Span
 from raysim.engine.traffic import ledger
-from raysim.federation.builder import RunParts, init_sha256
+from raysim.federation.builder import RunParts
 from raysim.federation.code import definitions_of
+from raysim.federation.initial import init_sha256
 from raysim.federation.round import Round
 from raysim.federation.scoreboard import Scoreboard
 from raysim.federation.scores import fallen_back, personal_summary, run_summary

@@ -91,9 +91,9 @@ class ClientHost:
     def train(self, request: TrainRequest, value: np.ndarray, shared: Arrays, *objects: Arrays) -> TrainReply:
         """Train the request's clients, who are sent `value` [S] and `shared`."""
         started = self.clock.wall()
-        if self.t != request.t:
+        if self.t != request.round_info.t:
             self.close()
-        self.t = request.t
+        self.t = request.round_info.t
         download = Download.of(request, value, shared, objects, self.device)
         self._server = download.server
         self.samples.expect(request.clients)

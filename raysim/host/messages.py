@@ -17,7 +17,7 @@ from raysim.core.attack import Attack
 from raysim.core.client import ClientMethod, ClientStack
 from raysim.core.failures import Cause
 from raysim.core.layers import LayerMap
-from raysim.core.layout import StageError
+from raysim.core.layout import StageError, keep_frozen
 from raysim.core.local_run import LocalSettings, RoundInfo
 from raysim.core.message import Transform
 from raysim.core.note import Note
@@ -62,6 +62,7 @@ class HostSpec:
     seed: int = 0
     upload: tuple[Transform, ...] = ()  # of what clients send
     attacks: tuple[Attack, ...] = ()
+    frozen: Mapping[str, Tensor] = field(default_factory=dict)  # tensors that no round changes, where a file has them
 
     def network(self) -> tuple[nn.Module, LayerMap]:
         """A new model with the weights that the seed gives it, and its layers. Raises `ModelError`."""
@@ -77,6 +78,7 @@ class HostSpec:
             if any(map(nn.parameter.is_lazy, model.parameters())):
                 with torch.no_grad():
                     called(model.eval(), tensor_of(self.samples))
+            keep_frozen(model)
             return model.train()
 
     def _laid_out(self, model: nn.Module) -> LayerMap:
@@ -84,7 +86,10 @@ class HostSpec:
         try:
             with preserved():
                 found = structure_of(model, self._built, self.samples, getattr(self.build_model, "head", None))
-            return LayerMap.of(model, self.layer_by, self.blocks, self.channels_last, found.head, found.counted)
+            layers = LayerMap.of(model, self.layer_by, self.blocks, self.channels_last, found.head, found.counted)
+            for name, tensor in self.frozen.items():
+                layers.constants[name][1].copy_(tensor)
+            return layers
         except (ModelError, StageError) as error:
             raise ModelError(f"{self.model}: {error}") from error
 
@@ -180,8 +185,7 @@ class TrainRequest:
     trains them and keeps none.
     """
 
-    t: int  # the server's round, from 0
-    round_info: RoundInfo  # of the model that the clients are sent
+    round_info: RoundInfo  # of the server's round
     clients: tuple[int, ...]
     state_index: Mapping[int, int] = field(default_factory=dict)  # client -> index of its state
     model_index: Mapping[int, int] = field(default_factory=dict)  # client -> index of its last model
@@ -189,6 +193,7 @@ class TrainRequest:
         None  # client -> (other client, weight)s of what it is sent
     )
     peers: Mapping[int, tuple[int, ...]] = field(default_factory=dict)  # client -> clients whose models it is sent
+    start: RoundInfo | None = None  # of the model that the clients are sent, where that is an older one
     attacks: Mapping[int, tuple[int, ...]] = field(default_factory=dict)  # malicious client -> its attacks in the spec
     known_index: Mapping[int, int] = field(default_factory=dict)  # attack -> index of what its clients know
     return_states: bool = False

@@ -131,16 +131,17 @@ class Trainer:
     def _begin(self, download: Download, client: int) -> LocalRun:
         """The client before its local initialisation."""
         self.before_client(client)
-        round_info, peers = download.request.round_info, download.peers(client)
+        request, peers = download.request, download.peers(client)
+        round_info = request.start or request.round_info
         received = download.received(client, self.flat.layers.P)
         state = self._states.unpack(download.state(client))
-        if self._stack.peer_models and client in download.request.model_index:
+        if self._stack.peer_models and client in request.model_index:
             state.previous = peers.model(client)
         run = LocalRun(
             client, round_info, self.flat, self._task, self.spec.settings, self._stack, self.samples.client(client),
             received, download.shared, peers, state,
         )  # fmt: skip
-        run.orders = [] if download.request.trace else None
+        run.orders = [] if request.trace else None
         run.batch_probes = [p for p in self.spec.probes if p.watches_batches]
         self.spec.seed_generators(stream_seed(round_info.seed, round_info.t, client, "start"), self.device)
         return run
@@ -164,10 +165,10 @@ class Trainer:
     ) -> tuple[ClientResult, Upload]:  # fmt: skip
         """All that is after the training."""
         check_storage(self._stack.step, run)
-        if table := self.flat.changed_constant():
+        if name := self.flat.changed_constant():
             raise ValueError(
-                f"training has changed the model's table {table}, which no client sends. Integers that change must do so "
-                "from the first batch on, or be floats"
+                f"training has changed the model's tensor {name}, which no client sends: it is frozen, or a table of integers. "
+                "Integers that change must do so from the first batch on, or be floats"
             )
         upload = Upload(run.value)
         for finish in self._stack.finishers:

@@ -104,11 +104,9 @@ def test_resnet20_groups_of_the_released_code():
     assert [n for n in last if n.startswith("head")] == ["head.weight", "head.bias"]
 
 
-def test_a_group_without_a_parameter_is_called_after_its_first_tensor():
-    """Nobody trains a frozen layer; its tensors are still a group of the released code."""
-    net = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
-    net[0].requires_grad_(False)
-    assert LayerMap.of(net, "bias_group").names == ("0.weight", "1.weight")
+def test_statistics_without_parameters_are_a_layer():
+    net = nn.Sequential(nn.BatchNorm1d(2, affine=False), nn.Linear(2, 2))
+    assert LayerMap.of(net, "unit").names == LayerMap.of(net, "module").names == ("0", "1")
 
 
 def test_block_names_the_tensor_that_no_pattern_matches():

@@ -19,7 +19,7 @@ from raysim.config import ConfigError
 from raysim.core.hooks import HookError
 from raysim.core.rates import Cosine, Exponential, Schedule, Steps, WarmUp, scheduled
 from raysim.federation import Federation, MakeEngine
-from raysim.federation.round import learning_rate
+from raysim.federation.builder import learning_rate
 from raysim.registry import REGISTRY
 
 RATE, ROUNDS = 0.3, 8
@@ -67,7 +67,7 @@ def test_decay_and_the_exponential_schedule_are_one(tmp_path: Path, warm_ray: Ma
     expected = [0.1 * 0.5**t * (1 + math.cos(math.pi * t / 3)) / 2 * min(1, (t + 1) / 2) for t in range(3)]
     federation = Federation(tiny(local={"lr_decay": 0.5, "lr_schedule": warm}), tmp_path / "warm")
     with closing(federation):
-        assert [learning_rate(federation.run, t) for t in range(3)] == pytest.approx(expected, rel=1e-12)
+        assert [learning_rate(federation.config, t) for t in range(3)] == pytest.approx(expected, rel=1e-12)
 
 
 @dataclass(frozen=True)

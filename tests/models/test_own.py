@@ -412,7 +412,7 @@ class Late(Plain):
 def test_a_table_that_changes_later_is_no_constant(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     with_names(monkeypatch, late=Late)
     changes = settings("late", clients=3)
-    with pytest.raises(Exception, match="training has changed the model's table table, which no client sends"):
+    with pytest.raises(Exception, match="training has changed the model's tensor table, which no client sends"):
         simulate(tiny(**changes | {"local": {"batch_size": 2}}), tmp_path)
 
 
