@@ -18,15 +18,15 @@ def new_folder(out: Path | None, parent: Path, name: str) -> Path:
     that was killed has left."""
     if out is not None:
         if out.exists() and not out.is_dir():
-            raise ConfigError(f"--out {out}: is a file; name a folder.")
+            raise ConfigError(f"out: {out} is a file; name a folder.")
         if out.is_dir() and not all(_left_by_launch(path.name) for path in out.iterdir()):
             is_run = (out / "config.yaml").exists()
             way_out = f", or continue with {command('resume', out)}" if is_run else ""
-            raise ConfigError(f"--out {out}: is not empty. Name a new or empty folder{way_out}.")
+            raise ConfigError(f"out: {out} is not empty. Name a new or empty folder{way_out}.")
         try:
             out.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise ConfigError(f"--out {out}: cannot be made: {error.strerror}.") from None
+            raise ConfigError(f"out: {out} cannot be made: {error.strerror}.") from None
         return out
     stem, number = f"{name}-{time.strftime('%Y%m%d-%H%M%S')}", 1
     while True:

@@ -121,7 +121,9 @@ def _build_entry(catalogue: Catalogue, raw: Any, path: str, faults: Faults) -> A
     if name in catalogue.entries:
         return build(catalogue.entries[name], values, f"{path}.{name}", faults)
     home = next((stack for stack in STACKS if name in STACKS[stack].entries), None)
-    hint = f" It belongs under '{home}'." if home else f"{nearest(name, catalogue.entries)}{catalogue.hint}"
+    ending = str(name).rpartition(".")[2]  # of a file
+    meant = f" Did you mean {{{ending}: {name}}}?" if ending in catalogue.entries and ending != name else ""
+    hint = f" It belongs under '{home}'." if home else meant or f"{nearest(name, catalogue.entries)}{catalogue.hint}"
     faults.add(path, f"there is no {catalogue.role} {show(name)}.{hint}")
     return Unreadable()
 

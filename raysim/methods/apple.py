@@ -130,7 +130,7 @@ class APPLE(ClientMethod, DownlinkRule):
         pi, met = run.state(self).pi, [*run.scratch["apple"]]  # the others are as they were at first
         upload.scalars["apple"] = entries(torch.tensor([met], device=pi.device), pi[met], pi.shape)
         if not self.official:
-            run.uploaded = upload.value = torch.cat([run.scratch["apple"][run.client], run.buffers])
+            upload.value = torch.cat([run.scratch["apple"][run.client], run.buffers])
 
     def _mix(self, run: LocalRun) -> None:
         """Put the personal model together."""
