@@ -264,7 +264,11 @@ _ASYNCHRONOUS: tuple[tuple[str, Callable[[Any], object], str], ...] = (
         lambda m: m.needs.peers or m.downlink_rule(),
         "sends each client another model, made from those of one round",
     ),
-    ("client", lambda m: m.averages_more or m.server_steps(), "corrects clients that began at one model"),
+    (
+        "client",
+        lambda m: m.averages_more or any(step.reads_models for step in m.server_steps()),
+        "corrects clients that began at one model",
+    ),
     ("client", lambda m: m.starts_everyone(), "lets clients start that are not asked"),
     ("weighting", lambda m: m.stage != "weigh" and not m.combines, "compares clients that began at one model"),
     ("server", lambda m: m.reads_models, "compares models that began at one"),
