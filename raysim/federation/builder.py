@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cached_property, partial
 
 import numpy as np
 
@@ -19,6 +19,7 @@ from raysim.core.attack import Attackers
 from raysim.core.broadcast import Broadcast
 from raysim.core.layers import GroupingError, LayerMap
 from raysim.core.local_run import LocalSettings
+from raysim.core.message import whole
 from raysim.core.method import Method
 from raysim.core.optim import OptimizerSpec
 from raysim.core.rates import scheduled
@@ -29,7 +30,7 @@ from raysim.data.encoded import Encoded
 from raysim.engine.base import Engine
 from raysim.federation.initial import read_initial, with_frozen
 from raysim.federation.learned import class_weights, misfits, task
-from raysim.federation.trial import tried, unscored, unsendable
+from raysim.federation.trial import first_message, tried, unscored, unsendable
 from raysim.federation.versions import Versions
 from raysim.host.device import NO_FP16
 from raysim.host.messages import HostSpec
@@ -58,6 +59,18 @@ class RunParts:
     server: Server
     engine: Engine
     versions: Versions
+
+    @cached_property
+    def message_bytes(self) -> tuple[int, int]:
+        """Bytes of a model on its way down and up; the latter as it is encoded."""
+        layers, private = self.server.layers, self.broadcast.private
+        down = whole(layers)[0]
+        if private:
+            down = down[~layers.where(private).numpy()]
+        if not self.spec.upload:
+            return int(down.sum()), int(down.sum())
+        message = first_message(self.spec.upload, self.server.value.clone(), layers, private)
+        return int(down.sum()), int(message.costs.sum())
 
     def evaluates(self, t: int) -> bool:
         """Whether models are tested in round t."""

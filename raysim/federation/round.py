@@ -13,7 +13,7 @@ from raysim.analysis.instrument import Instrument
 from raysim.clock import Clock
 from raysim.core.event import Event
 from raysim.core.flat import difference, finite
-from raysim.core.hooks import check_type
+from raysim.core.hooks import check_type, misused
 from raysim.core.mixture import Mixture
 from raysim.core.note import Note
 from raysim.core.rng import SERVER, draw, stream_of, stream_seed
@@ -152,8 +152,13 @@ def select(run: RunParts) -> Asked:
     """The round's clients, as the run's selection chooses them."""
     selection, server = run.config.rounds.selection, run.server
     with server.seeded_for(selection, f"select {stream_of(selection)}"):
-        asked = selection.select(server, run.config.rounds.participation, partial(expected_seconds, run))
-    return check_type(selection.select, asked, Asked, "Return raysim.Asked(clients)", server.t)  # type: ignore[no-any-return]
+        made = selection.select(server, run.config.rounds.participation, partial(expected_seconds, run))
+    asked: Asked = check_type(selection.select, made, Asked, "Return raysim.Asked(clients)", server.t)
+    clients, known = asked.clients, range(len(server.population.sizes))
+    if not clients or [*clients] != sorted({*clients}) or clients[0] not in known or clients[-1] not in known:
+        way = f"It must be some of the {len(known)} clients, which count from 0, each once and sorted"
+        raise misused(selection.select, f"returned the clients {[*clients][:10]}", way, server.t)
+    return asked
 
 
 def start_others(run: RunParts, asked: Asked, events: list[Event]) -> Started:

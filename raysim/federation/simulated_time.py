@@ -6,28 +6,14 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from raysim.core.message import whole
 from raysim.core.simulated import Seconds
 from raysim.federation.builder import RunParts
-from raysim.federation.trial import first_message
 
 
 def expected_seconds(run: RunParts, clients: Sequence[int]) -> np.ndarray:
     """[K] until the server has what each of the clients sends, if that is a model; known before it trains."""
-    down, up = message_bytes(run)
+    down, up = run.message_bytes
     return _seconds(run, clients, np.array(float(up)), np.array(float(down))).total
-
-
-def message_bytes(run: RunParts) -> tuple[int, int]:
-    """Bytes of a model on its way down and up; the latter as it is encoded."""
-    layers, private = run.server.layers, run.broadcast.private
-    down = whole(layers)[0]
-    if private:
-        down = down[~layers.where(private).numpy()]
-    if not run.spec.upload:
-        return int(down.sum()), int(down.sum())
-    message = first_message(run.spec.upload, run.server.value.clone(), layers, private)
-    return int(down.sum()), int(message.costs.sum())
 
 
 def taken(run: RunParts, clients: Sequence[int], traffic: Mapping[str, np.ndarray]) -> list[Seconds]:

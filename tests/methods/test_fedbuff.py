@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +15,12 @@ from torch import nn
 from toy import toy_server
 
 from raysim.config import ConfigError
+from raysim.core.hooks import HookError
 from raysim.core.layers import LayerMap
-from raysim.core.selection import Asked
+from raysim.core.selection import Asked, Selection
 from raysim.core.server import RoundScratch
 from raysim.federation import Federation
+from raysim.methods import SELECTIONS
 from raysim.methods.fedbuff import FedBuff
 
 CASES = json.loads((Path(__file__).parents[1] / "vectors" / "asynchronous.json").read_text())["cases"]
@@ -222,3 +225,36 @@ def test_a_step_that_compares_models_is_told_why(tmp_path: Path) -> None:
     run.close()
     assert seen
     assert torch.isfinite(run.server.value).all()
+
+
+@dataclass(frozen=True)
+class Wrong(Selection):
+    """Returns what it is told to."""
+
+    def select(self, server: Any, participation: float, seconds: Any) -> Asked:
+        return SELECTED[0]
+
+
+SELECTED: list[Any] = []
+
+
+@pytest.mark.parametrize(
+    ("selected", "sentence"),
+    [
+        (Asked(()), r"returned the clients \[\]. It must be some of the 8 clients"),
+        (
+            Asked((2, 1)),
+            r"returned the clients \[2, 1\]. It must be some of the 8 clients, which count from 0, each once and",
+        ),
+        (Asked((1, 1)), r"returned the clients \[1, 1\]"),
+        (Asked((1, 8)), r"returned the clients \[1, 8\]"),
+        ((1, 2), r"Wrong.select returned a tuple. Return raysim.Asked\(clients\)"),
+    ],
+)
+def test_a_selection_of_what_is_not_there(
+    selected: Any, sentence: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(SELECTIONS, "wrong", Wrong)
+    SELECTED[:] = [selected]
+    with pytest.raises(HookError, match=sentence):
+        simulate(tiny(rounds={"selection": "wrong"}), tmp_path)
