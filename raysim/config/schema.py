@@ -119,8 +119,8 @@ class RoundsConfig:
     participation: Positive = 1.0
     """Fraction of the clients drawn each round, in (0, 1]."""
     selection: Annotated[Any, Catalogue("selection", REGISTRY.table("selection"))] = UniformSelection()
-    """Who takes part in a round: `uniform` draws among all clients, `fedbuff` takes those whose asynchronous updates come in
-    first."""
+    """Who takes part in a round: `uniform`, `poisson`, `by_size` and `round_robin` draw among all clients; `fedbuff` and
+    `fedasync` take those whose asynchronous updates come in first."""
     evaluate_every: PositiveInt = 1
     """Rounds between evaluations; the last round is always evaluated."""
     checkpoint_every: PositiveInt = 10

@@ -14,6 +14,8 @@ from raysim.core.method import Method
 from raysim.core.rng import SERVER, draw, stream_seed
 from raysim.core.server import Server, Weighting
 
+VERSIONS = "versions"  # of the server's memory: the models that clients still train, [S], by the number of their round
+
 Durations = Callable[[Sequence[int]], np.ndarray]
 """Clients -> [K] simulated seconds until the server has what they send."""
 
@@ -28,6 +30,8 @@ class Asked:
     """Of each client the round whose model it was sent; none: this round's."""
     repeats: tuple[int, ...] = ()
     """With versions: how often each client had trained on that model before."""
+    times: tuple[int, ...] = ()
+    """How often each client was drawn, where that may be more than once."""
     in_flight: frozenset[int] = frozenset()
     """The rounds whose models are still trained when this round is over."""
     ends: float | None = None

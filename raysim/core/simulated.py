@@ -13,6 +13,8 @@ from raysim.core.bounds import NonNegative, Positive
 from raysim.core.rng import stream_seed
 from raysim.registry import REGISTRY, Catalogue, Table
 
+SLOWEST = 100.0  # times slower than the fastest client, at most
+
 
 class Trait(ABC):
     """A number that a client has for the whole run, such as its speed. Subclasses are frozen dataclasses of settings."""
@@ -47,6 +49,36 @@ class LogNormal(Trait):
 
 
 @dataclass(frozen=True)
+class Range(Trait):
+    """Any number between two is equally likely."""
+
+    low: Positive
+    """The lowest."""
+    high: Positive
+    """The highest."""
+
+    def __post_init__(self) -> None:
+        if self.high < self.low:
+            raise ValueError(f"high {self.high:g} is below low {self.low:g}.")
+
+    def of(self, draws: np.random.Generator) -> float:
+        return float(draws.uniform(self.low, self.high))
+
+
+@dataclass(frozen=True)
+class Pareto(Trait):
+    """The fastest client's number divided by a draw of Pareto's law, 1 at least and `SLOWEST` at most."""
+
+    fastest: Positive
+    """The greatest possible."""
+    alpha: Positive = 1.0
+    """The law's exponent; with a small one more clients are slow."""
+
+    def of(self, draws: np.random.Generator) -> float:
+        return self.fastest / min(1.0 + float(draws.pareto(self.alpha)), SLOWEST)
+
+
+@dataclass(frozen=True)
 class Unlimited(Trait):
     """Infinitely much."""
 
@@ -55,7 +87,7 @@ class Unlimited(Trait):
 
 
 TRAITS: Table[type[Trait]] = REGISTRY.table("trait").fill(
-    {"constant": Constant, "lognormal": LogNormal, "unlimited": Unlimited}
+    {"constant": Constant, "lognormal": LogNormal, "range": Range, "pareto": Pareto, "unlimited": Unlimited}
 )
 ATrait = Annotated[Any, Catalogue("trait", TRAITS, number="constant")]
 

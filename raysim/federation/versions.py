@@ -7,13 +7,11 @@ from dataclasses import replace
 
 from raysim.core.local_run import RoundInfo
 from raysim.core.rng import SERVER, stream_seed
-from raysim.core.selection import Asked
+from raysim.core.selection import VERSIONS, Asked
 from raysim.core.server import Server
 from raysim.engine.base import Engine, Handle
 from raysim.engine.requests import Start
 from raysim.lazy import Tensor, torch
-
-SLOT = "versions"  # of the server's memory: round -> model [S]
 
 
 class Versions:
@@ -27,9 +25,9 @@ class Versions:
         """Where the clients that were sent older models begin; models that none needs any more are let go."""
         if not asked.versions:
             return {}
-        kept: dict[str, Tensor] = server.memory.get(SLOT, {}) | {str(server.t): server.value}
+        kept: dict[str, Tensor] = server.memory.get(VERSIONS, {}) | {str(server.t): server.value}
         alive = {*asked.versions, *asked.in_flight}
-        server.memory[SLOT] = {version: value for version, value in kept.items() if int(version) in alive}
+        server.memory[VERSIONS] = {version: value for version, value in kept.items() if int(version) in alive}
         self._handles[server.t] = self._engine.published_public
         self._handles = {version: handle for version, handle in self._handles.items() if version in alive}
         sent = {*zip(asked.versions, asked.repeats, strict=True)} - {(server.t, 0)}
@@ -39,7 +37,7 @@ class Versions:
 
     def _start(self, server: Server, version: int, repeat: int) -> Start:
         if version not in self._handles:  # the run was resumed
-            self._handles[version] = self._engine.put(server.memory[SLOT][str(version)].numpy())
+            self._handles[version] = self._engine.put(server.memory[VERSIONS][str(version)].numpy())
         info = round_info(server, version, self._learning_rate(version))
         if repeat:  # other batches than the last time
             info = replace(info, seed=stream_seed(info.seed, version, SERVER, f"repeat {repeat}"))
@@ -50,7 +48,7 @@ class Versions:
         asked = server.scratch.asked
         if asked is None or not asked.versions:
             return None
-        models = server.memory[SLOT]
+        models = server.memory[VERSIONS]
         return torch.stack([models[str(asked.version(client))][server.layers.P :] for client in clients])
 
 

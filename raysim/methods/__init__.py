@@ -9,6 +9,7 @@ from raysim.methods.adadecay import AdaDecay
 from raysim.methods.alie import ALIE
 from raysim.methods.apple import APPLE
 from raysim.methods.awd import AWD
+from raysim.methods.by_size import BySize
 from raysim.methods.cast import BF16, FP16
 from raysim.methods.ccn import CCN
 from raysim.methods.ditto import Ditto
@@ -16,6 +17,7 @@ from raysim.methods.error_feedback import ErrorFeedback
 from raysim.methods.fedadp import FedADP
 from raysim.methods.fedala import FedALA
 from raysim.methods.fedamp import FedAMP
+from raysim.methods.fedasync import FedAsync
 from raysim.methods.fedavg import FedAvg, StepSize
 from raysim.methods.fedavgm import FedAvgM
 from raysim.methods.fedbabu import FedBABU
@@ -43,10 +45,12 @@ from raysim.methods.multi_krum import MultiKrum
 from raysim.methods.partialfed import PartialFed
 from raysim.methods.perfedavg import PerFedAvg
 from raysim.methods.pfedme import pFedMe
+from raysim.methods.poisson import Poisson
 from raysim.methods.powersgd import PowerSGD
 from raysim.methods.qsgd import QSGD
 from raysim.methods.rand_k import RandK
 from raysim.methods.random_layer import RandomLayer
+from raysim.methods.round_robin import RoundRobin
 from raysim.methods.scaffold import SCAFFOLD
 from raysim.methods.server_ft import ServerFT
 from raysim.methods.sgdm import SGDM
@@ -134,4 +138,13 @@ TRANSFORMS: Table[type[Transform]] = REGISTRY.table("transform").fill(
 
 ATTACKS: Table[type[Attack]] = REGISTRY.table("attack").fill({"sign_flip": SignFlip, "alie": ALIE})
 
-SELECTIONS: Table[type[Selection]] = REGISTRY.table("selection").fill({"uniform": UniformSelection, "fedbuff": FedBuff})
+SELECTIONS: Table[type[Selection]] = REGISTRY.table("selection").fill(
+    {
+        "uniform": UniformSelection,
+        "poisson": Poisson,
+        "round_robin": RoundRobin,
+        "by_size": BySize,
+        "fedbuff": FedBuff,
+        "fedasync": FedAsync,
+    }
+)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from conftest import table
 
-from raysim.core.simulated import Constant, LogNormal, SimulatedClock
+from raysim.core.simulated import Constant, LogNormal, Pareto, Range, SimulatedClock, Trait
 
 CASES = json.loads((Path(__file__).parents[1] / "vectors" / "clock.json").read_text())["cases"]
 
@@ -56,6 +56,18 @@ def test_a_client_has_its_traits_in_any_company() -> None:
     many = clock.seconds(3, range(4000), np.full(4000, 75.0), np.zeros(4000), np.zeros(4000)).train
     assert np.median(1 / many) == pytest.approx(1, rel=0.05)
     assert np.log(many).std() == pytest.approx(0.6, rel=0.05)
+
+
+@pytest.mark.parametrize(
+    ("trait", "median", "least", "most"),
+    [(Range(10.0, 30.0), 20, 10, 30), (Pareto(100.0, 1.0), 50, 1, 100), (Pareto(8.0, 2.0), 8 / 2**0.5, 0.08, 8)],
+)
+def test_traits(trait: Trait, median: float, least: float, most: float) -> None:
+    clock = SimulatedClock(speed=trait)
+    speeds = 1 / clock.seconds(0, range(4000), np.ones(4000), np.zeros(4000), np.zeros(4000)).train
+    assert np.median(speeds) == pytest.approx(median, rel=0.06)
+    assert least <= speeds.min() * (1 + 1e-12)
+    assert speeds.max() <= most * (1 + 1e-12)
 
 
 CLOCK = {"speed": 50, "up": 2000, "down": 8000, "latency": 0.25}

@@ -15,19 +15,21 @@ from torch import nn
 from toy import toy_server
 
 from raysim.config import ConfigError
+from raysim.core.asynchronous import Asynchronous
 from raysim.core.hooks import HookError
 from raysim.core.layers import LayerMap
 from raysim.core.selection import Asked, Selection
 from raysim.core.server import RoundScratch
 from raysim.federation import Federation
 from raysim.methods import SELECTIONS
+from raysim.methods.fedasync import FedAsync
 from raysim.methods.fedbuff import FedBuff
 
 CASES = json.loads((Path(__file__).parents[1] / "vectors" / "asynchronous.json").read_text())["cases"]
 EQUAL = {"data": {"partition": {"iid_equal": {"clients": 8}}}, "clock": {"latency": 1}}
 
 
-class Listed(FedBuff):
+class Listed:
     """Draws clients in the order of a list."""
 
     def drawn(self, server: Any, pool: list[int], count: int, draws: int) -> list[int]:
@@ -39,28 +41,36 @@ class Listed(FedBuff):
         return found
 
 
-def rule(params: Mapping[str, Any]) -> Listed:
-    staleness = dict(params["staleness"])
-    return Listed(
-        buffer=params["buffer"], concurrency=params["concurrency"], staleness=staleness.pop("name"),
-        normalize=params["normalize"], max_staleness=params.get("max_staleness"), **staleness,
-    )  # fmt: skip
+class ListedBuff(Listed, FedBuff):
+    pass
 
 
-@pytest.mark.parametrize("case", [case for case in CASES if case["rule"] == "fedbuff"])
+class ListedAsync(Listed, FedAsync):
+    pass
+
+
+def rule(case: Mapping[str, Any]) -> Asynchronous:
+    params, staleness = case["params"], dict(case["params"]["staleness"])
+    shared = {"concurrency": params["concurrency"], "staleness": staleness.pop("name"), **staleness}
+    if case["rule"] == "fedasync":
+        return ListedAsync(params["alpha"], **shared)
+    return ListedBuff(params["buffer"], params["normalize"], max_staleness=params.get("max_staleness"), **shared)
+
+
+@pytest.mark.parametrize("case", [pytest.param(c, id=f"{c['rule']}{i}") for i, c in enumerate(CASES)])
 def test_cases(case: Mapping[str, Any]) -> None:
     """Up to the round in which the case uses two updates of one client: here the second waits for the next round."""
-    inputs, expect, selection = case["inputs"], case["expect"]["returns"], rule(case["params"])
+    inputs, expect, selection = case["inputs"], list(case["expect"]["returns"]), rule(case)
     durations, targets = np.array(inputs["durations"]), inputs["targets"]
     server = toy_server(LayerMap.of(nn.Linear(1, 1, bias=False)), [0.0], labels=[[1]] * len(durations))
     server.order = list(inputs["order_of_draws"])  # type: ignore[attr-defined]
-    models, compared = [inputs["start"]], 0
-    for t in range(5):
+    models, rounds = [inputs["start"]], 0
+    while expect:
         wanted = []
         while expect and (not wanted or "version" not in wanted[-1]):
             wanted.append(expect.pop(0))
-        used = [task for task in wanted if task["used"]]
-        if not wanted or "version" not in wanted[-1] or len({task["client"] for task in used}) < len(used):
+        used, t = [task for task in wanted if task["used"]], rounds
+        if len({task["client"] for task in used}) < len(used):
             break
         server.scratch = RoundScratch(t)
         asked = selection.select(server, 1.0, lambda clients: durations[list(clients)])
@@ -69,12 +79,16 @@ def test_cases(case: Mapping[str, Any]) -> None:
         assert found == {task["client"]: task["sent"] for task in used}
         weight = selection.weight(np.array([t - task["sent"] for task in used]))
         assert weight.tolist() == pytest.approx([task["weight"] for task in used], rel=1e-12)
-        updates = [0.5 * (targets[task["client"]] - models[task["sent"]]) for task in used]
-        whole = len(used) if selection.normalize == "count" else weight.sum()
-        models.append(models[-1] + weight @ np.array(updates) / whole)
+        updates = np.array([0.5 * (targets[task["client"]] - models[task["sent"]]) for task in used])
+        if isinstance(selection, FedAsync):
+            share, [task], [update] = selection.alpha * weight[0], used, updates
+            models.append((1 - share) * models[-1] + share * (models[task["sent"]] + update))
+        else:
+            whole = len(used) if case["params"]["normalize"] == "count" else weight.sum()
+            models.append(models[-1] + weight @ updates / whole)
         assert models[-1] == pytest.approx(wanted[-1]["theta"], rel=1e-9)
-        compared += 1
-    assert compared >= (3 if selection.buffer == 4 else 4)
+        rounds += 1
+    assert rounds == {"fedasync": 8, "fedbuff": 4 if selection.updates == 3 else 3}[case["rule"]]
 
 
 def test_nothing_is_stale_among_equals(ran: Any) -> None:
@@ -119,6 +133,32 @@ def test_by_hand(ran: Any) -> None:
                 np.testing.assert_array_equal(client.init[name], start[name])
     assert stale >= 3
     assert (np.diff(rounds["sim_clock"]) >= 0).all()
+
+
+def mixing(**fields: Any) -> dict[str, Any]:
+    return {**UNEQUAL, "rounds": {**UNEQUAL["rounds"], "selection": {"fedasync": fields}}}
+
+
+def test_one_model_at_a_time_by_hand(ran: Any) -> None:
+    run = ran(**mixing(alpha=0.5), record={"trace": "rounds"})
+    clients = table(run.folder, "clients")
+    for t in range(6):
+        round_, sent = Traced(run.folder, t, run), int(clients["version"][t])
+        [client], share = round_.clients, 0.5 * (1 + t - sent) ** -0.5
+        for name, before in round_.before.items():
+            counts = name.endswith("num_batches_tracked")
+            expected = client.model[name] if counts else (1 - share) * before + share * client.model[name]
+            np.testing.assert_allclose(round_.after[name], expected, atol=2e-6)
+    assert (clients["version"] < clients["round"]).any()
+
+
+def test_one_client_after_another(ran: Any) -> None:
+    """With α = 1 and one client at a time the model goes from hand to hand."""
+    run = ran(**mixing(alpha=1.0, concurrency=1), record={"trace": "rounds"})
+    for t in range(1, 6):
+        [client], [last] = Traced(run.folder, t, run).clients, Traced(run.folder, t - 1, run).clients
+        for name in client.init:
+            np.testing.assert_allclose(client.init[name], last.model[name], atol=1e-6)
 
 
 def test_same_bits_on_actors_of_which_one_dies(tmp_path: Path, warm_ray: Any, monkeypatch: Any) -> None:
@@ -185,6 +225,10 @@ def test_what_is_too_old_is_dropped(ran: Any) -> None:
 @pytest.mark.parametrize(
     ("changes", "sentence"),
     [
+        (
+            mixing() | {"weighting": ["feddisco"]},
+            "fedasync: mixes in one model at a time, so that feddisco has nothing",
+        ),
         ({"clock": {}}, "fedbuff: needs to know how long clients take"),
         ({"weighting": [{"fedldf": 1}]}, "fedldf: compares clients that began at one model"),
         ({"client": ["scaffold"], "local": {"momentum": 0.0}}, "scaffold: corrects clients that began at one model"),
@@ -241,7 +285,6 @@ SELECTED: list[Any] = []
 @pytest.mark.parametrize(
     ("selected", "sentence"),
     [
-        (Asked(()), r"returned the clients \[\]. It must be some of the 8 clients"),
         (
             Asked((2, 1)),
             r"returned the clients \[2, 1\]. It must be some of the 8 clients, which count from 0, each once and",

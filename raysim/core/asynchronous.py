@@ -1,0 +1,121 @@
+"""Rounds that end when the first updates come in, while other clients go on training: what such selections share."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import ClassVar, Literal, NamedTuple
+
+import numpy as np
+
+from raysim.core.bounds import NonNegative, NonNegativeInt, PositiveInt
+from raysim.core.cohort import Cohort
+from raysim.core.facts import cohort_size
+from raysim.core.rng import SERVER, draw, stream_seed
+from raysim.core.selection import Asked, Durations, Selection
+from raysim.core.server import Server
+from raysim.lazy import Tensor, torch
+
+
+class Task(NamedTuple):
+    """A client that trains."""
+
+    ends: float  # simulated seconds
+    client: int
+    version: int  # the round whose model it was sent
+    repeat: int  # how often it was sent that model before
+
+
+@dataclass(frozen=True)
+class Asynchronous(Selection):
+    """M clients train at a time, each from the newest model when it began. τ is the number of rounds that ended meanwhile.
+
+    At one instant all returns are handled first, by client, and then all free places are filled in one draw. A client may be
+    sent the same model again, and then draws other batches; of its updates one is used a round, and another waits for the
+    next.
+    """
+
+    concurrency: PositiveInt | None = field(default=None, kw_only=True)
+    """M, how many clients train at a time; null: what `rounds.participation` says."""
+    staleness: Literal["polynomial", "hinge", "constant"] = field(default="polynomial", kw_only=True)
+    """s(τ): (1 + τ)^-a; or 1 up to τ = b and 1 / (a (τ - b) + 1) above; or 1."""
+    a: NonNegative = field(default=0.5, kw_only=True)
+    """a of s."""
+    b: NonNegative = field(default=4.0, kw_only=True)
+    """b of the hinge."""
+    max_staleness: NonNegativeInt | None = field(default=None, kw_only=True)
+    """Updates with a greater τ are dropped; null: none."""
+
+    needs_clock: ClassVar[bool] = True
+    asynchronous: ClassVar[bool] = True
+
+    @property
+    def updates(self) -> int:
+        """How many end a round."""
+        raise NotImplementedError
+
+    def asked(self, participation: float, clients: int) -> int:
+        return min(self.updates, clients)
+
+    def weight(self, staleness: np.ndarray) -> np.ndarray:
+        """s(τ)."""
+        if self.staleness == "polynomial":
+            return (1.0 + staleness) ** -self.a
+        late = np.maximum(staleness - self.b, 0.0) if self.staleness == "hinge" else np.zeros(len(staleness))
+        return 1 / (self.a * late + 1)
+
+    def weights_of(self, cohort: Cohort, server: Server) -> Tensor:
+        """[K] s(τ) of the round's clients, which are noted."""
+        asked = server.scratch.asked
+        assert asked is not None
+        staleness = np.array([server.t - asked.version(client) for client in cohort.clients])
+        server.note(self, "staleness", torch.from_numpy(staleness), "client")
+        return torch.from_numpy(self.weight(staleness))
+
+    def select(self, server: Server, participation: float, seconds: Durations) -> Asked:
+        holders = server.population.sizes.nonzero().flatten().tolist()
+        places = self.concurrency or cohort_size(participation, len(server.population.sizes))
+        now, flying = self._recalled(server)
+        used, later, sent, draws = dict[int, Task](), list[Task](), Counter[int](), 0
+        while len(used) < min(self.updates, len(holders)):
+            if not flying or flying[0].ends > now:
+                busy = {task.client for task in (*flying, *later)}
+                pool = [client for client in holders if client not in busy]
+                if (free := min(places - len(flying), len(pool))) > 0:
+                    drawn = sorted(self.drawn(server, pool, free, draws))
+                    draws += 1
+                    ends = (now + seconds(drawn)).tolist()
+                    flying += [Task(end, c, server.t, sent[c]) for end, c in zip(ends, drawn, strict=True)]
+                    flying.sort()
+                    sent.update(drawn)
+            task = flying.pop(0)
+            now = max(now, task.ends)
+            if task.client in used:
+                later.append(task)
+            elif self.max_staleness is None or server.t - task.version <= self.max_staleness:
+                used[task.client] = task
+        flying = sorted(flying + later)
+        server.memory[self] = {
+            "now": torch.tensor(now, dtype=torch.float64),
+            "ends": torch.tensor([task.ends for task in flying], dtype=torch.float64),
+            "tasks": torch.tensor([task[1:] for task in flying], dtype=torch.long).reshape(-1, 3),
+        }
+        tasks = [used[client] for client in sorted(used)]
+        return Asked(
+            tuple(task.client for task in tasks), tuple(task.version for task in tasks),
+            tuple(task.repeat for task in tasks),
+            in_flight=frozenset(task.version for task in flying), ends=now,
+        )  # fmt: skip
+
+    def _recalled(self, server: Server) -> tuple[float, list[Task]]:
+        """The time, and who trains, as the last round has left them."""
+        if self not in server.memory:
+            return 0.0, []
+        memory = server.memory[self]
+        tasks = zip(memory["ends"].tolist(), memory["tasks"].tolist(), strict=True)
+        return float(memory["now"]), [Task(end, *task) for end, task in tasks]
+
+    def drawn(self, server: Server, pool: list[int], count: int, draws: int) -> list[int]:
+        """`count` of the clients in the `pool`, in the draw of this number in the round."""
+        purpose = f"cohort {draws}" if draws else "cohort"
+        return [pool[i] for i in draw(len(pool), count, stream_seed(server.seed, server.t, SERVER, purpose))]

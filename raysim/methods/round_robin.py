@@ -1,0 +1,25 @@
+"""Round robin (Yang et al., Scheduling Policies for Federated Learning in Wireless Networks, IEEE TCOM 2020)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from raysim.core.facts import cohort_size
+from raysim.core.rng import SERVER, draw, stream_seed
+from raysim.core.selection import Asked, Durations, Selection
+from raysim.core.server import Server
+
+
+@dataclass(frozen=True)
+class RoundRobin(Selection):
+    """All clients in turn (Yang et al., 2020), in a new random order each time.
+
+    The last round of a pass has those that are left.
+    """
+
+    def select(self, server: Server, participation: float, seconds: Durations) -> Asked:
+        clients = len(server.population.sizes)
+        count = cohort_size(participation, clients)
+        turn, place = divmod(server.t, -(-clients // count))
+        order = draw(clients, clients, stream_seed(server.seed, turn, SERVER, "round robin"))
+        return Asked(tuple(sorted(order[place * count : (place + 1) * count])))
