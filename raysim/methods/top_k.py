@@ -35,5 +35,4 @@ def largest(sizes: Tensor, k: int) -> Tensor:
     threshold = sizes.topk(k, sorted=False).values.min()
     taken = sizes > threshold
     ties = (sizes == threshold).nonzero().flatten()
-    taken[ties[: k - int(taken.sum())]] = True
-    return taken.nonzero().flatten()
+    return taken.index_fill_(0, ties[: k - int(taken.sum())], True).nonzero().flatten()

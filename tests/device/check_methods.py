@@ -56,6 +56,22 @@ def test_a_method(name: str, tmp_path: Path) -> None:
     compare(name, {**changes, "evaluate": {"personal": "after_train"}}, tmp_path)
 
 
+LATE = {"clock": {"latency": 1, "speed": 20}}
+OTHERS: dict[str, dict[str, Any]] = {
+    "alie": {"attack": [{"alie": {"z": 1.0, "fraction": 0.3}}], "rounds": {"participation": 0.7}},
+    "compressed": {"attack": [{"sign_flip": {"fraction": 0.3}}], "upload": ["error_feedback", {"top_k": 0.1}]},
+    "encoded": {"upload": [{"qsgd": {}}], "download": [{"uniform": {"bits": 8}}]},
+    "fedbuff": {**LATE, "rounds": {"total": 4, "participation": 0.7, "selection": {"fedbuff": 2}}},
+    "fedasync": {**LATE, "rounds": {"total": 4, "participation": 0.7, "selection": "fedasync"}},
+}
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_what_else_happens_to_messages(name: str, tmp_path: Path) -> None:
+    local = {"batch_size": 24, "momentum": 0.0}
+    compare(name, {**OTHERS[name], "local": local}, tmp_path)
+
+
 def chooses_code(name: str, switch: str) -> bool:
     """Whether other code runs with the switch. With another number in the place of a number it does not."""
     default = getattr(CATALOGUE[name][1], switch, None)

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from raysim.core.flat import FlatModel
 from raysim.core.layers import LayerMap
+from raysim.core.layout import keep_frozen
 from raysim.core.optim import OptimizerSpec
 from raysim.models import MODELS, build
 
@@ -57,3 +58,25 @@ def test_batch_normalisation_runs_without_cudnn(monkeypatch: pytest.MonkeyPatch)
     flat.forward_from(0, torch.ones(5, 3, 2, 2, device="cuda"))
     assert used == [False]
     assert torch.backends.cudnn.enabled
+
+
+def test_what_is_frozen() -> None:
+    """A frozen body is on the device, and training leaves it as it was."""
+    torch.manual_seed(1)
+    built = build("tiny_bn_cnn", INPUTS["tiny_bn_cnn"])
+    for module in [*built.children()][:-1]:
+        module.requires_grad_(False)
+    keep_frozen(built)
+    x, results = batch(INPUTS["tiny_bn_cnn"]), []
+    for device, model in (("cuda", deepcopy(built)), ("cpu", built)):
+        flat = FlatModel(model, LayerMap.of(model), device)
+        before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+        model.train()
+        flat.backward(model(x.to(device)).square().mean())
+        OptimizerSpec(momentum=0.9).build(flat.params, flat.grad, 0.1).step()
+        state = model.state_dict()
+        assert {tensor.device.type for tensor in state.values()} == {device}
+        moved = {name for name, tensor in state.items() if not torch.equal(tensor, before[name])}
+        assert moved == {"head.weight", "head.bias"}
+        results.append(flat.value.cpu())
+    torch.testing.assert_close(*results, rtol=0, atol=1e-6)
