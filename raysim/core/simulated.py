@@ -108,7 +108,7 @@ class SimulatedClock:
     def __post_init__(self) -> None:
         for name in ("speed", "up", "down"):
             if getattr(self, name) == Constant(0):
-                raise ValueError(f"{name} is 0: no client would ever be ready.")
+                raise ValueError(f"the value of {name} is 0: no client would ever be ready.")
 
     @property
     def runs(self) -> bool:

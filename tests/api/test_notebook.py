@@ -44,7 +44,7 @@ def test_a_notebook(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     [error] = typo
     assert error.traceback == [
         "ConfigError: rounds.totl: unknown field (set to 3). Did you mean 'total'? "
-        "It takes total, until, participation, evaluate_every, checkpoint_every, min_clients, on_client_failure."
+        "It takes total, until, participation, selection, evaluate_every, checkpoint_every, min_clients, on_client_failure."
     ]
     [error] = no_table
     assert error.traceback[0].startswith("NoTable: the run has no table 'round'; there are rounds, clients")
