@@ -97,7 +97,7 @@ def schedule(name: str | None = None) -> Callable[[T], T]:
 
 
 def trait(name: str | None = None) -> Callable[[T], T]:
-    """Decorate a `Trait`: a frozen dataclass whose `of` draws a client's speed, bandwidth or latency."""
+    """Decorate a `Trait`: a frozen dataclass whose `of` gives clients a speed, bandwidth or latency."""
     return REGISTRY.add("trait", name)
 
 

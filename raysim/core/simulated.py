@@ -10,7 +10,9 @@ from typing import Annotated, Any
 import numpy as np
 
 from raysim.core.bounds import NonNegative, Positive
+from raysim.core.hooks import form, misused
 from raysim.core.rng import stream_seed
+from raysim.lazy import torch
 from raysim.registry import REGISTRY, Catalogue, Table
 
 SLOWEST = 100.0  # times slower than the fastest client, at most
@@ -20,8 +22,9 @@ class Trait(ABC):
     """A number that a client has for the whole run, such as its speed. Subclasses are frozen dataclasses of settings."""
 
     @abstractmethod
-    def of(self, draws: np.random.Generator) -> float:
-        """One client's number; what it draws is the client's alone."""
+    def of(self, u: np.ndarray) -> np.ndarray:
+        """The numbers [n] of clients, of which each has drawn a `u` [n] between 0 and 1, uniform and its own: the inverse of the
+        distribution function."""
 
 
 @dataclass(frozen=True)
@@ -31,8 +34,8 @@ class Constant(Trait):
     value: NonNegative
     """It."""
 
-    def of(self, draws: np.random.Generator) -> float:
-        return self.value
+    def of(self, u: np.ndarray) -> np.ndarray:
+        return np.full(len(u), self.value)
 
 
 @dataclass(frozen=True)
@@ -44,8 +47,9 @@ class LogNormal(Trait):
     sigma: NonNegative
     """Standard deviation of the natural logarithm."""
 
-    def of(self, draws: np.random.Generator) -> float:
-        return float(self.median * np.exp(self.sigma * draws.standard_normal()))
+    def of(self, u: np.ndarray) -> np.ndarray:
+        normal: np.ndarray = torch.special.ndtri(torch.from_numpy(u)).numpy()
+        return self.median * np.exp(self.sigma * normal)
 
 
 @dataclass(frozen=True)
@@ -61,8 +65,8 @@ class Range(Trait):
         if self.high < self.low:
             raise ValueError(f"high {self.high:g} is below low {self.low:g}.")
 
-    def of(self, draws: np.random.Generator) -> float:
-        return float(draws.uniform(self.low, self.high))
+    def of(self, u: np.ndarray) -> np.ndarray:
+        return self.low + (self.high - self.low) * u
 
 
 @dataclass(frozen=True)
@@ -74,16 +78,16 @@ class Pareto(Trait):
     alpha: Positive = 1.0
     """The law's exponent; with a small one more clients are slow."""
 
-    def of(self, draws: np.random.Generator) -> float:
-        return self.fastest / min(1.0 + float(draws.pareto(self.alpha)), SLOWEST)
+    def of(self, u: np.ndarray) -> np.ndarray:
+        return self.fastest / np.minimum((1 - u) ** (-1 / self.alpha), SLOWEST)
 
 
 @dataclass(frozen=True)
 class Unlimited(Trait):
     """Infinitely much."""
 
-    def of(self, draws: np.random.Generator) -> float:
-        return np.inf
+    def of(self, u: np.ndarray) -> np.ndarray:
+        return np.full(len(u), np.inf)
 
 
 TRAITS: Table[type[Trait]] = REGISTRY.table("trait").fill(
@@ -127,8 +131,17 @@ class SimulatedClock:
 
     def _of(self, name: str, seed: int, clients: Sequence[int]) -> np.ndarray:
         trait: Trait = getattr(self, name)
-        streams = (np.random.default_rng(stream_seed(seed, 0, client, f"clock {name}")) for client in clients)
-        return np.array([trait.of(stream) for stream in streams])
+        if isinstance(trait, Constant | Unlimited):
+            return trait.of(np.empty(len(clients)))
+        draws = [
+            stream_seed(seed, 0, client, f"clock {name}") >> 11 for client in clients
+        ]  # 52 bits: below 1 in float64
+        values = trait.of((np.array(draws, np.float64) + 0.5) / 2.0**52)
+        if not isinstance(values, np.ndarray) or values.shape != (len(clients),) or not (values >= 0).all():
+            raise misused(
+                trait.of, f"returned {form(values)}", f"Return [{len(clients)}], a number >= 0 for each client"
+            )
+        return values
 
 
 @dataclass(frozen=True)

@@ -159,8 +159,8 @@ class Between(raysim.Trait):
     least: float
     most: float
 
-    def of(self, draws):
-        return draws.uniform(self.least, self.most)
+    def of(self, u):
+        return self.least + (self.most - self.least) * u
 
 
 @raysim.schedule()

@@ -1,6 +1,7 @@
 """Simulated time, from a client's traits to the columns of a run."""
 
 import json
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -8,6 +9,7 @@ import numpy as np
 import pytest
 from conftest import table
 
+from raysim.core.hooks import HookError
 from raysim.core.simulated import Constant, LogNormal, Pareto, Range, SimulatedClock, Trait
 
 CASES = json.loads((Path(__file__).parents[1] / "vectors" / "clock.json").read_text())["cases"]
@@ -68,6 +70,20 @@ def test_traits(trait: Trait, median: float, least: float, most: float) -> None:
     assert np.median(speeds) == pytest.approx(median, rel=0.06)
     assert least <= speeds.min() * (1 + 1e-12)
     assert speeds.max() <= most * (1 + 1e-12)
+
+
+@dataclass(frozen=True)
+class Few(Trait):
+    """Forgets most clients."""
+
+    def of(self, u: np.ndarray) -> np.ndarray:
+        return u[:1]
+
+
+def test_a_trait_for_too_few() -> None:
+    none = np.zeros(3)
+    with pytest.raises(HookError, match=r"Few.of returned a ndarray. Return \[3\], a number >= 0 for each client"):
+        SimulatedClock(up=Few()).seconds(0, range(3), none, none, none)
 
 
 CLOCK = {"speed": 50, "up": 2000, "down": 8000, "latency": 0.25}
