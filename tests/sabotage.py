@@ -11,7 +11,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from threading import Event, Thread
-from typing import Literal
+from typing import Any, Literal
 
 import ray
 from torch import Tensor, nn
@@ -132,6 +132,30 @@ def hang(folder: str) -> None:
     """Say in `folder` which actor hangs, and hang until it is killed."""
     (Path(folder) / "hung").write_text(str(ray.get_runtime_context().get_actor_id()))
     Event().wait()
+
+
+def kill_before(federation: Any, method: str, victim: Callable[[Any], int | None], patch: Any) -> list[int]:
+    """Of a federation on Ray the host that `victim` names of a call is killed before the engine's `method` begins the call,
+    once. Returns the list of hosts that were."""
+    real, killed = getattr(federation.engine, method), list[int]()
+
+    def begin(call: Any) -> Any:
+        host = None if killed else victim(call)
+        if host is not None:
+            killed.append(host)
+            ray.kill(federation.engine.hosts[host], no_restart=True)
+        return real(call)
+
+    patch.setattr(federation.engine, method, begin)
+    return killed
+
+
+def to_the_end(federation: Any) -> None:
+    """Run all rounds that are left, and close."""
+    while federation.step() is not None:
+        pass
+    federation.finish()
+    federation.close()
 
 
 def kill(pid: int) -> None:

@@ -46,8 +46,6 @@ class Attack(Method):
     def check(self, facts: RunFacts) -> str | None:
         if (self.fraction is None) == (not self.clients):
             return "needs either a fraction of the clients or clients by number: set one of both."
-        if facts.clients is not None and self.clients and max(self.clients) >= facts.clients:
-            return f"client {max(self.clients)} is none of the {facts.clients}, which count from 0."
         for method in facts.client:
             if method.averages_more:
                 return f"{method.name} sends a second vector, which would stay honest."

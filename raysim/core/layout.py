@@ -244,6 +244,10 @@ class Layout:
         head = torch.tensor([s.stage == self.stages - 1 for s in self.tensors])
         return {"all": torch.ones_like(head), "head": head, "body": ~head}[part]
 
+    def trains(self, module: str | None) -> bool:
+        """Whether the module of that path has a parameter that is not frozen."""
+        return any(spec.name.startswith(f"{module}.") for spec in self.tensors[: self.T])
+
     @property
     def head_is_shared(self) -> bool:
         """Whether the head has a tensor that another part of the model has, too."""

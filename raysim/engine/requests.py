@@ -52,7 +52,7 @@ class Requests:
         return groups
 
     def group(self, client: int) -> tuple[int, ...]:
-        """The clients with whom it trains: a run of those asked that train from one model at one time, wherever they do."""
+        """The clients with whom it trains, in order: they start from the same model, in the same part of the round."""
         return self._groups[client]
 
     def by_start(self, clients: Sequence[int]) -> list[tuple[int, ...]]:

@@ -205,6 +205,9 @@ def check_network(config: Config, data: Dataset, partition: Partition) -> tuple[
             elif problem := method.fits(model, layers, data.num_classes):
                 faults.append(f"{stack}.{i}.{method.name}: {problem}")
     clients, cohort = partition.clients, config.rounds.cohort_size(partition.clients)
+    for i, attack in enumerate(config.attack):
+        if absent := sorted(client for client in attack.clients if client >= clients):
+            faults.append(f"attack.{i}.{attack.name}: client {absent[0]} is none of the {clients}, which count from 0.")
     for i, method in enumerate(config.client):
         if method.sends_all and (sent := 4 * layers.S * cohort * clients) > SENT_BYTES:
             faults.append(
@@ -236,6 +239,8 @@ def _head_fault(method: Method, layers: LayerMap, model: str) -> str | None:
             f"needs {method.needs.head} of the model's head, and the forward of {model} does not return the output of an "
             'nn.Linear. If it has a head, name it: @raysim.model(head="fc")'
         )
+    if method.needs.head == "its parameters" and not layers.trains(layers.head):
+        return f"needs the parameters of the model's head, {layers.head}, and they are frozen"
     if method.needs.head == "its parameters" and layers.head_is_shared:
         one, other = next((name, first) for name, (_, first) in layers.tied.items())
         return (

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import ceil
 
-from raysim.core.bounds import Cut
+from raysim.core.bounds import BelowHalf
 from raysim.core.cohort import Cohort
 from raysim.core.facts import RunFacts
 from raysim.core.mixture import Mixture
@@ -21,7 +21,7 @@ class TrimmedMean(Coordinatewise):
     Wrong choice where clients hold different classes: it cuts off what only a few of them learn.
     """
 
-    beta: Cut = 0.2
+    beta: BelowHalf = 0.2
     """β, the share that is cut on each side; 0 is the plain mean."""
 
     def check(self, facts: RunFacts) -> str | None:

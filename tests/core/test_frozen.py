@@ -25,7 +25,7 @@ from raysim.registry import REGISTRY
 class Body(nn.Module):
     """A convolution and a norm that are frozen, and a head that is not."""
 
-    def __init__(self, inputs: Any, tie: bool = False, all_frozen: bool = False):
+    def __init__(self, inputs: Any, tie: bool = False, all_frozen: bool = False, other_way: bool = False):
         super().__init__()
         self.conv = nn.Conv2d(inputs.shape[0], 6, 3, padding=1)
         self.norm = nn.BatchNorm2d(6)
@@ -38,6 +38,9 @@ class Body(nn.Module):
         self.head = nn.Linear(6, inputs.classes)
         if all_frozen:
             self.requires_grad_(False)
+        if other_way:
+            for parameter in self.parameters():
+                parameter.requires_grad_(not parameter.requires_grad)
 
     def features(self, x: Tensor) -> Tensor:
         return self.norm(self.conv(x)).relu().mean((2, 3))
@@ -198,6 +201,19 @@ def test_one_tensor_of_two_names(tmp_path: Path) -> None:
 def test_nothing_to_train(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="nothing to train: it has no parameters, or all are frozen"):
         simulate(tiny(model={**MODEL, "options": {"all_frozen": True}}), tmp_path)
+
+
+def test_a_head_that_is_frozen(tmp_path: Path) -> None:
+    """FedRep trains the head: without one it would take another layer for it. FedAvg needs none."""
+    model = {**MODEL, "options": {"other_way": True}}
+    with pytest.raises(
+        ConfigError, match="fedrep: needs the parameters of the model's head, head, and they are frozen"
+    ):
+        simulate(tiny(model=model, client=["fedrep"]), tmp_path / "fedrep")
+    run = simulate(tiny(model=model), tmp_path / "fedavg")
+    assert {spec.name for spec in run.server.layers.tensors if spec.kind == "parameter"} == {
+        *(f"{module}.{name}" for module in ("conv", "norm") for name in ("weight", "bias"))
+    }
 
 
 def test_who_is_frozen() -> None:

@@ -11,6 +11,7 @@ import pytest
 import torch
 from case import Traced
 from conftest import simulate, table, tiny
+from sabotage import kill_before, to_the_end
 from test_robust import cohort_of
 from torch import Tensor
 
@@ -116,26 +117,16 @@ def test_same_bits_on_actors_of_which_one_dies(
     name: str, changes: dict[str, Any], tmp_path: Path, warm_ray: Any, monkeypatch: Any
 ) -> None:
     """One of five actors is killed when malicious clients are asked to train. In later rounds others hold its clients."""
-    import ray
-
     changes = {**FIVE, **changes, "attack": [entry(name, clients=[0, 1, 2])]}
     local = simulate(tiny(**changes), tmp_path / "local")
     config = tiny(**changes, engine={"ray": {"clients_per_actor": 1}})
     federation = Federation(config, tmp_path / "ray", make_engine=warm_ray)
-    real, killed = federation.engine.train, []
 
-    def train(call: Any) -> Any:
-        request = call.args[0]
-        if request.attacks and federation.t == 1 and not killed:
-            killed.append(0)
-            ray.kill(federation.engine.hosts[0], no_restart=True)
-        return real(call)
+    def victim(call: Any) -> int | None:
+        return 0 if call.args[0].attacks and federation.t == 1 else None
 
-    monkeypatch.setattr(federation.engine, "train", train)
-    while federation.step() is not None:
-        pass
-    federation.finish()
-    federation.close()
+    killed = kill_before(federation, "train", victim, monkeypatch)
+    to_the_end(federation)
     assert killed
     assert "actor" in table(tmp_path / "ray", "events")["of"]
     assert federation.sha256() == local.sha256()
@@ -208,7 +199,6 @@ def test_a_lie_of_another_shape(monkeypatch: pytest.MonkeyPatch, tmp_path: Path)
     [
         ({"attack": ["alie"]}, "alie: needs either a fraction of the clients or clients by number"),
         ({"attack": [{"alie": {"fraction": 0.1, "clients": [1]}}]}, "needs either a fraction"),
-        ({"attack": [{"sign_flip": {"clients": [8]}}]}, "client 8 is none of the 8"),
         (
             {"attack": [{"sign_flip": {"fraction": 0.1}}], "client": ["scaffold"], "local": {"momentum": 0.0}},
             "scaffold sends a second vector",
@@ -220,6 +210,12 @@ def test_a_lie_of_another_shape(monkeypatch: pytest.MonkeyPatch, tmp_path: Path)
 def test_what_cannot_be(changes: dict[str, Any], sentence: str) -> None:
     with pytest.raises(ConfigError, match=sentence):
         tiny(**changes)
+
+
+def test_a_client_that_is_not_there(tmp_path: Path) -> None:
+    """How many there are is known where the data are."""
+    with pytest.raises(ConfigError, match=r"attack\.0\.sign_flip: client 8 is none of the 8, which count from 0"):
+        simulate(tiny(attack=[{"sign_flip": {"clients": [3, 8]}}]), tmp_path)
 
 
 def test_what_is_sent_alone() -> None:

@@ -11,6 +11,7 @@ import pytest
 import torch
 from case import Traced
 from conftest import simulate, table, tiny
+from sabotage import kill_before, to_the_end
 from torch import nn
 from toy import toy_server
 
@@ -162,27 +163,17 @@ def test_one_client_after_another(ran: Any) -> None:
 
 
 def test_same_bits_on_actors_of_which_one_dies(tmp_path: Path, warm_ray: Any, monkeypatch: Any) -> None:
-    import ray
-
     changes = {**UNEQUAL, "rounds": {**UNEQUAL["rounds"], "selection": {"fedbuff": {"buffer": 4, "concurrency": 6}}}}
     local = simulate(tiny(**changes), tmp_path / "local")
     federation = Federation(
         tiny(**changes, engine={"ray": {"clients_per_actor": 2}}), tmp_path / "ray", make_engine=warm_ray
     )
-    real, killed = federation.engine.train, []
 
-    def train(call: Any) -> Any:
-        request = call.args[0]
-        if request.start and not killed:
-            killed.append(call.host)
-            ray.kill(federation.engine.hosts[call.host], no_restart=True)
-        return real(call)
+    def victim(call: Any) -> int | None:
+        return call.host if call.args[0].start else None
 
-    monkeypatch.setattr(federation.engine, "train", train)
-    while federation.step() is not None:
-        pass
-    federation.finish()
-    federation.close()
+    killed = kill_before(federation, "train", victim, monkeypatch)
+    to_the_end(federation)
     assert killed
     assert federation.sha256() == local.sha256()
 

@@ -10,6 +10,7 @@ import pytest
 import torch
 from case import Traced
 from conftest import simulate, table, tiny
+from sabotage import kill_before, to_the_end
 from torch import Tensor, nn
 from toy import ToyCohort, noted, toy_server
 
@@ -95,29 +96,21 @@ ENTRIES: dict[str, Any] = {
 @pytest.mark.parametrize("name", ENTRIES)
 def test_same_bits_on_actors_of_which_one_dies(name: str, tmp_path: Path, warm_ray: Any, monkeypatch: Any) -> None:
     """Five actors; one is killed once its slices are asked for. The hosts exchange slices of 100 columns."""
-    import ray
-
     changes = {**FIVE, "weighting": [ENTRIES[name]], "server": ["fedavgm"]}
     local = simulate(tiny(**changes), tmp_path / "local")
     monkeypatch.setattr("raysim.engine.columns.COLUMNS", 100)
     config = tiny(**changes, engine={"ray": {"clients_per_actor": 1}})
     federation = Federation(config, tmp_path / "ray", make_engine=warm_ray)
-    real, asked, killed = federation.engine.call, [], []
+    asked: list[int] = []
 
-    def call(asks: Any) -> Any:
-        if asks.method == "slices":
-            asked.append(asks.host)
-            if federation.t == 1 and asks.host == 2 and not killed:
-                killed.append(asks.host)
-                ray.kill(federation.engine.hosts[2], no_restart=True)
-        return real(asks)
+    def victim(call: Any) -> int | None:
+        asked.extend([call.host] * (call.method == "slices"))
+        return 2 if call.method == "slices" and call.host == 2 and federation.t == 1 else None
 
-    monkeypatch.setattr(federation.engine, "call", call)
-    while federation.step() is not None:
-        pass
-    federation.finish()
-    federation.close()
-    assert {*asked} == {*range(5)} and killed
+    killed = kill_before(federation, "call", victim, monkeypatch)
+    to_the_end(federation)
+    assert {*asked} == {*range(5)}
+    assert killed
     assert "actor" in table(tmp_path / "ray", "events")["of"]
     assert federation.sha256() == local.sha256()
 
