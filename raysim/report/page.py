@@ -143,8 +143,9 @@ class _Figures:
         """What the page's script draws."""
         from raysim.report.series import LABELS
 
-        drawn = {axis for chart in self._charts for curve in chart["curves"] for axis in curve["x"]}
-        return {"labels": {axis: words for axis, words in LABELS.items() if axis in drawn}, "of": self._charts}
+        curves = [curve for chart in self._charts for curve in chart["curves"]]
+        axes = [axis for axis in LABELS if all(axis in curve["x"] for curve in curves)]
+        return {"axes": axes, "labels": LABELS, "of": self._charts}
 
     def section(self, title: str, bases: Iterable[str], groups: Sequence[Group], place: str) -> Section:
         """The figures for which there are data: of a name without a variant, all variants, the first with the caption."""

@@ -8,10 +8,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 from browser import Browser, browser, needs_chromium
+from conftest import simulate, tiny
 from PIL import Image
 from written import by_hand
 
 from raysim.report.page import write
+from raysim.report.runs import Run
 
 pytestmark = needs_chromium
 
@@ -129,3 +131,16 @@ def test_dark_is_dark_and_paper_is_white(chromium: Browser, page: Path, tmp_path
     assert brightness(dark=True, media="print") > 230
     assert chromium.run("getComputedStyle(document.querySelector('nav')).display") == "none"
     assert chromium.pdf().startswith(b"%PDF")
+
+
+def test_axes_are_those_of_all_runs_and_rounds_come_first(chromium: Browser, tmp_path: Path) -> None:
+    """Simulated time is offered where every run has a clock."""
+    none = simulate(tiny(), tmp_path / "none").folder
+    slow, fast = (simulate(tiny(clock={"speed": speed}), tmp_path / f"{speed}").folder for speed in (10, 20))
+    usual = ["rounds", "uplink", "traffic", "time"]
+    for name, folders, axes in (("mixed", (slow, none), usual), ("timed", (slow, fast), [*usual, "clock"])):
+        write([Run(folder) for folder in folders], tmp_path / f"{name}.html")
+        chromium.open(tmp_path / f"{name}.html")
+        assert chromium.console == []
+        assert chromium.run(f"[...document.querySelectorAll(`{CHART} option`)].map(option => option.value)") == axes
+        assert chromium.run(f"document.querySelector(`{CHART} select`).value") == "rounds"

@@ -81,7 +81,7 @@ function columns(chart, x) {  // one column of x for all curves
 function show(place) {
   const chart = charts.of[place.dataset.chart];
   const x = element("select", {ariaLabel: "horizontal axis"},
-    ...Object.entries(charts.labels).map(([value, text]) => element("option", {value, textContent: text})));
+    ...charts.axes.map(value => element("option", {value, textContent: charts.labels[value]})));
   const log = {x: element("input", {type: "checkbox"}), y: element("input", {type: "checkbox", checked: chart.log})};
   const canvas = element("div", {className: "canvas"});
   let drawn = null;
