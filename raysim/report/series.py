@@ -63,7 +63,10 @@ class Curve:
         return cls(number, label, (run,), there, values[there])
 
     def spent(self, against: str) -> np.ndarray:
-        """[n] what had been spent at the end of each of the rounds, the mean over the runs."""
+        """[n] what had been spent at the end of each of the rounds, the mean over the runs. Raises `NoData` where a run does
+        not count that."""
+        if any(against not in axes_of(run) for run in self.runs):
+            raise NoData(f"{self.label} has no simulated time: its clock is not set.")
         tables = [run.columns("rounds") for run in self.runs]
         spent = [COSTS[AGAINST[against]](table)[np.searchsorted(table["round"], self.rounds)] for table in tables]
         return np.asarray(np.mean(spent, 0))

@@ -12,6 +12,9 @@ from conftest import simulate, tiny
 from PIL import Image
 from written import by_hand
 
+from raysim.report import NoData
+from raysim.report.figures import find
+from raysim.report.groups import compare
 from raysim.report.page import write
 from raysim.report.runs import Run
 
@@ -138,6 +141,8 @@ def test_axes_are_those_of_all_runs_and_rounds_come_first(chromium: Browser, tmp
     none = simulate(tiny(), tmp_path / "none").folder
     slow, fast = (simulate(tiny(clock={"speed": speed}), tmp_path / f"{speed}").folder for speed in (10, 20))
     usual = ["rounds", "uplink", "traffic", "time"]
+    with pytest.raises(NoData, match="has no simulated time: its clock is not set"):
+        find("accuracy:clock", compare([Run(slow), Run(none)])).canvas()
     for name, folders, axes in (("mixed", (slow, none), usual), ("timed", (slow, fast), [*usual, "clock"])):
         write([Run(folder) for folder in folders], tmp_path / f"{name}.html")
         chromium.open(tmp_path / f"{name}.html")
