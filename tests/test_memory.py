@@ -20,7 +20,7 @@ from raysim.engine.ray.actors import HostActor
 from raysim.federation import Federation, MakeEngine
 from raysim.methods import WEIGHTINGS
 
-WARM_UP, ROUNDS, EVERY = 10, 30, 5
+WARM_UP, ROUNDS, EVERY = 10, 50, 5
 MODEL = {"name": "mlp", "options": {"hidden": [1000]}}  # 69,004 parameters: Ray puts them into the object store
 METHODS = {
     "models are summed as they come": {"local": {"batch_size": 32}},  # few steps, because rounds matter

@@ -239,14 +239,14 @@ def _head_fault(method: Method, layers: LayerMap, model: str) -> str | None:
             f"needs {method.needs.head} of the model's head, and the forward of {model} does not return the output of an "
             'nn.Linear. If it has a head, name it: @raysim.model(head="fc")'
         )
-    if method.needs.head == "its parameters" and not layers.trains(layers.head):
-        return f"needs the parameters of the model's head, {layers.head}, and they are frozen"
     if method.needs.head == "its parameters" and layers.head_is_shared:
         one, other = next((name, first) for name, (_, first) in layers.tied.items())
         return (
             f"needs the parameters of the model's head apart from the others, and {one} is also {other}. Give the head a tensor "
             "of its own."
         )
+    if method.needs.head == "its parameters" and not layers.trains(layers.head):
+        return f"needs the parameters of the model's head, {layers.head}, and they are frozen"
     return None
 
 
