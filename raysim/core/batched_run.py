@@ -85,7 +85,9 @@ class BatchedRun:
         seen = self._params[rows], self._grad[rows], self._received[rows], cut
         leaves = {spec.name: spec.view(seen[0]).detach().requires_grad_() for spec in self._parameters}
         buffers = {name: buffer[rows] for name, buffer in self._buffers.items()}
-        z, outputs = torch.func.vmap(self._forward)(leaves | buffers, x)
+        # PyTorch 2.14 has wrong gradients of max-pooling for one sample of one model under vmap.
+        forward = torch.func.vmap(self._forward) if len(batches) > 1 else self._alone
+        z, outputs = forward(leaves | buffers, x)
         losses = objectives = self.task.losses_of_batches(outputs, y)
         if self.stack.penalties:
             objectives = torch.func.vmap(self._objective)(seen, x, y, z, losses)
@@ -101,6 +103,12 @@ class BatchedRun:
         for run, loss in zip(self.runs[rows], losses.detach(), strict=True):
             run.losses[-1].append((loss, y.shape[1]))
             run.steps += 1
+
+    def _alone(self, tensors: dict[str, Tensor], x: Tensor) -> tuple[Tensor, Outputs]:
+        """Latents and outputs of one row [1, ...]."""
+        made = self._forward({name: tensor[0] for name, tensor in tensors.items()}, x[0])
+        latents, outputs = mapped(lambda tensor: tensor[None], made)
+        return latents, outputs
 
     # Under vmap: what one row does.
 

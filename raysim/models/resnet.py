@@ -12,14 +12,14 @@ if TYPE_CHECKING:
     from raysim.models.model import Model
 
 
-def _resnet(inputs: Inputs, widths: Sequence[int], blocks: int, **after_stem: nn.Module) -> Model:
+def _resnet(inputs: Inputs, widths: Sequence[int], blocks: int, **pool: nn.Module) -> Model:
     """A 3x3 stem, one stage of basic blocks a width, each but the first at half the resolution; global average."""
     from raysim.models.modules import BasicBlock
 
     channels, _, _ = inputs.image()
     c_in = widths[0]
     conv = nn.Conv2d(channels, c_in, 3, padding=1, bias=False)
-    stages = {"stem": stage(conv=conv, norm=nn.BatchNorm2d(c_in), relu=nn.ReLU(), **after_stem)}
+    stages = {"stem": stage(conv=conv, norm=nn.BatchNorm2d(c_in), **pool, relu=nn.ReLU())}
     for s, c_out in enumerate(widths, 1):
         first = BasicBlock(c_in, c_out, stride=1 if s == 1 else 2)
         stages[f"stage{s}"] = nn.Sequential(first, *(BasicBlock(c_out, c_out, 1) for _ in range(blocks - 1)))

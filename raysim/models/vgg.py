@@ -25,9 +25,11 @@ def _blocks(inputs: Inputs, groups: Sequence[Sequence[int]], norm: bool) -> dict
             modules[f"conv{i}"] = nn.Conv2d(channels, filters, 3, padding=1)
             if norm:
                 modules[f"norm{i}"] = nn.BatchNorm2d(filters)
+            if i == len(group):
+                modules["pool"] = nn.MaxPool2d(2)  # before the ReLU, as in cnn.py
             modules[f"relu{i}"] = nn.ReLU()
             channels = filters
-        stages[f"block{b}"] = stage(**modules, pool=nn.MaxPool2d(2))
+        stages[f"block{b}"] = stage(**modules)
     stages[f"block{len(groups)}"].add_module("flatten", nn.Flatten())
     return stages
 
