@@ -122,7 +122,7 @@ def assert_same(one_by_one: Any, together: Any, tolerance: float = 1e-11) -> Non
     torch.testing.assert_close(joint, updates, rtol=0, atol=tolerance * largest)
     for client, result in results.items():
         other = joint_results[client]
-        assert other.unbatched_reason is None
+        assert not other.remarks
         assert (other.steps, other.counters) == (result.steps, result.counters)
         assert [other.first_loss, other.last_loss] == [
             torch.testing.assert_close(mine, theirs, rtol=tolerance, atol=0) or theirs

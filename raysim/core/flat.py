@@ -5,12 +5,15 @@ from __future__ import annotations
 import math
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from raysim.core.layers import LayerMap
 from raysim.core.layout import TensorSpec, tied_in
 from raysim.core.outputs import Outputs
 from raysim.lazy import Tensor, nn, torch
+
+if TYPE_CHECKING:
+    from raysim.core.tape import Tapes
 
 
 class FlatModel:
@@ -30,6 +33,7 @@ class FlatModel:
         """`dtype` of the vectors; default: fp32."""
         dtype = dtype or torch.float32
         self.model, self.layers = model, layers
+        self.tapes: Tapes | None = None  # of its steps, where they are recorded
         state = {name: tensor.detach() for name, tensor in model.state_dict(keep_vars=True).items()}
         self.value = layers.flatten(state, dtype).to(device=device)
         self.has_infinities = not finite(self.value)  # from the start: constants, such as an attention mask
@@ -126,6 +130,11 @@ class FlatModel:
             for spec, grad in zip(specs, grads, strict=True)
         ]
         torch.cat(parts, out=self.grad)
+
+    @property
+    def storage(self) -> list[Tensor]:
+        """Tensors that hold the model and its gradient as long as it lives."""
+        return [self.value, self.grad, *self.model.parameters(), *self.model.buffers()]
 
     def changed_constant(self) -> str | None:
         """A tensor that should have stayed as it was, if there is one that has not."""

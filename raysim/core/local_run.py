@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +16,7 @@ from raysim.core.outputs import mapped
 from raysim.core.rng import generator, seeded, stream_seed
 from raysim.core.samples import ClientData, batch_slices, take
 from raysim.core.task import Task
-from raysim.lazy import Tensor, torch
+from raysim.lazy import Tensor, nn, torch
 from raysim.registry import Named
 
 if TYPE_CHECKING:
@@ -86,7 +86,7 @@ class LocalRun:
         self.client, self.round_info, self.flat, self.task, self.settings = client, round_info, flat, task, settings
         self.stack, self.data, self.shared, self.peers = stack, data, shared, peers
         self.layers: LayerMap = flat.layers
-        self.model, self.value, self.grad = flat.model, flat.value, flat.grad
+        self.value, self.grad = flat.value, flat.grad
         self.params, self.buffers = flat.params, flat.buffers
         self.uploaded = flat.value  # [S] what the server gets to see, for probes: a method may send another model
         self.client_state = client_state
@@ -113,6 +113,12 @@ class LocalRun:
     @property
     def t(self) -> int:
         return self.round_info.t
+
+    @property
+    def model(self) -> nn.Module:
+        """The module that is trained. Who has it may change what a step does, so steps are not repeated from tapes any more."""
+        self.flat.tapes = None
+        return self.flat.model
 
     @property
     def previous(self) -> Tensor | None:
@@ -220,7 +226,7 @@ class LocalRun:
         learns something else than the model, in fp32 whatever the precision of training. A batch of several passes
         (`local.accumulate`) has the mean of their gradients, weighted by samples and, where they have some, by classes.
         """
-        n = len(y)
+        n = y.shape[0]
         passes = batch_slices(n, self.settings.pass_size or max(n, 1), drop_last=False)
         if len(passes) < 2:
             loss, z = self._pass(x, y, corrected, stage)
@@ -243,17 +249,24 @@ class LocalRun:
 
     def _pass(self, x: Tensor, y: Tensor, penalised: bool, stage: int | None) -> tuple[Tensor, Any]:
         """Fill `run.grad` with the gradient of the loss, `penalised` or alone; return that loss and the latents, detached."""
-        if (low := self.settings.low) is not None and stage is None:
-            with torch.autocast(x.device.type, low):
-                z, outputs = self.flat.forward_from(self.first_stage, x)
-            z, outputs = mapped(torch.Tensor.float, (z, outputs))
-        else:
-            z, outputs = self.flat.forward_from(self.first_stage if stage is None else stage, x)
-        loss = self.task.loss(outputs, y)
-        if z is not None:
-            z = z.flatten(0, -2)
-        self._backward(self.objective(x, y, z, loss) if penalised else loss)
-        return loss.detach(), None if z is None else z.detach()
+        first = self.first_stage if stage is None else stage
+        low = self.settings.low if stage is None else None
+
+        def step(x: Tensor, y: Tensor) -> tuple[Tensor, Any]:
+            with nullcontext() if low is None else torch.autocast(x.device.type, low):
+                z, outputs = self.flat.forward_from(first, x)
+            if low is not None:
+                z, outputs = mapped(torch.Tensor.float, (z, outputs))
+            loss = self.task.loss(outputs, y)
+            if z is not None:
+                z = z.flatten(0, -2)
+            self._backward(self.objective(x, y, z, loss) if penalised else loss)
+            return loss.detach(), None if z is None else z.detach()
+
+        read = (penalised and self.stack.penalties) or self.settings.precision == "fp16"  # what is not in the storage
+        if self.flat.tapes is None or read:
+            return step(x, y)
+        return self.flat.tapes.run(step, x, y, first, low, self.flat.model.training)
 
     def _backward(self, objective: Tensor) -> None:
         """Fill `run.grad`. In fp16 the gradient is that of a scaled objective (Micikevicius et al., Mixed Precision Training,

@@ -67,6 +67,10 @@ class Task:
         assert not (class_weights or label_smoothing), f"{self.name} has no classes to weigh"
         return self
 
+    def constants(self, device: torch.device) -> tuple[Tensor, ...]:
+        """Tensors that every loss on `device` uses."""
+        return ()
+
     def share(self, part: Tensor, y: Tensor) -> float:
         """How much the mean loss of the labels `part` counts in that of all labels `y`, of which they are some."""
         return len(part) / len(y)
@@ -163,6 +167,9 @@ class WeightedClassification(Classification):
     def loss(self, outputs: Tensor, y: Tensor) -> Tensor:
         weights = _on(outputs.device, self.class_weights) if self.class_weights else None
         return F.cross_entropy(outputs, y, weights, label_smoothing=self.label_smoothing)
+
+    def constants(self, device: torch.device) -> tuple[Tensor, ...]:
+        return (_on(device, self.class_weights),) if self.class_weights else ()
 
     def share(self, part: Tensor, y: Tensor) -> float:
         if not self.class_weights:

@@ -95,7 +95,7 @@ class Engine(ABC):
     client_models: ChainMap[int, Handle] = field(default_factory=ChainMap)  # last uploads, where a method asks for them
     spans: list[Span] = field(default_factory=list)  # of this round
     events: list[Event] = field(default_factory=list)  # since the last look
-    unbatched_reasons: set[str] = field(default_factory=set)  # already reported: why clients trained one by one
+    remarks: set[str] = field(default_factory=set)  # already reported: how clients trained
     pace: Pace = field(default_factory=Pace)  # what clients cost, and how fast the hosts are
 
     def __post_init__(self) -> None:

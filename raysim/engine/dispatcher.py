@@ -298,9 +298,7 @@ class Dispatcher:
         self._holders[host] = self.engine.hosts[host]
         self._results |= reply.results
         self._trained_by |= dict.fromkeys(unit, host)
-        self._report_unbatched(
-            {result.unbatched_reason for result in reply.results.values() if result.unbatched_reason}
-        )
+        self._report({remark for result in reply.results.values() for remark in result.remarks})
         asked = ("return_states", self.states), ("return_models", self.models), ("trace", self.traces)
         places = [place for option, place in asked if self._options[option]]
         handles = iter(arrays)
@@ -329,13 +327,10 @@ class Dispatcher:
             again |= {*itertools.chain(*rest)}
         return again
 
-    def _report_unbatched(self, reasons: set[str]) -> None:
-        """Tell once why clients did not train together."""
-        engine = self.engine
-        for why in sorted(reasons - engine.unbatched_reasons):
-            reason = f"the engine's batch_clients is {engine.spec.batch_clients}, but clients train one by one: {why}"
-            engine.events.append(Event("run", reason))
-        engine.unbatched_reasons |= reasons
+    def _report(self, remarks: set[str]) -> None:
+        """Report once how clients trained."""
+        self.engine.events += [Event("run", remark) for remark in sorted(remarks - self.engine.remarks)]
+        self.engine.remarks |= remarks
 
 
 def initialize(

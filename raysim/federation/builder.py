@@ -356,7 +356,7 @@ def host_spec(config: Config, data: Dataset) -> HostSpec:
         config.model.layer_by, config.model.blocks, channels_last, settings, tuple(config.client),
         tuple(dict.fromkeys(probes)), config.evaluate.batch_size, config.engine.threads,
         batch_clients=config.engine.batch_clients, augment=config.data.augment, seed=config.seed, upload=config.upload,
-        attacks=config.attack,
+        attacks=config.attack, tape=config.engine.tape,
     )  # fmt: skip
 
 

@@ -55,7 +55,9 @@ class BatchedTrainer(Trainer):
             self._download = None  # it is large
         if isinstance(trained, str):
             result, vectors = super().train(download, client, update, check)
-            result.unbatched_reason = trained or None
+            if trained:
+                together = f"the engine's batch_clients is {self.spec.batch_clients}"
+                result.remarks += (f"{together}, but clients train one by one: {trained}",)
             return result, vectors
         update.copy_(trained.update)
         if trained.result.status == "ok" and check and not finite(update):

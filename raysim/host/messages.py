@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import compress
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
@@ -57,6 +57,7 @@ class HostSpec:
     device: str = "auto"  # auto: a GPU if the host's process has one
     keep_freed_memory: bool = True
     batch_clients: int = 1  # clients that train together
+    tape: Literal["auto", "always", "never"] = "auto"  # whether steps are recorded: see `engine.tape`
     augment: tuple[Augmentation, ...] = ()  # of training images
     clock: Clock = CLOCK  # by which all seconds of the run are measured
     seed: int = 0
@@ -264,7 +265,7 @@ class ClientResult:
     model: Arrays | None = None  # {"value": [S]}, what it has uploaded
     trace: Arrays | None = None
     cause: Cause | None = None  # of a status that is not "ok"
-    unbatched_reason: str | None = None  # why it trained alone, where `batch_clients` asked for more
+    remarks: tuple[str, ...] = ()  # about how it trained, which the run reports once
 
 
 @dataclass

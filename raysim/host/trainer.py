@@ -35,6 +35,10 @@ class Trainer:
         self.device = flat.value.device
         self._stack = spec.stack
         self._task = spec.task.trained_with(spec.settings.class_weights, spec.settings.label_smoothing)
+        from raysim.core.tape import Tapes, known
+
+        if spec.tape == "always" or (spec.tape == "auto" and known(flat.model, spec.task)):
+            flat.tapes = Tapes([*flat.storage, *self._task.constants(self.device)])
         self._states = StateFormat(spec, flat.layers, self.device)
         self.before_client: Callable[[int], None] = lambda client: None  # called as soon as work on a client begins
         counters = [tensor.start for tensor in flat.layers.tensors if tensor.kind == "counter"]
@@ -202,11 +206,13 @@ class Trainer:
         epochs = [*seen[:1], *seen[-1:]][: len(seen)]
         (*means,), counters = read_numbers(epochs, upload.value[self._counters])
         scalars = {name: _sent(scalar) for name, scalar in upload.scalars.items()}
+        refusals = self.flat.tapes.refusals if self.flat.tapes else ()
         result = ClientResult(
             "ok", run.steps, stats=[to_numpy(stat) for stat in stats], scalars=scalars, counters=counters, notes=run.notes,
             vector_bytes=(bytes_of(upload.vectors), 0, 0),
             scalar_bytes=FLOAT * sum(a.size for a in scalars.values() if a.dtype != bool),
             mask_bytes=INDEX * sum(int(a.sum()) for a in scalars.values() if a.dtype == bool),
+            remarks=tuple(f"steps are not recorded (engine.tape): {why}" for why in refusals),
         )  # fmt: skip
         if means:
             result.first_loss, result.last_loss = means[0], means[-1]
@@ -242,7 +248,7 @@ def _sent(scalar: Tensor) -> np.ndarray | SparseVector:
 def read_numbers(epochs: Sequence[Sequence[tuple[Tensor, int]]], counters: Tensor) -> tuple[list[float], list[float]]:
     """The mean over samples of each epoch's batch losses, and the counters [n]; a device is waited for once."""
     losses = [loss for batches in epochs for loss, _ in batches]
-    parts = [*([torch.stack(losses)] if losses else []), *([counters] if len(counters) else [])]
+    parts = [*([torch.stack(losses)] if losses else []), *([counters] if counters.numel() else [])]
     numbers = iter(torch.cat([part.double() for part in parts]).tolist() if parts else [])
     means = [sum(next(numbers) * n for _, n in batches) / sum(n for _, n in batches) for batches in epochs]
     return means, [*numbers]

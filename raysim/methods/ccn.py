@@ -61,13 +61,13 @@ class LatentMean(Probe):
     @no_grad
     def sweep(self, run: LocalRun) -> Tensor:
         x = run.data.train.x
-        latents = run.flat.latents if self.activation == "post" else without_last_relu(run.model)
-        run.model.eval()
+        latents = run.flat.latents if self.activation == "post" else without_last_relu(run.flat.model)
+        run.flat.model.eval()
         total, count = torch.zeros((), dtype=torch.float64, device=x.device), 0
         for part in batch_slices(len(x), SWEEP, drop_last=False):
             z = latents(x[part]).flatten(0, -2)  # sequences may have a latent at each position
             total, count = total + z.double().sum(0), count + len(z)
-        run.model.train()
+        run.flat.model.train()
         return total / count
 
 

@@ -114,10 +114,10 @@ class FedFomo(ClientMethod, DownlinkRule):
 def validation_loss(run: LocalRun, value: Tensor) -> float:
     """Mean loss of a model `value` [S] on the client's validation samples, in eval mode; 0 if it has none."""
     x, y = run.data.val
-    run.model.eval()
+    run.flat.model.eval()
     batches = zip(x.split(512), y.split(512), strict=True)
     losses = [run.task.total_loss(run.flat.functional(value, x), y) for x, y in batches]
-    run.model.train()
+    run.flat.model.train()
     return float(sum(losses)) / max(1, len(y))
 
 
