@@ -150,6 +150,7 @@ def test_a_dry_run_says_what_the_run_will_be(tiny: Path) -> None:
         assert re.match(r" *about [\d.e-]+ s a round, [\d.e-]+ s in all", said["time"])
     ran = raysim("run", tiny, "rounds.total=1")
     counted = re.search(r"^traffic +(.*)$", ran.output, re.MULTILINE)
+    assert "a client takes 2 s in the median, 2 s at most" in raysim("run", tiny, "--dry-run", "clock.latency=2").output
     planned = re.search(r"^traffic +(.*) in a round", raysim("run", tiny, "--dry-run").output, re.MULTILINE)
     assert counted and planned and counted[1] == planned[1]
 

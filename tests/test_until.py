@@ -142,6 +142,22 @@ def test_time_ends_the_run_at_an_evaluation(tmp_path: Path) -> None:
     assert table(tmp_path, "rounds")["wall"].tolist() == [10, 20, 30, 40] and result["seconds"] == 40
 
 
+def test_simulated_time_ends_the_run_at_an_evaluation_and_after_a_resume(tmp_path: Path) -> None:
+    """Rounds of 2 s, every second one evaluated: 5 s are over in the third."""
+    clock = {"latency": 2.0}
+    ended = simulate(config({"sim_seconds": 5}, clock=clock), tmp_path / "once")
+    result = json.loads((tmp_path / "once/result.json").read_text())
+    assert result["rounds"] == 4 and result["ended"] == "5 simulated seconds are over"
+    assert table(tmp_path / "once", "rounds")["sim_clock"].tolist() == [2, 4, 6, 8]
+    died = Federation(config({"sim_seconds": 5}, clock=clock), tmp_path / "died")
+    while died.step() is not None:
+        pass
+    died.close()
+    assert resume(tmp_path / "died").result["sha256"] == ended.sha256()
+    with pytest.raises(ConfigError, match=r"rounds.until.sim_seconds: needs a clock"):
+        config({"sim_seconds": 5})
+
+
 def test_time_between_rounds_is_not_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     clock = ManualClock()
     monkeypatch.setattr(raysim.federation, "Federation", partial(Federation, run_round=ten_seconds, clock=clock))

@@ -20,6 +20,7 @@ from raysim.engine.ray.placement import HOST_BYTES, Node, Resources, place
 from raysim.engine.traffic import ledger
 from raysim.federation.builder import RunParts, build, checked_data, learning_rate
 from raysim.federation.round import select
+from raysim.federation.simulated_time import expected_seconds
 from raysim.federation.trial import first_message
 from raysim.federation.versions import round_info
 from raysim.host.footprint import training_bytes
@@ -53,6 +54,7 @@ def preview(config: Config, address: str | None = None) -> str:
         ("traffic", _traffic(run)),
         ("hosts", where),
         ("time", _time(run, max(hosts, 1), partition)),
+        *([("on the clock", _simulated(run))] if config.clock.runs else []),
         ("memory", f"about {bytes_(memory)}" if hosts else "what the cluster has"),
     ]  # fmt: skip
     return "\n".join([header(config), "", *aligned(rows), "", "Nothing was started. All settings:"])
@@ -75,6 +77,12 @@ def _time(run: RunParts, hosts: int, partition: Partition) -> str:
     of_round = min(took) * float(steps.mean()) * run.cohort_size / hosts
     whole = of_round * run.server.rounds
     return f"about {_lasting(of_round)} a round, {_lasting(whole)} in all, for plain training on this machine's cores"
+
+
+def _simulated(run: RunParts) -> str:
+    """How long a client takes on the simulated clock."""
+    took = expected_seconds(run, run.partition.sizes.nonzero()[0].tolist())
+    return f"a client takes {_lasting(float(np.median(took)))} in the median, {_lasting(float(took.max()))} at most"
 
 
 def _lasting(seconds: float) -> str:

@@ -52,13 +52,18 @@ def _check_min_clients(config: Config) -> Found:
 
 def _check_until(config: Config) -> Found:
     until, evaluate = config.rounds.until, config.evaluate
-    wanted = {f"rounds.until.{name}": getattr(until, name) is not None for name in ("accuracy", "seconds", "patience")}
+    wanted = {
+        f"rounds.until.{name}": getattr(until, name) is not None
+        for name in ("accuracy", "seconds", "sim_seconds", "patience")
+    }
     for path, asked in (wanted | {"record.keep_best": config.record.keep_best}).items():
         if asked and not (evaluate.global_ or evaluate.personal):
             yield (
                 path,
                 "needs evaluations: set evaluate.global or evaluate.personal.",
             )
+    if until.sim_seconds is not None and not config.clock.runs:
+        yield "rounds.until.sim_seconds", "needs a clock. Set a speed, a bandwidth or a latency under clock."
     if until.loss is not None and not evaluate.global_:
         yield "rounds.until.loss", "is of the global model, which is not evaluated: evaluate.global is false."
 

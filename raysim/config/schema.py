@@ -104,6 +104,8 @@ class UntilConfig:
     """The global model's loss on the test set is at most this."""
     seconds: Positive | None = None
     """The run has trained for so long, all its parts together where it was resumed."""
+    sim_seconds: Positive | None = None
+    """So many simulated seconds of `clock` have passed."""
     patience: PositiveInt | None = None
     """So many evaluations in a row have brought no better score."""
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import numpy as np
 
@@ -96,9 +96,21 @@ TRAITS: Table[type[Trait]] = REGISTRY.table("trait").fill(
 ATrait = Annotated[Any, Catalogue("trait", TRAITS, number="constant")]
 
 
+NETWORKS = {  # medians of bits a second down and up, and seconds of latency: round figures, not measurements
+    "wifi": (50e6, 20e6, 0.02),
+    "4g": (25e6, 8e6, 0.06),
+    "5g": (150e6, 20e6, 0.03),
+}
+SPREAD = 0.5  # standard deviation of a network's natural logarithms
+
+
 @dataclass(frozen=True, kw_only=True)
 class SimulatedClock:
     """How fast clients are."""
+
+    network: Literal["wifi", "4g", "5g"] | None = None
+    """Sets `up`, `down` and `latency`: log-normal with sigma 0.5 around 50 Mbit/s down, 20 up and 0.02 s (`wifi`), 25, 8 and
+    0.06 (`4g`), 150, 20 and 0.03 (`5g`). These are round figures, not measurements."""
 
     speed: ATrait = Unlimited()
     """Samples a second that a client trains on, forward and backward."""
@@ -110,6 +122,14 @@ class SimulatedClock:
     """Seconds of every exchange with the server."""
 
     def __post_init__(self) -> None:
+        if self.network is not None:
+            down, up, latency = NETWORKS[self.network]
+            for name, median in (("down", down / 8), ("up", up / 8), ("latency", latency)):
+                if getattr(self, name) not in (getattr(SimulatedClock, name), LogNormal(median, SPREAD)):
+                    raise ValueError(
+                        f"network {self.network} and {name} both say what {name} is: leave out one of them."
+                    )
+                object.__setattr__(self, name, LogNormal(median, SPREAD))
         for name in ("speed", "up", "down"):
             if getattr(self, name) == Constant(0):
                 raise ValueError(f"the value of {name} is 0: no client would ever be ready.")

@@ -176,9 +176,12 @@ class Federation:
         self._undefined.update(undefined_metrics(shown))
         shown["messages"] = [event.message for event in events]
         shown["seconds"] = self.clock.now() - started
+        self._write_later(done, shown, events)
+        if self.config.rounds.until.sim_seconds is not None:  # the clock is read off the bytes that are written
+            self.write_down()
+            shown["sim_clock"] = self.writer.sim_clock
         if self.scoreboard.add(t, shown, self.wall) and self.config.record.keep_best:
             self.writer.keep_best(t)
-        self._write_later(done, shown, events)
         self.t += 1
         if self.t % self.config.rounds.checkpoint_every == 0 or self.complete:
             self.checkpoint()

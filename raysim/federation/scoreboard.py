@@ -46,17 +46,19 @@ class Scoreboard:
                 self._to_beat, self.since_best = score, 0
             else:
                 self.since_best += 1
-            self.ended = self._why(score, row.get("loss"), wall)
+            self.ended = self._why(score, row, wall)
         return better
 
-    def _why(self, score: float, loss: float | None, wall: float) -> str | None:
-        until = self.config.rounds.until
+    def _why(self, score: float, row: Row, wall: float) -> str | None:
+        until, loss, clock = self.config.rounds.until, row.get("loss"), row.get("sim_clock")
         if until.accuracy is not None and score >= until.accuracy:
             return f"accuracy {score:.4f} has reached {until.accuracy:g}"
         if until.loss is not None and loss is not None and loss <= until.loss:
             return f"loss {loss:.4f} has reached {until.loss:g}"
         if until.seconds is not None and wall >= until.seconds:
             return f"{until.seconds:g} seconds are over"
+        if until.sim_seconds is not None and clock is not None and clock >= until.sim_seconds:
+            return f"{until.sim_seconds:g} simulated seconds are over"
         if until.patience is not None and self.since_best >= until.patience:
             return f"no evaluation of the last {until.patience} was the best"
         return None

@@ -84,13 +84,13 @@ class Writer:
         self.recorder = Recorder(folder, t, run.spec.clock)
         check_complete(folder, t)
         self.sinks = Sinks(run.config.record.sinks, folder, run.config.name, to_dict(run.config), t)
-        self._sim_clock = self._clock_at(t)
+        self.sim_clock = self._clock_at(t)  # simulated seconds, of the rounds that are written
 
     def go_back(self, t: int) -> None:
         """Rounds from `t` on are repeated: drop their rows."""
         self.recorder = Recorder(self.folder, t, self.run.spec.clock)
         self.sinks.go_back(t)
-        self._sim_clock = self._clock_at(t)
+        self.sim_clock = self._clock_at(t)
 
     def _clock_at(self, t: int) -> float:
         """The simulated clock before round t."""
@@ -117,8 +117,8 @@ class Writer:
         row = self._round_row(finished, traffic)
         rows = client_rows(done, run)
         if run.config.clock.runs:
-            passed, of_clients = clock_columns(done, run, self._sim_clock, traffic)
-            self._sim_clock = passed["sim_clock"]
+            passed, of_clients = clock_columns(done, run, self.sim_clock, traffic)
+            self.sim_clock = passed["sim_clock"]
             row, rows = row | passed, {**rows, **of_clients}
         add("rounds", round=t, **row)
         self.add_events(t, finished.events)

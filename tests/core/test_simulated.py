@@ -48,6 +48,20 @@ def test_barrier() -> None:
     assert until.max() + upload.max() == pytest.approx(case["expect"]["round"], rel=1e-12)
 
 
+def test_a_network_has_its_bandwidths_in_the_median() -> None:
+    """4G: 25 Mbit/s down and 8 up, 0.06 s: a megabyte takes 0.32 s down and 1 s up."""
+    n = 4000
+    made = SimulatedClock(network="4g").seconds(3, range(n), np.zeros(n), np.full(n, 1e6), np.full(n, 1e6))
+    found = [np.median(part) for part in (made.down, made.up, made.latency)]
+    assert found == pytest.approx([0.32, 1.0, 0.06], rel=0.05)
+    assert np.log(made.up).std() == pytest.approx(0.5, rel=0.05)
+    assert SimulatedClock(network="4g", up=LogNormal(1e6, 0.5)) == SimulatedClock(network="4g"), (
+        "as a config.yaml says it"
+    )
+    with pytest.raises(ValueError, match="network 4g and up both say what up is"):
+        SimulatedClock(network="4g", up=Constant(1e6))
+
+
 def test_a_client_has_its_traits_in_any_company() -> None:
     clock = SimulatedClock(speed=LogNormal(75.0, 0.6), latency=Constant(0.5))
     none, samples = np.zeros(4), np.full(4, 100.0)
