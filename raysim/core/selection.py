@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import ClassVar
 
 import numpy as np
@@ -36,6 +36,10 @@ class Asked:
     """The rounds whose models are still trained when this round is over."""
     ends: float | None = None
     """Simulated seconds since the run's start at which the round ends; None: when the slowest client has sent."""
+    lost: Mapping[int, str] = field(default_factory=dict)
+    """Clients of which nothing is used, and why; they need not be trained."""
+    lasts: float | None = None
+    """Simulated seconds of the round, where some are lost; None: until the slowest client has sent."""
 
     def version(self, client: int) -> int:
         """The round whose model the client was sent, where that may be an older one."""

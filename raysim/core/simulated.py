@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
 import numpy as np
+from pydantic import Field
 
 from raysim.core.bounds import NonNegative, Positive
 from raysim.core.hooks import form, misused
@@ -121,6 +123,14 @@ class SimulatedClock:
     latency: ATrait = Constant(0.0)
     """Seconds of every exchange with the server."""
 
+    over_select: NonNegative = 0.0
+    """So many more clients are asked than a round needs, as a share of them: 0.3 asks 13 for 10. The round ends with the 10th
+    that returns, and the others are late (Bonawitz et al., Towards Federated Learning at Scale, 2019)."""
+    deadline: Positive | None = None
+    """Seconds after which a round ends with those that have returned; null: it waits."""
+    dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    """Probability that a client is lost on its way, at any instant of its work alike. It has been sent a model and sends none."""
+
     def __post_init__(self) -> None:
         if self.network is not None:
             down, up, latency = NETWORKS[self.network]
@@ -137,7 +147,43 @@ class SimulatedClock:
     @property
     def runs(self) -> bool:
         """Whether anything takes time."""
-        return self != SimulatedClock()
+        return any(getattr(self, name) != getattr(SimulatedClock, name) for name in ("speed", "up", "down", "latency"))
+
+    @property
+    def loses(self) -> bool:
+        """Whether a round may do without clients that were asked."""
+        return bool(self.over_select or self.deadline or self.dropout)
+
+    def asks(self, wanted: int) -> int:
+        """How many clients are asked where a round needs so many."""
+        return math.ceil((1 + self.over_select) * wanted - 1e-9)
+
+    def closed(
+        self, seed: int, t: int, clients: Sequence[int], took: np.ndarray, wanted: int
+    ) -> tuple[dict[int, str], float]:
+        """Whom round t loses of its `clients`, who would take so many seconds `took` [K], and why; and how long it lasts.
+
+        It ends with the return of the client that makes it `wanted`, or at the deadline; else with the last of what it waits for.
+        """
+        fates = [self._fate(seed, t, client, float(seconds)) for client, seconds in zip(clients, took, strict=True)]
+        returns = sorted((at, client) for (at, back), client in zip(fates, clients, strict=True) if back)
+        over = math.inf if self.deadline is None else self.deadline
+        if len(returns) >= wanted:
+            over = min(over, returns[wanted - 1][0])
+        used = {client for at, client in returns[:wanted] if at <= over}
+        lost = {
+            client: "late" if back else "dropped out"
+            for (_, back), client in zip(fates, clients, strict=True) if client not in used
+        }  # fmt: skip
+        return lost, min(over, max(at for at, _ in fates))
+
+    def _fate(self, seed: int, t: int, client: int, seconds: float) -> tuple[float, bool]:
+        """When the server hears of a client or misses it, and whether it returns."""
+        if self.dropout:
+            drawn, when = (stream_seed(seed, t, client, f"clock {what}") / 2.0**63 for what in ("dropout", "loss"))
+            if drawn < self.dropout:
+                return when * seconds, False
+        return seconds, True
 
     def seconds(
         self, seed: int, clients: Sequence[int], samples: np.ndarray, up: np.ndarray, down: np.ndarray

@@ -19,8 +19,8 @@ def ledger(
     spec: HostSpec, others: int = 0, theirs: Downlink | None = None, delivered: np.ndarray | None = None,
 ) -> dict[str, np.ndarray]:  # fmt: skip
     """Columns of the table `traffic`, one row for each client asked; those that failed have sent nothing. Then one for each
-    of `others`, who only initialised from what they were sent, `theirs`. `delivered` is what the parameters took on their way
-    to all of them, where they were encoded.
+    of `others`, who were lost, or only initialised from what they were sent, `theirs`. `delivered` is what the parameters took
+    on their way to all of them, where they were encoded.
 
     `server` is as the round left it.
     """
@@ -56,7 +56,7 @@ def ledger(
     if downlink.peers:
         models[: len(clients)] = [max(1, len(peers)) for peers in downlink.peers]
     if theirs is not None and theirs.peers:
-        models[len(clients) :] = [max(1, len(peers)) for peers in theirs.peers]
+        models[len(clients) : len(clients) + len(theirs.peers)] = [max(1, len(peers)) for peers in theirs.peers]
     masks_down[: len(clients)] = sum(-(-w.mask_bits(layers) // 8) for w in aggregator.weightings)
     down = {
         "down_params": models * model if delivered is None else delivered[:, 0],

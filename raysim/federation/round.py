@@ -107,7 +107,7 @@ def run_round(
     # Arrive.
     events = check_trained(cohort.trained, run.engine.nodes, run.config.rounds)
     started = start_others(run, asked, events)
-    delivered = run.broadcast.deliver(server, (*dispatcher.asked, *started.clients))
+    delivered = run.broadcast.deliver(server, (*dispatcher.asked, *started.clients, *asked.lost))
     server.scratch.notes.extend(note for c in cohort.clients for note in cohort.trained.results[c].notes)
     phases.end("train")
 
@@ -150,15 +150,26 @@ def run_round(
 
 def select(run: RunParts) -> Asked:
     """The round's clients, as the run's selection chooses them."""
-    selection, server = run.config.rounds.selection, run.server
+    selection, server, clock = run.config.rounds.selection, run.server, run.config.clock
+    participation, wanted = run.config.rounds.participation, run.cohort_size
+    if clock.over_select:
+        population = len(server.population.sizes)
+        participation = min(clock.asks(wanted), population) / population
     with server.seeded_for(selection, f"select {stream_of(selection)}"):
-        made = selection.select(server, run.config.rounds.participation, partial(expected_seconds, run))
+        made = selection.select(server, participation, partial(expected_seconds, run))
     asked: Asked = check_type(selection.select, made, Asked, "Return raysim.Asked(clients)", server.t)
     clients, known = asked.clients, range(len(server.population.sizes))
     if not clients or [*clients] != sorted({*clients}) or not {*clients[:1], *clients[-1:]} <= {*known}:
         way = f"It must be some of the {len(known)} clients, which count from 0, each once and sorted"
         raise misused(selection.select, f"returned the clients {[*clients][:10]}", way, server.t)
-    return asked
+    if not clock.loses:
+        return asked
+    holders = [client for client in clients if server.population.sizes[client]]
+    if not holders:
+        return asked
+    took = expected_seconds(run, holders)
+    lost, lasts = clock.closed(server.seed, server.t, holders, took, wanted if clock.over_select else len(holders))
+    return replace(asked, lost=lost, lasts=lasts)
 
 
 def start_others(run: RunParts, asked: Asked, events: list[Event]) -> Started:

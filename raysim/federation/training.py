@@ -17,9 +17,9 @@ from raysim.federation.versions import round_info
 
 
 def send(run: RunParts, asked: Asked, *, trace: bool) -> Dispatcher:
-    """Who is to train, and what each of them is sent; those without samples are left out."""
+    """Who is to train, and what each of them is sent; those without samples and those that the round loses are left out."""
     server, sizes = run.server, run.server.population.sizes[list(asked.clients)].tolist()
-    clients = tuple(client for client, n in zip(asked.clients, sizes, strict=True) if n)
+    clients = tuple(client for client, n in zip(asked.clients, sizes, strict=True) if n and client not in asked.lost)
     return Dispatcher(
         run.engine, round_info(server), clients, run.aggregator.downlink(clients, HostedModels(run.engine), server),
         starts=run.versions.starts(asked, server), attackers=run.attackers, trace=trace,

@@ -109,11 +109,14 @@ class Writer:
         """Record a round."""
         done, add, t = finished.done, self.recorder.add, finished.done.t
         cohort, run = done.cohort, self.run
-        others = done.started.clients
+        others = (*done.started.clients, *done.asked.lost)
         traffic = ledger(
             cohort.trained, done.mixture, done.downlink, finished.server, run.aggregator, run.spec, len(others),
             done.started.downlink, done.delivered,
         )  # fmt: skip
+        late = [why == "late" for why in done.asked.lost.values()]  # they send, and it is not used
+        traffic["up_params"][len(traffic["bytes"]) - len(late) :] += run.message_bytes[1] * np.array(late, np.int64)
+        traffic["bytes"][len(traffic["bytes"]) - len(late) :] += run.message_bytes[1] * np.array(late, np.int64)
         row = self._round_row(finished, traffic)
         rows = client_rows(done, run)
         if run.config.clock.runs:
@@ -215,8 +218,9 @@ def client_rows(done: Round, run: RunParts) -> Rows:
         counted = zip(cohort.clients, mixture.shares.tolist(), mixture.sent.any(1).tolist(), strict=True)
         weights = {client: share for client, share, sends in counted if sends}
     host_of = {c: i for i, clients in done.dispatcher.held.items() for c in clients}
+    lost = {c: ClientResult(why) for c, why in done.asked.lost.items()}
     empty = ClientResult("has no training samples")
-    results = [trained.results.get(c, empty) for c in done.drawn]
+    results = [trained.results.get(c) or lost.get(c, empty) for c in done.drawn]
     tests = [result.test for result in results]
 
     def of(field: str) -> list[Any]:
@@ -245,6 +249,7 @@ def clock_columns(
     asked, came = trained.asked, [client in trained.clients for client in trained.asked]
     phases = taken(run, asked, traffic)
     ends = before + sum(float(phase.total[came].max()) for phase in phases if any(came))
+    ends = before + done.asked.lasts if done.asked.lasts is not None else ends
     ends = ends if done.asked.ends is None else done.asked.ends
     of = {
         "sim_down": sum(phase.latency + phase.down for phase in phases),

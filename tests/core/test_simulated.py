@@ -7,10 +7,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from conftest import table
+from conftest import simulate, table, tiny
 
+from raysim.config import ConfigError
 from raysim.core.hooks import HookError
+from raysim.core.selection import Asked, Selection
 from raysim.core.simulated import Constant, LogNormal, Pareto, Range, SimulatedClock, Trait
+from raysim.methods import SELECTIONS
 
 CASES = json.loads((Path(__file__).parents[1] / "vectors" / "clock.json").read_text())["cases"]
 
@@ -132,3 +135,86 @@ def test_who_waits_for_all_statistics(ran: Any) -> None:
     then = 0.25 + traffic["down_masks"] / 8000 + (traffic["up_params"] + traffic["up_buffers"]) / 2000
     wanted = [first[clients["round"] == t].max() + then[clients["round"] == t].max() for t in range(3)]
     np.testing.assert_allclose(rounds["sim_seconds"], wanted)
+
+
+def test_rounds_that_close_early() -> None:
+    """With the return of the last that is needed, at the deadline, and with the last event where fewer return."""
+    cases = [case for case in CASES if case["rule"] == "round_seconds"]
+    took = np.array([cases[0]["expect"]["seconds"][str(c)] for c in cases[0]["inputs"]["asked"]])
+    for case in cases:
+        clock, expect = SimulatedClock(deadline=case["params"]["deadline"]), case["expect"]
+        lost, lasts = clock.closed(0, 0, case["inputs"]["asked"], took, case["params"]["cohort"])
+        assert lost == dict.fromkeys(expect["late"], "late")
+        assert {*case["inputs"]["asked"]} - {*lost} == {*expect["used"]}
+        assert lasts == pytest.approx(expect["round"], rel=1e-12)
+    assert SimulatedClock().closed(0, 0, (1, 2), np.array([1.0, 1.0]), 1) == ({2: "late"}, 1.0)  # ties by number
+    [case] = [case for case in CASES if case["rule"] == "over_select"]
+    pairs = case["inputs"]["cohort_and_share"]
+    assert [SimulatedClock(over_select=share).asks(k) for k, share in pairs] == case["expect"]["asked"]
+
+
+def test_clients_drop_out_at_any_instant_of_their_work() -> None:
+    clock, clients = SimulatedClock(dropout=0.25), range(4000)
+    lost, lasts = clock.closed(3, 1, clients, np.full(4000, 10.0), 4000)
+    assert len(lost) == pytest.approx(1000, rel=0.1) and {*lost.values()} == {"dropped out"}
+    assert lasts == 10
+    alone, missed = clock.closed(3, 1, (client := min(lost),), np.array([10.0]), 1)
+    assert alone == {client: "dropped out"} and 0 <= missed <= 10
+    missed_at = [clock.closed(3, 1, (client,), np.array([10.0]), 1)[1] for client in lost]
+    assert np.mean(missed_at) == pytest.approx(5, rel=0.1)
+
+
+@dataclass(frozen=True)
+class Those(Selection):
+    """The clients that another run has used."""
+
+    clients: tuple[tuple[int, ...], ...]
+
+    def select(self, server: Any, participation: float, seconds: Any) -> Asked:
+        return Asked(self.clients[server.t])
+
+
+def test_who_is_lost_changes_nothing_but_the_tables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The bits are those of a run that asked only the others; who was late has sent, who dropped out has not."""
+    clock = CLOCK | {
+        "speed": {"lognormal": {"median": 20, "sigma": 1}},
+        "over_select": 0.7,
+        "dropout": 0.3,
+        "deadline": 60,
+    }
+    changes: dict[str, Any] = {"client": ["scaffold"], "local": {"momentum": 0.0, "weight_decay": 0.0}}
+    run = simulate(tiny(**changes, clock=clock), tmp_path / "lossy")
+    rounds, clients, traffic = (table(tmp_path / "lossy", name) for name in ("rounds", "clients", "traffic"))
+    used = clients["status"] == "ok"
+    assert {*clients["status"]} == {"ok", "late", "dropped out"}
+    by_round = [tuple(clients["client"][used & (clients["round"] == t)].tolist()) for t in range(3)]
+    assert all(1 <= len(some) <= 3 for some in by_round)
+    assert [int((clients["round"] == t).sum()) for t in range(3)] == [6, 6, 6]  # 3 and seven tenths, rounded up
+    monkeypatch.setitem(SELECTIONS, "those", Those)
+    only = simulate(tiny(**changes, rounds={"selection": {"those": {"clients": by_round}}}), tmp_path / "only")
+    assert run.sha256() == only.sha256()
+
+    sent = {(t, c): n for t, c, n in zip(traffic["round"], traffic["client"], traffic["up_params"], strict=True)}
+    status = {(t, c): s for t, c, s in zip(clients["round"], clients["client"], clients["status"], strict=True)}
+    assert {s: {sent[key] > 0 for key in status if status[key] == s} for s in ("ok", "late", "dropped out")} == {
+        "ok": {True}, "late": {True}, "dropped out": {False}
+    }  # fmt: skip
+    assert (traffic["down_params"] > 0).all()
+    assert (rounds["sim_seconds"] <= 60 + 1e-9).all()
+    np.testing.assert_allclose(rounds["sim_clock"], np.cumsum(rounds["sim_seconds"]))
+
+
+@pytest.mark.parametrize(
+    ("changes", "fault"),
+    [
+        ({"clock": {"dropout": 0.1}}, "clock: loses clients, but nothing takes time"),
+        ({"clock": CLOCK | {"deadline": 9}, "weighting": [{"fedldf": 1}]}, "fedldf needs all of them"),
+        (
+            {"clock": CLOCK | {"over_select": 1}, "rounds": {"selection": {"fedbuff": 2}}},
+            "fedbuff has none for which it waits",
+        ),
+    ],
+)
+def test_losses_that_cannot_be(changes: dict[str, Any], fault: str) -> None:
+    with pytest.raises(ConfigError, match=fault):
+        tiny(**changes)
