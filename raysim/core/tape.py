@@ -54,6 +54,7 @@ class Tapes:
     def __init__(self, storage: Iterable[Tensor]):
         """`storage`: tensors that stay where they are, such as the model's."""
         self._storage = {tensor.untyped_storage().data_ptr() for tensor in storage}
+        self._views: dict[Hashable, Tensor] = {}  # of the storage, which all tapes share
         self._known: dict[Hashable, Pass | None] = {}  # None: cannot be recorded
         self.refusals: set[str] = set()  # why not
 
@@ -66,7 +67,7 @@ class Tapes:
                 return step(x, y)
             with torch.no_grad():
                 return tape(x, y)
-        with _Recorder(x, y, self._storage) as recorder:
+        with _Recorder(x, y, self._storage, self._views) as recorder:
             made = step(x, y)
         try:
             self._known[key] = recorder.tape(made)
@@ -90,10 +91,10 @@ class _Line:
 class _Recorder(TorchDispatchMode):
     """Writes the operators that are called while it is entered as the source of a function of x and y."""
 
-    def __init__(self, x: Tensor, y: Tensor, storage: set[int]):
+    def __init__(self, x: Tensor, y: Tensor, storage: set[int], views: dict[Hashable, Tensor]):
         super().__init__()  # type: ignore[no-untyped-call]
         self._names = WeakTensorKeyDictionary({x: "x", y: "y"})
-        self._storage, self._count = storage, 0
+        self._storage, self._views, self._count = storage, views, 0
         self._values: dict[str, Any] = {}  # what the source names beside variables
         self._lines: list[_Line] = []
         self._refusal: _Unrecordable | None = None
@@ -174,6 +175,8 @@ class _Recorder(TorchDispatchMode):
         return repr(value) if value is None or type(value) in (bool, int) else self._value(value)
 
     def _value(self, value: Any) -> str:
+        if isinstance(value, torch.Tensor):
+            value = self._views.setdefault((value.data_ptr(), value.shape, value.stride(), value.dtype), value)
         name = f"c{len(self._values)}"
         self._values[name] = value
         return name
