@@ -58,10 +58,7 @@ def _check_until(config: Config) -> Found:
     }
     for path, asked in (wanted | {"record.keep_best": config.record.keep_best}).items():
         if asked and not (evaluate.global_ or evaluate.personal):
-            yield (
-                path,
-                "needs evaluations: set evaluate.global or evaluate.personal.",
-            )
+            yield path, "needs evaluations: set evaluate.global or evaluate.personal."
     if until.sim_seconds is not None and not config.clock.runs:
         yield "rounds.until.sim_seconds", "needs a clock. Set a speed, a bandwidth or a latency under clock."
     if until.loss is not None and not evaluate.global_:

@@ -9,9 +9,8 @@ from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
 import numpy as np
-from pydantic import Field
 
-from raysim.core.bounds import NonNegative, Positive
+from raysim.core.bounds import Fraction, NonNegative, Positive
 from raysim.core.hooks import form, misused
 from raysim.core.rng import stream_seed
 from raysim.lazy import torch
@@ -128,7 +127,7 @@ class SimulatedClock:
     that returns, and the others are late (Bonawitz et al., Towards Federated Learning at Scale, 2019)."""
     deadline: Positive | None = None
     """Seconds after which a round ends with those that have returned; null: it waits."""
-    dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    dropout: Fraction = 0.0
     """Probability that a client is lost on its way, at any instant of its work alike. It has been sent a model and sends none."""
 
     def __post_init__(self) -> None:
