@@ -263,8 +263,9 @@ class LocalRun:
             self._backward(self.objective(x, y, z, loss) if penalised else loss)
             return loss.detach(), None if z is None else z.detach()
 
-        read = (penalised and self.stack.penalties) or self.settings.precision == "fp16"  # what is not in the storage
-        if self.flat.tapes is None or read:
+        # A penalty reads tensors of the client, and fp16 halves its scale by values.
+        by_client = (penalised and self.stack.penalties) or self.settings.precision == "fp16"
+        if self.flat.tapes is None or by_client:
             return step(x, y)
         return self.flat.tapes.run(step, x, y, first, low, self.flat.model.training)
 

@@ -52,7 +52,7 @@ class Requests:
         return groups
 
     def group(self, client: int) -> tuple[int, ...]:
-        """The clients with whom it trains, in order: they start from the same model, in the same part of the round."""
+        """The clients that train together with it, in order: all start from one model, in one part of the round."""
         return self._groups[client]
 
     def by_start(self, clients: Sequence[int]) -> list[tuple[int, ...]]:

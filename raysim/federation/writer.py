@@ -114,9 +114,10 @@ class Writer:
             cohort.trained, done.mixture, done.downlink, finished.server, run.aggregator, run.spec, len(others),
             done.started.downlink, done.delivered,
         )  # fmt: skip
-        late = [why == "late" for why in done.asked.lost.values()]  # they send, and it is not used
-        traffic["up_params"][len(traffic["bytes"]) - len(late) :] += run.message_bytes[1] * np.array(late, np.int64)
-        traffic["bytes"][len(traffic["bytes"]) - len(late) :] += run.message_bytes[1] * np.array(late, np.int64)
+        if lost := done.asked.lost:  # the last rows; who is late sends, and it is not used
+            late = np.array([why == "late" for why in lost.values()])
+            for column in ("up_params", "bytes"):
+                traffic[column][-len(lost) :] += run.message_bytes[1] * late
         row = self._round_row(finished, traffic)
         rows = client_rows(done, run)
         if run.config.clock.runs:
