@@ -335,6 +335,9 @@ def test_set(tmp_path: Path, override: str, section: str, value: object) -> None
         ("rounds.total.x=1", "rounds.total is 20, which has no 'x' in it."),
         ("server.2=shrink", "server is a list of 1; '2' is not a place in it."),
         ("server.first=shrink", "server is a list of 1; 'first' is not a place in it."),
+        ("server.lr=1", "shrink takes beta, clamp. Write server.0.shrink.FIELD=1."),
+        ("client.mu=0.1", "Write client='[{fedprox: {mu: 0.1}}]'."),
+        ("rounds=20", "Did you mean rounds.total=20?"),  # and no word of what rounds then lacks
         ("rounds.totl=5", "rounds.totl=5: unknown field (set to 5). Did you mean 'total'?"),
         ("server.0.shrnk.beta=1", "server.0=NAME replaces it."),
     ],

@@ -42,6 +42,16 @@ class Unreadable:
     __hash__ = None  # type: ignore[assignment]
 
 
+def readable(value: Any, path: str) -> bool:
+    """Whether nothing on the `path` into a built value is `Unreadable`."""
+    for key in path.split("."):
+        place = isinstance(value, tuple) and key.isdecimal() and int(key) < len(value)
+        value = value[int(key)] if place else getattr(value, key, None)
+        if isinstance(value, Unreadable):
+            return False
+    return True
+
+
 def canonical(annotation: Any, raw: Any) -> Any:
     """`raw` with objects written out and every catalogue entry as {name: {field: value}}; what is malformed stays."""
     if catalogue := catalogue_of(annotation):

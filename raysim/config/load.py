@@ -151,11 +151,14 @@ def _place_in(stack: str, entries: Sequence[Any], keys: Sequence[str], value: An
         ways = [f"{stack}.{i}.{inner}={show(value)}" for i, name in enumerate(named) if name == keys[0]]
     else:
         having = [name for name in known if keys[0] in fields_of(known[name])]
-        ways = [f"{stack}.{i}.{name}.{keys[0]}={show(value)}" for i, name in enumerate(named) if name in having]
-        wanted = {having[0]: {keys[0]: value}} if len(having) == 1 else {}
-        if having and not ways and not wanted:
+        chosen = [(i, name) for i, name in enumerate(named) if name in known]
+        ways = [f"{stack}.{i}.{name}.{keys[0]}={show(value)}" for i, name in chosen if name in having]
+        wanted = {having[0]: {keys[0]: value}} if having else {}
+        if chosen and not ways:
+            fault += "".join(f" {name} takes {', '.join(fields_of(known[name])) or 'no fields'}." for _, name in chosen)
+            ways = [f"{stack}.{i}.{name}.FIELD={show(value)}" for i, name in chosen if fields_of(known[name])]
+        elif len(having) > 1 and not ways:
             fault += f" {', '.join(having)} have it."
-            wanted = {"NAME": {keys[0]: value}}
     if not ways and wanted:
         ways = [f"{stack}='[{show(wanted)}]'"]
     return f"{fault} Write {' or '.join(ways)}." if ways else fault

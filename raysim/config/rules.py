@@ -13,7 +13,7 @@ from typing import Any
 
 from pydantic.errors import PydanticUserError
 
-from raysim.config.build import Unreadable, build
+from raysim.config.build import Unreadable, build, readable
 from raysim.config.fields import STACKS
 from raysim.config.messages import Faults, nearest
 from raysim.config.presets import PRESETS
@@ -381,11 +381,12 @@ _CHECKS = (
 
 
 def violations(config: Config, faults: Faults) -> None:
-    """Add what several settings together have wrong. A check that stumbles over a value with a fault is skipped."""
+    """Add what several settings together have wrong. What comes of a value with a fault is left out."""
     for check in _CHECKS:
         try:
             for path, message in check(config):
-                faults.add(path, message)
+                if readable(config, path):
+                    faults.add(path, message)
         except Exception:
             if not faults.lines:
                 raise
