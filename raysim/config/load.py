@@ -135,7 +135,7 @@ def _override(raw: dict[str, Any], path: str, value: Any) -> dict[str, Any]:
         elif isinstance(node, list) or node.get(key) is not None:
             node[key] = {} if node[key] is None else node[key]
         else:
-            node[key] = [] if keys[depth + 1] == "0" else {}
+            node[key] = [] if keys[depth + 1] == "0" or ".".join(keys[: depth + 1]) in STACKS else {}
         node = node[key]
     return raw
 
