@@ -128,6 +128,7 @@ def test_every_method_names_its_paper():
         for name, method in catalogue.items():
             assert method.__doc__, name
             assert not method.__doc__.startswith(f"{method.__name__}("), f"{name} has no docstring of its own"
+            assert method.__doc__.count("Wrong choice ") == 1, f"{name} does not say where it is the wrong choice"
 
 
 def test_each_file_of_methods_is_in_the_catalogue():

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from raysim.analysis.instrument import Instrument
 from raysim.core.facts import RunFacts
 from raysim.core.note import Note
-from raysim.core.round_view import RoundView
 from raysim.core.server import Population
 from raysim.lazy import torch
+
+if TYPE_CHECKING:
+    from raysim.federation.round import Round
 
 
 @dataclass(frozen=True)
@@ -35,7 +37,7 @@ class Balance(Instrument):
         others = [step.name for step in (*facts.server, *companions) if not step.only_scales]
         return f"shows what shrinking does, but {others[0]} does more to the model than scale it." if others else None
 
-    def observe(self, done: RoundView, population: Population) -> Iterator[Note]:
+    def observe(self, done: Round, population: Population) -> Iterator[Note]:
         assert done.mixture is not None
         cohort, mixture, layers = done.cohort, done.mixture, done.cohort.layers
         T, P, tensors = layers.T, layers.P, layers.regroup("tensor")

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from raysim.analysis.instrument import Instrument
 from raysim.core.facts import RunFacts
 from raysim.core.mixture import Mixture
 from raysim.core.note import Note
-from raysim.core.round_view import RoundView
 from raysim.core.server import Population
 from raysim.lazy import Tensor, torch
+
+if TYPE_CHECKING:
+    from raysim.federation.round import Round
 
 
 @dataclass(frozen=True)
@@ -42,7 +44,7 @@ class Coherence(Instrument):
                 )
         return None
 
-    def observe(self, done: RoundView, population: Population) -> Iterator[Note]:
+    def observe(self, done: Round, population: Population) -> Iterator[Note]:
         assert done.mixture is not None
         cohort, lam = done.cohort, done.mixture.shares
         layers = cohort.layers

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from raysim.analysis.instrument import Instrument
 from raysim.core.note import Note
-from raysim.core.round_view import RoundView
 from raysim.core.server import Population
 from raysim.lazy import F, torch
+
+if TYPE_CHECKING:
+    from raysim.federation.round import Round
 
 
 @dataclass(frozen=True)
@@ -21,7 +24,7 @@ class Heterogeneity(Instrument):
     minus their total variation distance.
     """
 
-    def observe(self, done: RoundView, population: Population) -> Iterator[Note]:
+    def observe(self, done: Round, population: Population) -> Iterator[Note]:
         assert done.mixture is not None
         labels = population.labels.double()  # [N, C]
         own = labels[list(done.cohort.clients)]

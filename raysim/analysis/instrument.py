@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from raysim.core.facts import RunFacts
 from raysim.core.note import Note
 from raysim.core.probe import Probe
-from raysim.core.round_view import RoundView
 from raysim.core.server import Population
 from raysim.lazy import Tensor
 from raysim.registry import Named
+
+if TYPE_CHECKING:
+    from raysim.federation.round import Round
 
 
 @dataclass(frozen=True)
@@ -31,7 +33,7 @@ class Instrument(Named):
         """Why it cannot observe this run, as a sentence; None where it can."""
         return None
 
-    def observe(self, done: RoundView, population: Population) -> Iterator[Note]:
+    def observe(self, done: Round, population: Population) -> Iterator[Note]:
         """What it sees of a round. `done.mixture` is not None: some client came back."""
         raise NotImplementedError
 

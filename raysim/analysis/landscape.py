@@ -5,15 +5,17 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Annotated, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 import numpy as np
 from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt
 
 from raysim.analysis.measure import Measure, MeasureError, Taken
-from raysim.analysis.run_view import RunView
 from raysim.core.task import Task
 from raysim.lazy import Tensor, torch
+
+if TYPE_CHECKING:
+    from raysim.federation.saved import SavedRun
 
 
 @dataclass(frozen=True)
@@ -32,7 +34,7 @@ class Histogram(Measure):
     near: NonNegativeFloat = 0.01
     """What counts as near zero, in absolute value."""
 
-    def take(self, run: RunView) -> Taken:
+    def take(self, run: SavedRun) -> Taken:
         edges = np.linspace(-self.limit, self.limit, self.bins + 1)
         rows: list[tuple[float, ...]] = []
         for t, value in run.models(self.rounds):
@@ -65,7 +67,7 @@ class Rescaling(Measure):
     part: Literal["test", "train"] = "test"
     """Whose samples: the server's test set, or the clients' training samples."""
 
-    def take(self, run: RunView) -> Taken:
+    def take(self, run: SavedRun) -> Taken:
         score = run.score(run.rows(self.part, self.samples))
         factors = np.linspace(self.low, self.high, self.points)
         rows: list[tuple[int, float, float, float]] = []
@@ -104,7 +106,7 @@ class Hessian(Measure):
 
     packages: ClassVar[tuple[str, ...]] = ("curvlinops", "scipy")
 
-    def take(self, run: RunView) -> Taken:
+    def take(self, run: SavedRun) -> Taken:
         if not 1 <= self.top < run.layers.P:
             raise MeasureError(f"top is {self.top}; a model of {run.layers.P} parameters has 1 to {run.layers.P - 1}.")
         rows_of_data, rows = run.rows(self.part, self.samples), []
@@ -138,7 +140,7 @@ class Slice(Measure):
 
     packages: ClassVar[tuple[str, ...]] = ("curvlinops", "scipy")
 
-    def take(self, run: RunView) -> Taken:
+    def take(self, run: SavedRun) -> Taken:
         rows_of_data = run.rows(self.part, self.samples)
         score, rows = run.score(rows_of_data), []
         for t, value in run.models(self.rounds):
@@ -174,7 +176,7 @@ class Simplex(Measure):
     part: Literal["test", "train"] = "test"
     """Whose samples: the server's test set, or the clients' training samples."""
 
-    def take(self, run: RunView) -> Taken:
+    def take(self, run: SavedRun) -> Taken:
         rounds = run.of_rounds(self.rounds)
         clients = tuple(self.clients or run.cohort(rounds[0])[:3])
         if len(set(clients)) != 3:
@@ -209,7 +211,7 @@ def triangle(steps: int) -> Iterator[tuple[float, float]]:
 
 
 def eigenpairs(
-    run: RunView, value: Tensor, rows: np.ndarray, count: int, tolerance: float
+    run: SavedRun, value: Tensor, rows: np.ndarray, count: int, tolerance: float
 ) -> tuple[np.ndarray, Tensor]:
     """The `count` largest eigenvalues, descending, of the Hessian of the mean loss of `value` [S] on `rows`, and unit
     eigenvectors [count, P]."""

@@ -4,18 +4,23 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from importlib.util import find_spec
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
 import pyarrow as pa
 
-from raysim.analysis.run_view import RunView
 from raysim.errors import Explained
-from raysim.lazy import torch
+from raysim.lazy import Tensor, torch
 from raysim.store import tables
+
+if TYPE_CHECKING:
+    from raysim.federation.saved import SavedRun
+
+Part = Literal["test", "train"]
+Score = Callable[[Tensor], tuple[float, float]]  # a model [S] -> its mean loss and the headline of the task
 
 
 class MeasureError(Explained, Exception):
@@ -41,7 +46,7 @@ class Measure:
 
     packages: ClassVar[tuple[str, ...]] = ()  # modules of the extra that it needs
 
-    def take(self, run: RunView) -> Taken:
+    def take(self, run: SavedRun) -> Taken:
         """Raises `MeasureError`."""
         raise NotImplementedError
 
@@ -54,7 +59,7 @@ def need(measure: Measure) -> None:
         raise MissingExtra(f"the measure {name} needs {missing[0]}: pip install 'raysim[analysis]'")
 
 
-def write(name: str, measure: Measure, run: RunView) -> Taken:
+def write(name: str, measure: Measure, run: SavedRun) -> Taken:
     """Take the measure and write the table `measures/NAME` of the run, with options and facts in its metadata; and, unless
     the options name rounds, with how many the run has done, because the measure is of a shorter run once it goes on."""
     taken = measure.take(run)

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from raysim.analysis.instrument import Instrument
 from raysim.core.local_run import LocalRun
 from raysim.core.note import Note
 from raysim.core.probe import Probe
-from raysim.core.round_view import RoundView
 from raysim.core.samples import take
 from raysim.core.server import Population
 from raysim.lazy import Tensor, no_grad, torch
+
+if TYPE_CHECKING:
+    from raysim.federation.round import Round
 
 BATCH = 256  # samples of one pass
 
@@ -49,7 +51,7 @@ class Objective(Instrument):
 
     probes: ClassVar[tuple[Probe, ...]] = (TrainingLoss(),)
 
-    def observe(self, done: RoundView, population: Population) -> Iterator[Note]:
+    def observe(self, done: Round, population: Population) -> Iterator[Note]:
         (probe,) = self.probes
         losses = done.cohort.stat(probe)  # [K, 2]
         sizes = done.cohort.sizes.double()

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 from pydantic import PositiveInt
 
 from raysim.analysis.measure import Measure, MeasureError, Taken
-from raysim.analysis.run_view import RunView
 from raysim.core.task import Classification
 from raysim.lazy import torch
 from raysim.store import tables
+
+if TYPE_CHECKING:
+    from raysim.federation.saved import SavedRun
 
 
 @dataclass(frozen=True)
@@ -24,7 +27,7 @@ class Confusion(Measure):
     samples: PositiveInt = 100_000
     """At most so many of the server's test samples."""
 
-    def take(self, run: RunView) -> Taken:
+    def take(self, run: SavedRun) -> Taken:
         if not isinstance(run.task, Classification):
             raise MeasureError(f"{run.folder}: its task is {run.task.name}; only one class a sample can be confused.")
         rows = run.rows("test", self.samples)
@@ -50,7 +53,7 @@ class Personalization(Measure):
     (`evaluate.personal`).
     """
 
-    def take(self, run: RunView) -> Taken:
+    def take(self, run: SavedRun) -> Taken:
         tested = tables.read(run.folder, "personal")
         rounds, samples = tested["round"].to_numpy(), tested["samples"].to_numpy()
         correct = tested["correct"].to_numpy(zero_copy_only=False).astype(float)

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from raysim.analysis.instrument import Instrument
 from raysim.core.layers import LayerMap
 from raysim.core.note import Note
-from raysim.core.round_view import RoundView
 from raysim.core.server import Population
 from raysim.lazy import Tensor
+
+if TYPE_CHECKING:
+    from raysim.federation.round import Round
 
 
 @dataclass(frozen=True)
@@ -23,7 +25,7 @@ class Similarity(Instrument):
 
     reads_models: ClassVar[bool] = True
 
-    def observe(self, done: RoundView, population: Population) -> Iterator[Note]:
+    def observe(self, done: Round, population: Population) -> Iterator[Note]:
         assert done.mixture is not None
         shared = done.mixture.sent.any(0)[: done.cohort.layers.T]
         yield self.note("client", done.cohort.each(cosine, done.before, done.after, shared), "client")

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import numpy as np
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveInt
 
 from raysim.analysis.measure import Measure, MeasureError, Taken
-from raysim.analysis.run_view import RunView
 from raysim.lazy import Tensor, torch
+
+if TYPE_CHECKING:
+    from raysim.federation.saved import SavedRun
 
 COLUMNS = 1 << 16  # parameters that are brought to float64 at once
 
@@ -35,7 +37,7 @@ class Trajectory(Measure):
     samples: PositiveInt = 1000
     """At most so many of the client's samples make the loss."""
 
-    def take(self, run: RunView) -> Taken:
+    def take(self, run: SavedRun) -> Taken:
         rounds = run.of_rounds(self.rounds)
         client = run.cohort(rounds[0])[0] if self.client is None else self.client
         took_part = [t for t in rounds if client in run.cohort(t)]

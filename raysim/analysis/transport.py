@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 from pydantic import NonNegativeInt, PositiveInt
 
 from raysim.analysis.measure import Measure, MeasureError, Taken
-from raysim.analysis.run_view import RunView
 from raysim.lazy import torch
+
+if TYPE_CHECKING:
+    from raysim.federation.saved import SavedRun
 
 
 @dataclass(frozen=True)
@@ -35,7 +37,7 @@ class Transport(Measure):
 
     packages: ClassVar[tuple[str, ...]] = ("ot", "scipy")
 
-    def take(self, run: RunView) -> Taken:
+    def take(self, run: SavedRun) -> Taken:
         from scipy.stats import spearmanr
 
         if run.label_counts.shape[1] == 1:
@@ -60,7 +62,7 @@ class Transport(Measure):
         }  # fmt: skip
         return Taken(columns, f"the ranks of both distances correlate with {rank:.3f} (Spearman)", {"round": int(t)})
 
-    def _points(self, run: RunView, clients: tuple[int, ...]) -> tuple[list[np.ndarray], list[np.ndarray]]:
+    def _points(self, run: SavedRun, clients: tuple[int, ...]) -> tuple[list[np.ndarray], list[np.ndarray]]:
         """Of each client samples [n, D] and their labels [n]."""
         drawn = [run.samples(run.draw(run.train_rows(c), self.samples), c) for c in clients]
         flat = [x.flatten(1).double().cpu().numpy() for x, _ in drawn]

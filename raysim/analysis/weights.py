@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 from pydantic import PositiveFloat
 
 from raysim.analysis.measure import Measure, MeasureError, Taken
-from raysim.analysis.run_view import RunView
 from raysim.store import tables
+
+if TYPE_CHECKING:
+    from raysim.federation.saved import SavedRun
 
 
 @dataclass(frozen=True)
@@ -24,7 +27,7 @@ class Correlation(Measure):
     cap: PositiveFloat = 10_000.0
     """Greatest degree of heterogeneity that a client can have."""
 
-    def take(self, run: RunView) -> Taken:
+    def take(self, run: SavedRun) -> Taken:
         rows = tables.read(run.folder, "clients")
         client, weight = rows["client"].to_numpy(), np.nan_to_num(rows["weight"].to_numpy(zero_copy_only=False))
         total = np.bincount(client, weight, minlength=len(run.sizes))

@@ -71,7 +71,10 @@ class Selection(Method):
 
 @dataclass(frozen=True)
 class UniformSelection(Selection):
-    """So many as `rounds.participation` says, without replacement, all equally likely (McMahan et al., 2017)."""
+    """So many as `rounds.participation` says, without replacement, all equally likely (McMahan et al., 2017).
+
+    Wrong choice where clients differ much in speed: a round lasts as long as its slowest client.
+    """
 
     def select(self, server: Server, participation: float, seconds: Durations) -> Asked:
         clients = len(server.population.sizes)

@@ -45,7 +45,7 @@ class Started:
 
 @dataclass(frozen=True)
 class Round:
-    """A finished round; instruments see it as a `raysim.core.round_view.RoundView`, before it is evaluated."""
+    """A finished round; instruments see it before it is evaluated."""
 
     t: int
     asked: Asked  # to take part

@@ -1,4 +1,4 @@
-"""A run that lies on disk, brought back: its models, its data, its clients. Measures see it as a `RunView`."""
+"""A run that lies on disk, brought back: its models, its data, its clients. This is what a measure is given."""
 
 from __future__ import annotations
 
@@ -8,8 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from raysim.analysis.measure import MeasureError
-from raysim.analysis.run_view import Part, Score
+from raysim.analysis.measure import MeasureError, Part, Score
 from raysim.core.rng import SERVER, generator
 from raysim.core.samples import Samples
 from raysim.core.score import Score as TaskScore

@@ -20,6 +20,8 @@ class AdaDecay(ServerStep):
 
     θ_j = 2 / (1 + exp(−α ĝ_j)), where ĝ are the layer's |d_j| with mean 0 and (population) deviation 1. Deviation: the
     article decays in every SGD step; FedLWS (2025) compares with a server form that it does not write down.
+
+    Wrong choice to hold back a layer that moves much: θ compares parameters within a layer, so each layer decays alike.
     """
 
     strength: NonNegative = 5e-4

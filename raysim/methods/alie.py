@@ -24,6 +24,8 @@ class ALIE(Attack):
     malicious; z = Φ⁻¹((K - f - s) / (K - f)), where s = ⌊K/2⌋ + 1 - f others must be further from the mean than the lie. Where
     that is no positive number, such as for f = 2 of K = 10, z is 1.5, and the round notes `fell_back`. All malicious clients
     send the same.
+
+    Wrong choice where few clients lie: at f = 2 of K = 10 the formula has no positive z, and 1.5 stands in.
     """
 
     z: Positive | None = None

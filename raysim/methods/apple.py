@@ -36,6 +36,8 @@ class APPLE(ClientMethod, DownlinkRule):
     its personal model. Of the `models` cores that a client is sent one is its own, and the others have the largest |π|;
     cores that it lacks count as zero. `official` follows the code of FedALA's authors: N η for η, the mean over tensors
     of mean(G ⊙ m_j) for ⟨G, m_j⟩, and w is sent instead of m_i.
+
+    Wrong choice for many clients or large models: without `models` a client is sent the cores of all, every round.
     """
 
     eta2: NonNegative = 0.01

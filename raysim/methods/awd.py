@@ -20,6 +20,8 @@ class AWD(ServerStep):
 
     Deviation: the article decays in every SGD step. FedLWS (2025) compares with a server form that it does not write
     down; here −d = w − ŵ is the gradient and λ̄ begins at 0.
+
+    Wrong choice where layers move at different paces: one λ̄, from the norms of the whole model, decays them all.
     """
 
     strength: NonNegative = 0.022

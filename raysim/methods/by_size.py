@@ -19,6 +19,8 @@ class BySize(Selection):
     """K draws with replacement, each client with its share of the samples (Li et al., 2020, scheme I).
 
     A client that is drawn twice trains once and counts twice; apart from that all count the same, so that the mean is unbiased.
+
+    Wrong choice where clients of few samples must be heard: one with a thousandth of them has a thousandth of the draws.
     """
 
     def select(self, server: Server, participation: float, seconds: Durations) -> Asked:

@@ -26,6 +26,9 @@ class Ditto(ClientMethod):
     and sent. w_g is the model from which the training of w starts. With `first: global` the order is reversed, and v is
     held near the w that has just been trained. `official_sgd` is what the code of FedALA's authors does. The personal
     model is v.
+
+    Wrong choice where time counts: it trains a second model; a run took twice as long as FedALA's
+    (docs/papers/fedala.md).
     """
 
     lam: NonNegative = 0.1

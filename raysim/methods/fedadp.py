@@ -70,6 +70,8 @@ class FedADP(ClientMethod):
     A layer's share is proportional to how far it moved, ‖Δ_l‖/‖w_l‖, but at least `least`; the output layer is sent
     whole. The server averages each neuron over the clients that sent it, and keeps its own where none did. Deviation:
     the article's text is not public; this is FedLDF's (2024) use of it as far as it is known.
+
+    Wrong choice where few clients send the same neuron: it takes the whole update of those few.
     """
 
     keep: float = 0.2

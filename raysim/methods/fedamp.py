@@ -24,6 +24,8 @@ class FedAMP(ClientMethod, DownlinkRule):
     the client's own model or, with `init: cloud`, from u_i, which `fedala` beside it needs. The personal model is the
     model from which training starts, or w_i where it is tested after training. The global model is the mean; no client
     is sent it.
+
+    Wrong choice for many clients: the distance of every pair of their models is measured.
     """
 
     alpha: float = 1000.0

@@ -20,6 +20,8 @@ class FedAsync(Asynchronous):
     """(1 - α s(τ)) θ + α s(τ) θ_k after each client k (Xie et al., 2019, algorithm 1), while M clients train.
 
     The paper's clients are pulled to the model that they were sent: `client: [{fedprox: {mu: 0.005}}]`.
+
+    Wrong choice where updates are noisy: each moves the model by itself, and no mean smooths them.
     """
 
     alpha: Share = 0.6

@@ -15,7 +15,10 @@ from raysim.lazy import Tensor
 
 @dataclass(frozen=True)
 class FedAvg(Weighting):
-    """Weighted mean of client models (McMahan et al., 2017): by training samples, which is the default, or uniform."""
+    """Weighted mean of client models (McMahan et al., 2017): by training samples, which is the default, or uniform.
+
+    Wrong choice for a model for each client: on their own test samples it reached 49 %, Ditto 88 (docs/papers/fedala.md).
+    """
 
     weights: Literal["size", "uniform"] = "size"
     """Count clients by their training samples, or all alike."""
@@ -28,7 +31,10 @@ class FedAvg(Weighting):
 
 @dataclass(frozen=True)
 class StepSize(ServerStep):
-    """Server step size (FedLAW, Li et al., 2023, table 10): w + eta (ŵ − w). `adaptive_gws` has its own."""
+    """Server step size (FedLAW, Li et al., 2023, table 10): w + eta (ŵ − w). `adaptive_gws` has its own.
+
+    Wrong choice with eta above 1 where cohorts are small: the noise of the mean grows as much as its signal.
+    """
 
     eta: Positive = 1.0
     """Step size of the server (η); 1 takes the mean of the clients."""

@@ -19,6 +19,8 @@ class FedAvgM(ServerStep):
 
     `damped` takes (1 − β) d, as FedDisco's code does. With `scale_by_lr` v is in units of gradients, so that it follows
     a decaying local learning rate: FedNova's server momentum. Running statistics are averaged.
+
+    Wrong choice with few clients a round: v carries the drift of one cohort over about 1/(1 − β) rounds.
     """
 
     beta: Fraction = 0.9

@@ -17,6 +17,8 @@ class FedBABU(ClientMethod):
     For a personal model, `ft_part` of the global model is fine-tuned for `ft_epochs` (5 in the original code, 10 in
     that of FedALA's authors); by default it is the global model. Clients are weighted by size, in the original they
     count alike.
+
+    Wrong choice where the global model is used as it is: its head was never trained.
     """
 
     ft_epochs: NonNegativeInt = 0

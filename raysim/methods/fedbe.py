@@ -30,6 +30,8 @@ class FedBE(ServerFT):
     logits are averaged and divided by `temperature`; `swa` takes the mean of the student over its epochs. Deviations: a
     client that did not move has u_k = 0, where the codes divide by zero. A sample has the aggregate's running
     statistics, where the codes sample those as well and so get negative variances.
+
+    Wrong choice with few clients a round: m and v of each direction are estimated from K values.
     """
 
     epochs: NonNegativeInt = 100

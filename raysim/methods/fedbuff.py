@@ -18,6 +18,8 @@ class FedBuff(Asynchronous):
     """θ + (1/B) Σ s(τ) Δ as soon as B updates are there (Nguyen et al., 2022, algorithm 1).
 
     M clients train at a time. Server steps act on the sum: `server: [step_size]` is the paper's η_g.
+
+    Wrong choice where all clients take the same time: updates come stale, and synchronous rounds would wait no longer.
     """
 
     buffer: PositiveInt = 10

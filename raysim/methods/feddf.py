@@ -24,6 +24,8 @@ class FedDF(ServerFT):
     betas: [0.9, 0.999]}` and 10 000 batches: its learning rate falls to zero, and it stops after so many batches that
     have not raised the accuracy on validation samples. Here a share `validation` of the proxy samples is held out for
     that and tested after every epoch.
+
+    Wrong choice where proxy samples are unlike the clients': the mean of the teachers is learned on them alone.
     """
 
     epochs: NonNegativeInt = 100

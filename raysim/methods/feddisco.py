@@ -22,6 +22,8 @@ class FedDisco(Weighting):
     D_k is how far the client's label distribution is from the `target`. As in the released code the KL values are
     divided by their sum over the cohort (`normalize_kl`), which the article does not mention. Where no weight would be
     positive the weights stay p; the released code stops there.
+
+    Wrong choice where clients hardly differ: normalised distances sum to 1 however small they are, and lower weights by a.
     """
 
     a: NonNegative = 0.5

@@ -32,6 +32,8 @@ class FedDyn(ClientMethod):
     that alpha = 0 is not the limit but FedAvg with uniform `weights`. `unsquared` takes ‖·‖ for ‖·‖², as
     FedLAW's code does; `adaptive_alpha` divides alpha by the client's relative size, as the original code does. Only
     parameters are corrected: BatchNorm's statistics are averaged. Gradient clipping is `local.grad_clip`.
+
+    Wrong choice where clients take part seldom: g_k is as old as a client's last round.
     """
 
     alpha: float = 0.01

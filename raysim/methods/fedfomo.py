@@ -36,6 +36,8 @@ class FedFomo(ClientMethod, DownlinkRule):
     from its own model. The server adds up the a_n, beginning with 1 for a client's own model, and sends each client the
     `models` with the largest sums. As in the article, each of these is replaced by another one with probability
     `epsilon`.
+
+    Wrong choice where the downlink is tight: each client is sent `models` whole models, and by default those of all.
     """
 
     models: int | None = None

@@ -215,6 +215,8 @@ class AttentiveLAW(LearnedWeights):
     From round `stop_round` on clients count by their samples again; with `bn_stats: proxy` BatchNorm's statistics then
     stay as learning last left them, so set `recalibrate`. `swa` averages λ's iterates. Weights that do not stay finite are
     replaced by those with which learning began.
+
+    Wrong choice where the mean should shrink: the shares λ sum to one, and γ stays 1.
     """
 
     swa: bool = False
@@ -241,6 +243,8 @@ class AdaptiveGWS(LearnedWeights):
     step size `eta` (the paper's table 10) the step comes before γ: w = γ (w_g + eta (ŵ − w_g)). As with FedLAW, γ can
     drive the model to zero or make it large; `gamma_clamp` or a lower `lr` helps. A γ that does not stay finite is
     replaced by 1.
+
+    Wrong choice where some clients mislead: γ is one number for the whole mean, and cannot weigh one less.
     """
 
     gamma_clamp: tuple[float, float] | None = None

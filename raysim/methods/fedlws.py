@@ -29,6 +29,8 @@ class FedLWS(ServerStep):
     The paper calls beta from 0.001 to 0.1 safe; a large one drives layers to zero. Averaged running statistics suit a
     model that is shrunk so little: on a ResNet8, shrinking it under them cost at most 0.05 points of accuracy at beta
     0.01 and 0.4 at 0.1, but 2 at 1 (benchmarks/shrunk_statistics.py), where `bn_stats: recalibrate` helps.
+
+    Wrong choice where accuracy should rise: with SimpleCNN no gain over FedAvg showed (docs/papers/fedlws.md).
     """
 
     beta: float = 0.1

@@ -37,6 +37,8 @@ class FedNova(Weighting):
     A_k comes from counted steps, momentum and proximal term; of Adam, which has no closed form, steps are counted. Its
     optional server momentum is `server: [fedavgm: {scale_by_lr: true}]`. Buffers are averaged with p. Where p does not
     sum to one, as L-DAWA's, its sum is the factor of w.
+
+    Wrong choice where all clients take the same number of steps: it is then FedAvg.
     """
 
     stage: ClassVar[str] = "rescale"

@@ -53,7 +53,10 @@ class FedOpt(ServerStep):
 
 @dataclass(frozen=True)
 class FedAdagrad(FedOpt):
-    """Steps divided by the root of all squared updates so far (FedAdagrad, Reddi et al., 2021): s ← s + d²."""
+    """Steps divided by the root of all squared updates so far (FedAdagrad, Reddi et al., 2021): s ← s + d².
+
+    Wrong choice for long runs: s only grows, so that steps become ever shorter.
+    """
 
     eta: Positive = 0.1
     """Step size of the server (η)."""
@@ -66,7 +69,10 @@ class FedAdagrad(FedOpt):
 
 @dataclass(frozen=True)
 class FedAdam(FedOpt):
-    """Steps divided by the root of recent squared updates (FedAdam, Reddi et al., 2021): s ← β₂ s + (1 − β₂) d²."""
+    """Steps divided by the root of recent squared updates (FedAdam, Reddi et al., 2021): s ← β₂ s + (1 − β₂) d².
+
+    Wrong choice without a tuned η: a coordinate whose updates are well above ε moves by about η, however small they are.
+    """
 
     beta2: Fraction = 0.99
     """Share of the last mean squared update in the new one (β₂)."""
@@ -77,7 +83,10 @@ class FedAdam(FedOpt):
 
 @dataclass(frozen=True)
 class FedYogi(FedOpt):
-    """FedAdam whose s changes by d² at most (FedYogi, Reddi et al., 2021): s ← s − (1 − β₂) d² sign(s − d²)."""
+    """FedAdam whose s changes by d² at most (FedYogi, Reddi et al., 2021): s ← s − (1 − β₂) d² sign(s − d²).
+
+    Wrong choice where early updates are far larger than later ones: s falls by no more than (1 − β₂) d² a round.
+    """
 
     beta2: Fraction = 0.99
     """How slowly s follows the squared updates (β₂)."""

@@ -30,6 +30,8 @@ class FedPHP(ClientMethod):
     distributions over a batch. After training q ← (1 − μ_t) w + μ_t q, μ_t = mu t/T; a newcomer's q is the model that
     it received. The local model is tested, as in the code of FedALA's authors, or q with `evaluate: private`, as in the
     article.
+
+    Wrong choice where the time of a step counts: every batch passes through two models.
     """
 
     mu: float = 0.9

@@ -21,6 +21,8 @@ class FedRep(ClientMethod):
 
     At a rate that suits FedAvg the body of one client can explode and, through the mean, spoil that of all. Then lower
     `local.lr`, or set `local.grad_clip`.
+
+    Wrong choice at FedAvg's best rate: at 0.1 the training of a client exploded with every seed (docs/papers/fedala.md).
     """
 
     head_epochs: NonNegativeInt = 5

@@ -15,6 +15,8 @@ class FineTune(ClientMethod):
 
     `ft_epochs` use the stack's own objective and optimiser, and its momentum continues into the training. The paper
     does not give their number; its times suggest about 14.
+
+    Wrong choice where the time of a round counts: each client takes `ft_epochs` more passes over its samples.
     """
 
     ft_epochs: NonNegativeInt = 10

@@ -31,6 +31,8 @@ class HDFL(Weighting):
 
     Deviation: the article's own selection by quality and fairness is not what FedLDF compares with. `by_loss` stands in
     for it: the `n` clients with the greatest training loss send.
+
+    Wrong choice to save computation: all clients of a round train, and `n` are heard.
     """
 
     n: int

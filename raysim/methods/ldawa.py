@@ -40,6 +40,8 @@ class LDAWA(Weighting):
     ablation that is ours). The first `warmup` rounds are weighted as if this method were absent. Deviations: a layer of
     norm zero has cosine 1 (0/0 in the released code); buffers are averaged plainly unless `scale_buffers`, which as in
     that code gives every running statistic its own cosine.
+
+    Wrong choice where clients disagree from the start: their layers shrink in every round.
     """
 
     base: Literal["uniform", "size"] = "uniform"

@@ -19,6 +19,8 @@ class MOON(ClientMethod):
     Loss + mu · mean(−ln[e^{cos(z, z_g)/tau} / (e^{cos(z, z_g)/tau} + e^{cos(z, z_prev)/tau})]), where z are the body's
     outputs and the last model of a newcomer is the one that the run began with. The other two models run in train mode
     too, without a graph; their statistics stay as they are.
+
+    Wrong choice on slow devices: every batch takes two more forward passes.
     """
 
     mu: NonNegative = 1.0

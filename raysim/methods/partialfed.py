@@ -31,6 +31,8 @@ class PartialFed(ClientMethod):
     larger logit (the global one, where they are equal), and so does the personal model before training. A layer
     includes its buffers. No code was published: which copy a batch trains, and the start and step size of the logits,
     are our reading.
+
+    Wrong choice with few batches a round: where there are no more than `model_batches`, the logits are never trained.
     """
 
     model_batches: int = 8

@@ -17,6 +17,8 @@ class PerFedAvg(ClientMethod):
     A step takes 2B samples: θ' = θ − alpha ∇L(θ; first half), then θ ← θ − beta ∇L(θ'; second half) by the local
     optimiser; null means the round's learning rate. A personal model is the global one after a step of alpha on a batch
     of B. A shorter last batch is halved too; FedALA's authors drop it (`local.drop_last`) and train two epochs a round.
+
+    Wrong choice where the global model is used as it is: it is trained to be good a step later.
     """
 
     alpha: NonNegative | None = None

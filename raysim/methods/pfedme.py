@@ -30,6 +30,8 @@ class pFedMe(ClientMethod):
     round's learning rate η. Both begin where local training starts, and θ continues from batch to batch. The server
     moves by `beta` towards the mean of the w. Momentum and weight decay of `local` are not used. θ_i is tested or, with
     `evaluate: w`, the local model (before training, the model from which it would start).
+
+    Wrong choice where the time of a step counts: every batch takes `inner_steps` gradients.
     """
 
     eta: NonNegative = 0.01

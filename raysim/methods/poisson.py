@@ -14,6 +14,8 @@ class Poisson(Selection):
     """Each client takes part with the probability `rounds.participation` (McMahan et al., 2018, algorithm 1).
 
     How many do differs from round to round. Where none does, all are drawn again.
+
+    Wrong choice where memory is tight: of N clients at the probability q, √(N q (1 − q)) more or fewer are usual.
     """
 
     def select(self, server: Server, participation: float, seconds: Durations) -> Asked:

@@ -15,7 +15,10 @@ from raysim.lazy import torch
 
 @dataclass(frozen=True)
 class RandomLayer(Weighting):
-    """Each layer is sent only by `n` clients, drawn for every layer and round (a baseline of FedLDF, 2024)."""
+    """Each layer is sent only by `n` clients, drawn for every layer and round (a baseline of FedLDF, 2024).
+
+    Wrong choice with `n` far below K: the mean of a layer is then of n clients, and its noise √(K/n) times as large.
+    """
 
     n: int
     """How many clients send each layer."""

@@ -15,6 +15,8 @@ class RoundRobin(Selection):
     """All clients in turn (Yang et al., 2020), in a new random order each time.
 
     The last round of a pass has those that are left.
+
+    Wrong choice with privacy by sampling: every client takes part once in a pass, so no chance hides it.
     """
 
     def select(self, server: Server, participation: float, seconds: Durations) -> Asked:

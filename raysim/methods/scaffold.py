@@ -34,6 +34,8 @@ class SCAFFOLD(ClientMethod):
     BatchNorm statistics); with `mean_grad`, the mean of the gradients seen while training, for momentum and Adam. η is
     this round's learning rate; the global step size is `server: [step_size]`. Clients count alike; with another
     weighting, only the mean of the controls does so.
+
+    Wrong choice where clients take part seldom, or bytes count: c_k is as old as a client's last round, and c travels too.
     """
 
     c_update: Literal["option_2", "option_1", "mean_grad"] = "option_2"

@@ -20,6 +20,8 @@ class SGDM(ClientMethod):
 
     `local`: d starts at 0 every round. `mfl`: it starts at the global d, and the server averages the clients' d with
     the weights of their models. The third reading, momentum on the server, is the step `fedavgm`.
+
+    Wrong choice with few batches a round: `local` starts d at 0, and about 1/(1 − rho) steps pass before it has grown.
     """
 
     reading: Literal["local", "mfl"] = "local"

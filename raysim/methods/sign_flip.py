@@ -12,7 +12,10 @@ from raysim.lazy import Tensor
 
 @dataclass(frozen=True)
 class SignFlip(Attack):
-    """Sends -s times its own update (Li et al., 2019, section 5)."""
+    """Sends -s times its own update (Li et al., 2019, section 5).
+
+    Wrong choice as the only test of a robust rule: the lie is opposite to all honest updates, and easily found.
+    """
 
     scale: Positive = 1.0
     """s; a large one can outweigh all others in a mean."""
