@@ -24,8 +24,9 @@ class PowerSGD(Compressor):
     """Each matrix M [n, m] as a product of rank r: P = orth(MQ), Q = MᵀP, received as PQᵀ (Vogels et al., 2019, algorithm 1).
 
     A tensor is the matrix of its first dimension and all others. One of one dimension, or with r(n + m) ≥ nm, is sent whole.
-    The paper averages P over workers before it makes Q; here each client does both, so that one message is enough. Wrong choice
-    for networks of small tensors, of which most are sent whole.
+    The paper averages P over workers before it makes Q; here each client does both, so that one message is enough.
+
+    Wrong choice for networks of small tensors, of which most are sent whole.
     """
 
     rank: PositiveInt = 2
