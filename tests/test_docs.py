@@ -267,7 +267,7 @@ ELSEWHERE = {
 def test_commands_run(page: Path, tmp_path: Path, measured: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """In the order of the page, runs for a round in this process. What the page itself has not ran is a small run."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("raysim.report.page.PORTRAITS", 0)  # most of a page's time
+    monkeypatch.setattr("raysim.report.page.DETAILED", 0)  # most of a page's time
     Path("configs").symlink_to(ROOT / "configs")
     for words in commands(page):
         name, given = parsed(words)

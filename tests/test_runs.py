@@ -124,7 +124,7 @@ def test_tags_and_notes_stay_with_the_run(ran: Path) -> None:
 
 
 def test_a_page_follows_runs_that_grow(ran: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("raysim.report.page.PORTRAITS", 0)  # most of a page's time
+    monkeypatch.setattr("raysim.report.page.DETAILED", 0)  # most of a page's time
     watch = Watch([ran], 3)
     with serving(watch) as address:
         with urllib.request.urlopen(address) as answer:

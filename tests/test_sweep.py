@@ -51,7 +51,7 @@ methods:
 def base(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
-    monkeypatch.setattr("raysim.report.page.PORTRAITS", 0)  # most of a page's time
+    monkeypatch.setattr("raysim.report.page.DETAILED", 0)  # most of a page's time
     Path("base.yaml").write_text(BASE)
     return Path("base.yaml")
 

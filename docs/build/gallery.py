@@ -8,8 +8,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import raysim
+from raysim.analysis.confusion import Confusion, Personalization
 from raysim.analysis.measure import write
-from raysim.analysis.right import Confusion, Personalization
 from raysim.federation.saved import SavedRun
 from raysim.report.figures import draw
 from raysim.report.runs import Run

@@ -6,12 +6,12 @@ An observer is named in `record.instruments`, and what it sees goes to the table
 
 from raysim.analysis.balance import Balance
 from raysim.analysis.coherence import Coherence
+from raysim.analysis.confusion import Confusion, Personalization
 from raysim.analysis.heterogeneity import Heterogeneity
 from raysim.analysis.instrument import Instrument
 from raysim.analysis.landscape import Hessian, Histogram, Rescaling, Simplex, Slice
 from raysim.analysis.measure import Measure
 from raysim.analysis.objective import Objective
-from raysim.analysis.right import Confusion, Personalization
 from raysim.analysis.similarity import Similarity
 from raysim.analysis.trajectory import Trajectory
 from raysim.analysis.transport import Transport

@@ -104,7 +104,7 @@ def _no_engine(*_: Any) -> Any:
 
 
 def _traffic(run: RunParts) -> str:
-    """What the byte ledger says of a first round in which everybody comes back."""
+    """What the byte ledger says of a first round in which all clients come back."""
     server = run.server
     server.scratch = RoundScratch(0, learning_rate(run.config, 0))
     clients = tuple(c for c in select(run).clients if run.partition.sizes[c])

@@ -20,9 +20,7 @@ def report(
     format: Annotated[Format | None, typer.Option(help="Print the table for a paper, and write no page.")] = None,
     columns: Annotated[
         list[str] | None,
-        typer.Option(
-            "--column", metavar="HEADING", help="With --format: this column alone, or those so named, in order."
-        ),
+        typer.Option("--column", metavar="HEADING", help="With --format: only these columns, in this order."),
     ] = None,
 ) -> None:
     """Compare runs in one page: tables and figures; runs that differ in the seed alone are averaged."""

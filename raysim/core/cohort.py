@@ -23,11 +23,11 @@ class AskedCohort:
     layers: LayerMap
 
     def by_size(self) -> Mixture:
-        """Everybody sends everything and counts its training samples."""
+        """Every client sends everything and counts its training samples."""
         return Mixture.of(self.sizes, self.layers)
 
     def uniform(self) -> Mixture:
-        """Everybody sends everything and counts the same."""
+        """Every client sends everything and counts the same."""
         return Mixture.of(torch.ones(len(self.clients)), self.layers)
 
 
@@ -63,11 +63,11 @@ class Cohort(Protocol):
         ...
 
     def by_size(self) -> Mixture:
-        """Everybody sends everything and counts its training samples."""
+        """Every client sends everything and counts its training samples."""
         ...
 
     def uniform(self) -> Mixture:
-        """Everybody sends everything and counts the same."""
+        """Every client sends everything and counts the same."""
         ...
 
     def stat(self, probe: Probe) -> Tensor:

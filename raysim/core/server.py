@@ -313,7 +313,7 @@ class ModelStore(Protocol):
 
 
 class DownlinkRule:
-    """The default: everybody is sent the global model."""
+    """The default: every client is sent the global model."""
 
     def downlink(self, clients: Sequence[int], models: ModelStore, server: Server) -> Downlink:
         """What `clients` (sorted) are sent in this round. It is also asked for evaluations, so it remembers nothing."""

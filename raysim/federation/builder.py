@@ -254,9 +254,9 @@ def _warn_of_statistics(config: Config) -> None:
     """Scaled weights under the running statistics of others cost FedLAW's ResNet8 15 points of accuracy."""
     if config.model.bn_stats == "local" and config.evaluate.global_:
         warnings.warn(
-            "evaluate.global: with model.bn_stats: local no client sends BatchNorm's statistics, and the global model is tested "
-            "with those that it began with; it scores far too low. Set evaluate.global to false, or bn_stats to recalibrate, "
-            "with some data.proxy.samples.",
+            "evaluate.global: with model.bn_stats: local no client sends BatchNorm's statistics. The global model is "
+            "evaluated with its initial ones, so its score means nothing. Set evaluate.global to false, or bn_stats to "
+            "recalibrate, with some data.proxy.samples.",
             stacklevel=2,
         )
     for stack in ("weighting", "server") if config.model.bn_stats == "average" else ():
@@ -278,14 +278,14 @@ def _warn_of_own_models(config: Config) -> None:
         if sender.downlink_rule() is not None and names:
             warnings.warn(
                 f"client.{i}.{sender.name}: sends each client a model of its own; "
-                f"{' and '.join(names)} change the global model alone, from which at most newcomers train.",
+                f"{' and '.join(names)} only affect the global model, which only first-time clients receive.",
                 stacklevel=2,
             )
 
 
 def _single_samples(config: Config, model: nn.Module, sample: Tensor, partition: Partition) -> list[str]:
     """Where training comes to a batch of one sample, on which BatchNorm may not be able to work."""
-    cannot = "one sample, on which this model's BatchNorm cannot train"
+    cannot = "one sample, which this model's BatchNorm cannot"
     try:
         with preserved(), torch.no_grad():
             model.train()(sample)
@@ -305,7 +305,7 @@ def _single_samples(config: Config, model: nn.Module, sample: Tensor, partition:
             way = f"Ask for a partition that gives every client {2 * parts} samples or more"
         elif not local.drop_last:
             way = "Set local.drop_last to true, or another batch size"
-        faults.append(f"local.batch_size: {len(short)} clients ({names}) come to a batch of {cannot}. {way}.")
+        faults.append(f"local.batch_size: {len(short)} clients ({names}) would train on a batch of {cannot}. {way}.")
     for i, method in enumerate(config.client):
         if own := method.own_pass(partition.sizes, local.drop_last):
             samples, drop_last = own
@@ -313,7 +313,8 @@ def _single_samples(config: Config, model: nn.Module, sample: Tensor, partition:
             if count := np.count_nonzero((partition.sizes > 0) & (last == 1)):
                 where = f"client.{i}.{method.name}"
                 faults.append(
-                    f"{where}: at {count} clients its own pass comes to a batch of {cannot}. Ask for another local.batch_size."
+                    f"{where}: at {count} clients its own pass would train on a batch of {cannot}. "
+                    "Set another local.batch_size."
                 )
     for stack, i, method in ((s, i, m) for s in ("weighting", "server") for i, m in enumerate(getattr(config, s))):
         if not method.needs.proxy or not getattr(method, "epochs", 1):
@@ -323,9 +324,11 @@ def _single_samples(config: Config, model: nn.Module, sample: Tensor, partition:
             samples -= held_out(samples, method.validation)
         if batch == 1 or (batch and samples % batch == 1):
             where = f"{stack}.{i}.{method.name}.batch_size"
-            faults.append(f"{where}: {batch} leads to a batch of {cannot}. Ask for another, or for more proxy samples.")
+            faults.append(
+                f"{where}: {batch} would train on a batch of {cannot}. Ask for another, or for more proxy samples."
+            )
     if config.model.bn_stats == "recalibrate" and len(partition.proxy) == 1:
-        faults.append(f"model.bn_stats: recalibrate leads to a batch of {cannot}. Ask for more proxy samples.")
+        faults.append(f"model.bn_stats: recalibrate would train on a batch of {cannot}. Ask for more proxy samples.")
     return faults
 
 

@@ -14,8 +14,7 @@ from raysim.store.manifest import read_manifest
 
 
 def rewrite(config: Config, folder: Path) -> None:
-    """Let the folder of a run that goes on tell of `config` and of the user's code as it is now, and no more of an end that is
-    not one any longer."""
+    """Update the folder of a resumed run: write `config` and the user's code as it is now, drop the old result."""
     described = read_manifest(folder)
     code = record(folder, definitions_in(config, folder), described.get("code", ()))
     if code != described.get("code"):

@@ -81,7 +81,7 @@ class ServerFT(ServerStep):
 
 
 def refuse_parts(facts: RunFacts) -> str | None:
-    """Teachers are models that the server has: whole ones, sent by everybody."""
+    """Teachers are models that the server has: whole ones, sent by all clients."""
     choosing = [w.name for w in facts.weighting if w.stage == "select"]
     keeping = [f"{m.name} never sends its {m.personal_layers}" for m in facts.client if m.personal_layers]
     reasons = [*(f"with {name} not every client sends its whole model" for name in choosing), *keeping]

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from raysim.report.series import Chart, Curve
 
 ENLARGED = 1.6  # figures are made for paper, which readers hold closer than a screen
-PORTRAITS = 6  # up to so many configurations, one run of each is shown in detail
+DETAILED = 6  # up to so many configurations, one run of each is shown in detail
 
 ROOM = 1_700_000  # bytes for figures, so that a page has at most 2 MB
 WIDTH = 2  # pixels of a curve on the page, as in page.js
@@ -40,7 +40,7 @@ SECTIONS = {
     "Shrinking": ("balance:fedlaw_ratio", "balance:fedlws_ratio", "tau-r"),
     "The loss around the model": ("rescaling:loss", "slice", "hessian", "histogram"),
 }
-PORTRAIT = (
+OF_ONE_RUN = (
     *("lambda", "layers", "notes", "shrinking", "coherence-groups", "classes", "objective", "confusion"),
     *("simplex", "transport", "trajectory", "timeline", "utilisation"),
 )
@@ -119,7 +119,7 @@ def _sections(groups: Sequence[Group], writer: _Figures) -> Iterable[Section]:
         if title == "Scores" and len(runs) == 1:
             names = names[1:]  # a single number is no figure
         yield writer.section(title, names, groups, "all")
-    if len(groups) > PORTRAITS:
+    if len(groups) > DETAILED:
         return
     partitions = {g.first.manifest.get("partition_sha256", g.label): g for g in reversed(groups)}
     for i, group in enumerate(reversed(partitions.values())):
@@ -129,7 +129,7 @@ def _sections(groups: Sequence[Group], writer: _Figures) -> Iterable[Section]:
         yield writer.section(f"Data distribution over clients{which}{of}", ("partition", "sizes"), one, f"partition{i}")
     for i, group in enumerate(groups):
         of = f", seed {group.first.seed}" if len(group.runs) > 1 else ""
-        yield writer.section(f"{group.label}{of}", PORTRAIT, [replace(group, runs=group.runs[:1])], f"run{i}")
+        yield writer.section(f"{group.label}{of}", OF_ONE_RUN, [replace(group, runs=group.runs[:1])], f"run{i}")
 
 
 class _Figures:
@@ -276,8 +276,8 @@ def _warnings(groups: Sequence[Group]) -> Iterable[str]:
         seeds = Counter(run.seed for run in group.runs)
         if twice := [str(seed) for seed, times in seeds.items() if times > 1]:
             yield f"{group.label}: seed {', '.join(twice)} appears more than once, which makes the standard deviation too small."
-    if len(groups) > PORTRAITS:
-        yield f"There are {len(groups)} configurations; a report on up to {PORTRAITS} shows each in detail."
+    if len(groups) > DETAILED:
+        yield f"There are {len(groups)} configurations; a report on up to {DETAILED} shows each in detail."
 
 
 def _failures(groups: Sequence[Group]) -> Iterable[tuple[str, ...]]:

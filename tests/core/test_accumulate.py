@@ -73,5 +73,5 @@ def test_a_pass_of_one_sample_is_found_before_batchnorm_fails(tmp_path: Path, mo
         .all()
     )
     for local in ({"batch_size": 4, "accumulate": 2}, {"batch_size": 4, "accumulate": 3}):
-        with pytest.raises(ConfigError, match="come to a batch of one sample"):
+        with pytest.raises(ConfigError, match="would train on a batch of one sample"):
             simulate(tiny(**changes, local=local), tmp_path / "lone")

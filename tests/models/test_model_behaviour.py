@@ -187,21 +187,21 @@ def test_a_batch_of_one_sample_is_refused_where_batchnorm_cannot_train_on_it(mon
     assert len({*sizes.tolist()}) == 1
     lone = {"batch_size": int(sizes[0]) - 1}
     with pytest.raises(
-        ConfigError, match=r"local.batch_size: 3 clients \(0, 1, 2\) come to a batch of one sample"
+        ConfigError, match=r"local.batch_size: 3 clients \(0, 1, 2\) would train on a batch of one sample"
     ) as error:
         prepare(tiny(**changes | {"server": [{"server_ft": {"batch_size": 4}}]}, model={"name": "normed"}, local=lone))
-    assert "server.0.server_ft.batch_size: 4 leads to a batch of one sample" in str(error.value)
+    assert "server.0.server_ft.batch_size: 4 would train on a batch of one sample" in str(error.value)
     held_out = {"feddf": {"batch_size": 3, "patience": 5, "validation": 0.2}}  # two of nine, and 7 = 3 + 3 + 1
-    with pytest.raises(ConfigError, match=r"server.0.feddf.batch_size: 3 leads to a batch of one sample"):
+    with pytest.raises(ConfigError, match=r"server.0.feddf.batch_size: 3 would train on a batch of one sample"):
         prepare(tiny(**changes | {"server": [held_out]}, model={"name": "normed"}))
     single = {"data": data | {"proxy": {"samples": 1}}, "model": {"name": "normed", "bn_stats": "recalibrate"}}
-    with pytest.raises(ConfigError, match=r"model.bn_stats: recalibrate leads to a batch of one sample"):
+    with pytest.raises(ConfigError, match=r"model.bn_stats: recalibrate would train on a batch of one sample"):
         prepare(tiny(**single))
     dropped = lone | {"drop_last": True, "momentum": 0.0, "weight_decay": 0.0}
     prepare(tiny(**changes, model={"name": "normed"}, local=dropped, client=[{"fedala": {"fraction": 1.0}}]))
     for own in ({"fedala": {"fraction": 1.0, "drop_last": False}}, {"scaffold": {"c_update": "option_1"}}):
         with pytest.raises(
-            ConfigError, match=rf"client.0.{next(iter(own))}: at 3 clients its own pass comes to a batch"
+            ConfigError, match=rf"client.0.{next(iter(own))}: at 3 clients its own pass would train on a batch"
         ):
             prepare(tiny(**changes, model={"name": "normed"}, local=dropped, client=[own]))
 

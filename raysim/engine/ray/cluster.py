@@ -86,7 +86,7 @@ def _start(folder: Path, object_store: int | None, dashboard: bool, again: bool 
         )
     if full := machine.full_disk(folder):
         raise ConnectionError(f"Ray cannot start: {full}; or --set engine=local")
-    files = folder / "r"  # one letter: paths of sockets must be short. Ray lets everybody write there
+    files = folder / "r"  # one letter: paths of sockets must be short. Ray lets all users write there
     try:
         with without_helpers(dashboard):
             context = ray.init(
