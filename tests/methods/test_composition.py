@@ -185,7 +185,7 @@ def test_what_stays_with_the_clients_is_not_shrunk(step, ran):
                 "server": ["fedlws"],
                 "rounds": {"participation": 1.0},
             },
-            "ccn and fedlws change the global model alone",
+            "ccn and fedlws only affect the global model",
         ),
     ],
     ids=["local statistics", "models of their own"],
