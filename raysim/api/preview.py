@@ -19,6 +19,7 @@ from raysim.engine.dispatcher import TrainedCohort
 from raysim.engine.ray.placement import HOST_BYTES, Node, Resources, place
 from raysim.engine.traffic import ledger
 from raysim.federation.builder import RunParts, build, checked_data, learning_rate
+from raysim.federation.candidates import RunClients
 from raysim.federation.round import select
 from raysim.federation.simulated_time import expected_seconds
 from raysim.federation.trial import first_message
@@ -107,7 +108,8 @@ def _traffic(run: RunParts) -> str:
     """What the byte ledger says of a first round in which all clients come back."""
     server = run.server
     server.scratch = RoundScratch(0, learning_rate(run.config, 0))
-    clients = tuple(c for c in select(run).clients if run.partition.sizes[c])
+    chosen = server.scratch.asked = select(run, RunClients(run, None))
+    clients = tuple(c for c in chosen.clients if run.partition.sizes[c])
     if not clients:
         return "none in the first round, which draws no client with samples"
     asked = AskedCohort(clients, server.population.sizes[list(clients)], server.layers)
@@ -116,9 +118,11 @@ def _traffic(run: RunParts) -> str:
     if upload := run.spec.upload:
         result.model_bytes = first_message(upload, server.value.clone(), server.layers, run.broadcast.private).costs
     trained = TrainedCohort(dict.fromkeys(clients, result), {}, round_info(server), clients, None)
-    delivered = run.broadcast.deliver(server, clients)
+    delivered = run.broadcast.deliver(server, (*clients, *chosen.not_chosen))
     spec = replace(run.spec, probes=())
-    counted = ledger(trained, early.mixture, Downlink(), server, run.aggregator, spec, delivered=delivered)
+    counted = ledger(
+        trained, early.mixture, Downlink(), server, run.aggregator, spec, chosen.not_chosen, delivered=delivered
+    )
     up, down = (sum(int(counted[name].sum()) for name in counted if name.startswith(way)) for way in ("up_", "down_"))
     known = not run.config.client and len(run.config.weighting) == sum(w.plans_early for w in run.config.weighting)
     doubt = "" if known else " (excludes traffic that depends on the data)"

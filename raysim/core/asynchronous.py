@@ -12,7 +12,7 @@ from raysim.core.bounds import NonNegative, NonNegativeInt, PositiveInt
 from raysim.core.cohort import Cohort
 from raysim.core.facts import cohort_size
 from raysim.core.rng import SERVER, draw, stream_seed
-from raysim.core.selection import Asked, Durations, Selection
+from raysim.core.selection import Asked, Clients, Selection
 from raysim.core.server import Server
 from raysim.lazy import Tensor, torch
 
@@ -72,7 +72,7 @@ class Asynchronous(Selection):
         server.note(self, "staleness", torch.from_numpy(staleness), "client")
         return torch.from_numpy(self.weight(staleness))
 
-    def select(self, server: Server, participation: float, seconds: Durations) -> Asked:
+    def select(self, server: Server, participation: float, clients: Clients) -> Asked:
         holders = server.population.sizes.nonzero().flatten().tolist()
         places = self.concurrency or cohort_size(participation, len(server.population.sizes))
         now, flying = self._recalled(server)
@@ -84,7 +84,7 @@ class Asynchronous(Selection):
                 if (free := min(places - len(flying), len(pool))) > 0:
                     drawn = sorted(self.drawn(server, pool, free, draws))
                     draws += 1
-                    ends = (now + seconds(drawn)).tolist()
+                    ends = (now + clients.seconds(drawn)).tolist()
                     flying += [Task(end, c, server.t, sent[c]) for end, c in zip(ends, drawn, strict=True)]
                     flying.sort()
                     sent.update(drawn)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from raysim.core.local_run import LocalRun
-from raysim.lazy import Tensor
+from raysim.lazy import Tensor, torch
 
 
 class Probe:
@@ -39,3 +39,17 @@ class LayerDistance(Probe):
     def end(self, run: LocalRun) -> Tensor:
         size = run.layers.S if self.buffers else run.layers.P
         return run.layers.norms(run.uploaded[:size] - run.received[:size])
+
+
+@dataclass(frozen=True)
+class TrainingLoss(Probe):
+    """Mean loss of all batches of the local training, by samples, 0-d float64; NaN where no batch was trained on, or only by
+    a method's own steps."""
+
+    def end(self, run: LocalRun) -> Tensor:
+        batches = [batch for epoch in run.losses for batch in epoch]
+        if not batches:
+            return torch.tensor(torch.nan, dtype=torch.float64)
+        losses = torch.stack([loss for loss, _ in batches]).double()
+        samples = losses.new_tensor([n for _, n in batches])
+        return (losses * samples).sum() / samples.sum()

@@ -3,21 +3,34 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import ClassVar
+from typing import ClassVar, Protocol
 
 import numpy as np
 
-from raysim.core.facts import cohort_size
+from raysim.core.cohort import Cohort
+from raysim.core.facts import RunFacts, cohort_size
 from raysim.core.method import Method
+from raysim.core.probe import Probe
 from raysim.core.rng import SERVER, draw, stream_seed
 from raysim.core.server import Server, Weighting
 
 VERSIONS = "versions"  # of the server's memory: the models that clients still train, [S], by the number of their round
 
-Durations = Callable[[Sequence[int]], np.ndarray]
-"""Clients -> [K] simulated seconds until the server has what they send."""
+
+class Clients(Protocol):
+    """What is known of clients before they train, and what they can be asked."""
+
+    def seconds(self, clients: Sequence[int]) -> np.ndarray:
+        """[K] simulated seconds until the server has what each of the clients sends; 0 without a clock."""
+        ...
+
+    def losses(self, clients: Sequence[int], batch: bool = False) -> np.ndarray:
+        """[K] float64: the mean loss of this round's model on each client's training samples, or on a random `batch` of them;
+        NaN where a client failed. The clients are candidates then: the model is sent to them, and a number comes back. It
+        needs `needs = Needs(global_model=True)`."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -40,6 +53,17 @@ class Asked:
     """Clients of which nothing is used, and why; they need not be trained."""
     lasts: float | None = None
     """Simulated seconds of the round, where some are lost; None: until the slowest client has sent."""
+    utility: Mapping[int, float] = field(default_factory=dict)
+    """By client, what it was chosen by."""
+    selected_by: Mapping[int, str] = field(default_factory=dict)
+    """By client, a word for why it was chosen."""
+    candidates: Mapping[int, int] = field(default_factory=dict)
+    """Of each client that was asked for its loss, the samples that this took. A run sets it."""
+
+    @property
+    def not_chosen(self) -> tuple[int, ...]:
+        """The candidates that do not take part, sorted."""
+        return tuple(sorted(self.candidates.keys() - {*self.clients}))
 
     def version(self, client: int) -> int:
         """The round whose model the client was sent, where that may be an older one."""
@@ -56,9 +80,23 @@ class Selection(Method):
     asynchronous: ClassVar[bool] = False
     """Whether clients may train from older models than this round's."""
 
+    @property
+    def probes(self) -> tuple[Probe, ...]:
+        """What clients measure for it while they train, and send."""
+        return ()
+
     @abstractmethod
-    def select(self, server: Server, participation: float, seconds: Durations) -> Asked:
+    def select(self, server: Server, participation: float, clients: Clients) -> Asked:
         """The clients of this round. Those without samples may be among them and are left out."""
+
+    def learn(self, cohort: Cohort, server: Server) -> None:
+        """Remember something of the clients that came back, such as `cohort.stat(probe)`."""
+
+    def check(self, facts: RunFacts) -> str | None:
+        senders = [method.name for method in facts.client if method.downlink_rule() or method.needs.peers]
+        if self.needs.global_model and senders:
+            return f"asks for losses of the global model, but {senders[0]} sends each client others."
+        return None
 
     def asked(self, participation: float, clients: int) -> int:
         """How many of a federation's `clients` take part in a round."""
@@ -76,9 +114,9 @@ class UniformSelection(Selection):
     Wrong choice where clients differ much in speed: a round lasts as long as its slowest client.
     """
 
-    def select(self, server: Server, participation: float, seconds: Durations) -> Asked:
-        clients = len(server.population.sizes)
-        return Asked(sample(server.seed, server.t, clients, self.asked(participation, clients)))
+    def select(self, server: Server, participation: float, clients: Clients) -> Asked:
+        population = len(server.population.sizes)
+        return Asked(sample(server.seed, server.t, population, self.asked(participation, population)))
 
 
 def sample(seed: int, t: int, clients: int, cohort: int) -> tuple[int, ...]:

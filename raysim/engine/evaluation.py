@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
+from typing import Any, Literal
 
 import numpy as np
 
@@ -33,14 +34,16 @@ def evaluate(engine: Engine, rows: np.ndarray, t: int) -> Score:
 
 
 def evaluate_clients(
-    engine: Engine, round_info: RoundInfo, clients: Sequence[int], downlink: Downlink
+    engine: Engine, round_info: RoundInfo, clients: Sequence[int], downlink: Downlink,
+    test: Literal["personal", "loss"] = "personal", **options: Any,
 ) -> ClientResults:  # fmt: skip
-    """For each client the model it would now be given, tested on its own test samples."""
+    """For each client the model it would now be given, tested on its own test samples; or the `loss` of what it is sent, on
+    its training samples. `options` are further fields of the requests."""
     requests = Requests(engine, round_info, tuple(clients), downlink)
 
     def score() -> ClientResults:
         units = [(i, share) for i, share in enumerate(shares(engine, clients)) if share]
-        replies = engine.ask([requests.call(i, "personal", share) for i, share in units])
+        replies = engine.ask([requests.call(i, test, share, **options) for i, share in units])
         return ClientResults(
             {client: result for results in replies for client, result in results.items()},
             {client: i for i, share in units for client in share},

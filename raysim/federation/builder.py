@@ -350,7 +350,14 @@ def host_spec(config: Config, data: Dataset) -> HostSpec:
     # layout: it follows from the configuration and the data alone, not from where a run computes or goes on.
     channels_last = config.model.memory_format != "contiguous" and len(data.sample_shape) == 3
     companions = [step for method in config.client for step in method.server_steps()]
-    watchers = (*config.weighting, *config.client, *config.server, *companions, *config.record.instruments)
+    watchers = (
+        *config.weighting,
+        *config.client,
+        *config.server,
+        *companions,
+        *config.record.instruments,
+        config.rounds.selection,
+    )
     probes = [probe for watcher in watchers for probe in watcher.probes]
     inputs = Inputs(data.sample_shape, data.outputs, data.vocab)
     samples = data.transform(torch.from_numpy(np.array(data.x[: min(2, data.train_rows)]))).numpy()

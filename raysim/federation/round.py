@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from functools import partial
 from typing import Any, Protocol
 
 import numpy as np
@@ -26,6 +25,7 @@ from raysim.engine.dispatcher import Dispatcher, initialize, nothing
 from raysim.engine.evaluation import evaluate, evaluate_clients
 from raysim.engine.model_store import HostedModels
 from raysim.federation.builder import RunParts, learning_rate
+from raysim.federation.candidates import RunClients
 from raysim.federation.failures import RoundFailed, check_results, check_trained
 from raysim.federation.simulated_time import expected_seconds
 from raysim.federation.training import send, train
@@ -71,9 +71,20 @@ class Round:
         return self.asked.clients
 
     @property
+    def others(self) -> tuple[int, ...]:
+        """The clients that were sent the model and did not train: who started, was not chosen, or was lost, in this order."""
+        return others(self.asked, self.started)
+
+    @property
     def downlink(self) -> Downlink:
         """What they were sent."""
         return self.dispatcher.downlink
+
+
+def others(asked: Asked, started: Started) -> tuple[int, ...]:
+    """See `Round.others`."""
+    not_chosen = (client for client in asked.not_chosen if client not in started.clients)
+    return *started.clients, *not_chosen, *asked.lost
 
 
 class RunRound(Protocol):
@@ -96,7 +107,8 @@ def run_round(
     server.scratch = RoundScratch(t, learning_rate(run.config, t))
 
     # Select.
-    asked = server.scratch.asked = select(run)
+    pool = RunClients(run, run.engine)
+    asked = server.scratch.asked = select(run, pool)
 
     # Send.
     dispatcher = send(run, asked, trace=trace)
@@ -105,14 +117,16 @@ def run_round(
     cohort, early = train(run, dispatcher, while_training)
 
     # Arrive.
-    events = check_trained(cohort.trained, run.engine.nodes, run.config.rounds)
+    events = pool.events + check_trained(cohort.trained, run.engine.nodes, run.config.rounds)
     started = start_others(run, asked, events)
-    delivered = run.broadcast.deliver(server, (*dispatcher.asked, *started.clients, *asked.lost))
+    delivered = run.broadcast.deliver(server, (*dispatcher.asked, *others(asked, started)))
     server.scratch.notes.extend(note for c in cohort.clients for note in cohort.trained.results[c].notes)
     phases.end("train")
 
     before, mixture, target = server.value, None, server.value
     if cohort.clients:
+        learn(run, cohort)
+
         # Plan.
         mixture = aggregator.plan(cohort, server, early)
         phases.end("plan")
@@ -148,28 +162,36 @@ def run_round(
     return _evaluated(replace(done, changed=frozenset(cohort.clients) | states.keys()), run, phases)
 
 
-def select(run: RunParts) -> Asked:
-    """The round's clients, as the run's selection chooses them."""
+def select(run: RunParts, pool: RunClients) -> Asked:
+    """The round's clients, as the run's selection chooses them from all, the `pool`."""
     selection, server, clock = run.config.rounds.selection, run.server, run.config.clock
     participation, wanted = run.config.rounds.participation, run.cohort_size
     if clock.over_select:
         population = len(server.population.sizes)
         participation = min(clock.asks(wanted), population) / population
     with server.seeded_for(selection, f"select {stream_of(selection)}"):
-        made = selection.select(server, participation, partial(expected_seconds, run))
+        made = selection.select(server, participation, pool)
     asked: Asked = check_type(selection.select, made, Asked, "Return raysim.Asked(clients)", server.t)
     clients, known = asked.clients, range(len(server.population.sizes))
     if not clients or [*clients] != sorted({*clients}) or not {*clients[:1], *clients[-1:]} <= {*known}:
         way = f"It must be some of the {len(known)} clients, which count from 0, each once and sorted"
         raise misused(selection.select, f"returned the clients {[*clients][:10]}", way, server.t)
+    asked = replace(asked, candidates=pool.candidates)
     if not clock.loses:
         return asked
     holders = [client for client in clients if server.population.sizes[client]]
     if not holders:
         return asked
-    took = expected_seconds(run, holders)
+    took = expected_seconds(run, holders, asked.candidates)
     lost, lasts = clock.closed(server.seed, server.t, holders, took, wanted if clock.over_select else len(holders))
     return replace(asked, lost=lost, lasts=lasts)
+
+
+def learn(run: RunParts, cohort: HostedCohort) -> None:
+    """Let the selection remember something of the clients that came back."""
+    selection = run.config.rounds.selection
+    with run.server.seeded_for(selection, f"learn {stream_of(selection)}"):
+        selection.learn(cohort, run.server)
 
 
 def start_others(run: RunParts, asked: Asked, events: list[Event]) -> Started:

@@ -2,40 +2,68 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 import numpy as np
 
+from raysim.core.message import FLOAT
 from raysim.core.simulated import Seconds
 from raysim.federation.builder import RunParts
 
+FORWARD = 1 / 3  # of the work of a sample that goes forward and backward
 
-def expected_seconds(run: RunParts, clients: Sequence[int]) -> np.ndarray:
-    """[K] until the server has what each of the clients sends, if that is a model; known before it trains."""
+
+def expected_seconds(run: RunParts, clients: Sequence[int], candidates: Collection[int] = ()) -> np.ndarray:
+    """[K] until the server has what each of the clients sends, if that is a model; known before it trains. The `candidates`
+    among them were sent theirs before."""
     down, up = run.message_bytes
-    return _seconds(run, clients, np.array(float(up)), np.array(float(down))).total
+    has = np.isin(clients, [*candidates])
+    return _seconds(run, clients, _work(run, clients), np.array(float(up)), np.where(has, 0.0, float(down))).total
 
 
-def taken(run: RunParts, clients: Sequence[int], traffic: Mapping[str, np.ndarray]) -> list[Seconds]:
-    """Of the phases of a round, for which the server waits one after the other: what each client took, from what was sent.
+def asked_for_losses(
+    run: RunParts, clients: Sequence[int], traffic: Mapping[str, np.ndarray], candidates: Mapping[int, int]
+) -> Seconds:
+    """Before the round's training: what each of the `clients`, of whom `traffic` has a row each, took to receive the model and
+    to say how well it does on so many samples; 0 for those that are no candidates."""
+    has, work = np.isin(clients, [*candidates]), np.array([candidates.get(client, 0) for client in clients], float)
+    down = _sum(traffic, "down_") - traffic["down_masks"]
+    took = _seconds(run, clients, FORWARD * work, np.array(float(FLOAT)), down)
+    return Seconds(*(np.where(has, part, 0.0) for part in (took.latency, took.down, took.train, took.up)))
 
-    There are two where the server decides who sends what once it has seen statistics of all.
+
+def taken(
+    run: RunParts, clients: Sequence[int], traffic: Mapping[str, np.ndarray], candidates: Collection[int] = ()
+) -> list[Seconds]:
+    """Of the phases of a round's training, for which the server waits one after the other: what each of the `clients`, of whom
+    `traffic` has the first rows, took, from what was sent.
+
+    There are two where the server decides who sends what once it has seen statistics of all. The `candidates` had the model.
     """
-    up, down = (
-        np.sum(
-            [column[: len(clients)] for name, column in traffic.items() if name.startswith(way)], axis=0, dtype=float
-        )
-        for way in ("up_", "down_")
-    )
+    first = {name: column[: len(clients)] for name, column in traffic.items()}
+    has, masks = np.isin(clients, [*candidates]), first["down_masks"]
+    up = _sum(first, "up_") - FLOAT * has
+    down = np.where(has, masks, _sum(first, "down_"))
+    work = _work(run, clients)
     if all(weighting.plans_early or weighting.stage != "select" for weighting in run.aggregator.weightings):
-        return [_seconds(run, clients, up, down)]
-    statistics, masks = traffic["up_scalars"][: len(clients)], traffic["down_masks"][: len(clients)]
-    first = _seconds(run, clients, statistics, down - masks)
-    return [first, _seconds(run, clients, up - statistics, masks, trains=False)]
+        return [_seconds(run, clients, work, up, down)]
+    statistics = first["up_scalars"] - FLOAT * has
+    sent = _seconds(run, clients, work, statistics, down - masks)
+    return [sent, _seconds(run, clients, np.zeros(len(clients)), up - statistics, masks)]
 
 
-def _seconds(
-    run: RunParts, clients: Sequence[int], up: np.ndarray, down: np.ndarray, trains: bool = True
-) -> Seconds:  # fmt: skip
-    samples = run.config.local.epochs * run.partition.sizes[list(clients)] if trains else np.zeros(len(clients))
-    return run.config.clock.seconds(run.config.seed, clients, samples, up, down)
+def _sum(traffic: Mapping[str, np.ndarray], way: str) -> np.ndarray:
+    """Bytes `up_` or `down_` of each row."""
+    columns = [column for name, column in traffic.items() if name.startswith(way)]
+    total: np.ndarray = np.sum(columns, axis=0, dtype=float)
+    return total
+
+
+def _work(run: RunParts, clients: Sequence[int]) -> np.ndarray:
+    """[K] samples on which the clients train, each counted in every epoch."""
+    work: np.ndarray = run.config.local.epochs * run.partition.sizes[list(clients)]
+    return work
+
+
+def _seconds(run: RunParts, clients: Sequence[int], work: np.ndarray, up: np.ndarray, down: np.ndarray) -> Seconds:
+    return run.config.clock.seconds(run.config.seed, clients, work, up, down)

@@ -24,7 +24,7 @@ from raysim.federation.initial import init_sha256
 from raysim.federation.round import Round
 from raysim.federation.scoreboard import Scoreboard
 from raysim.federation.scores import fallen_back, personal_summary, run_summary
-from raysim.federation.simulated_time import taken
+from raysim.federation.simulated_time import asked_for_losses, taken
 from raysim.host.messages import ClientResult
 from raysim.lazy import Tensor, torch
 from raysim.store.atomic import replacing, write_json, write_tensors
@@ -109,10 +109,10 @@ class Writer:
         """Record a round."""
         done, add, t = finished.done, self.recorder.add, finished.done.t
         cohort, run = done.cohort, self.run
-        others = (*done.started.clients, *done.asked.lost)
+        others = done.others
         traffic = ledger(
-            cohort.trained, done.mixture, done.downlink, finished.server, run.aggregator, run.spec, len(others),
-            done.started.downlink, done.delivered,
+            cohort.trained, done.mixture, done.downlink, finished.server, run.aggregator, run.spec, others,
+            done.started.downlink, done.delivered, run.config.rounds.selection,
         )  # fmt: skip
         if lost := done.asked.lost:  # the last rows; who is late sends, and it is not used
             late = np.array([why == "late" for why in lost.values()])
@@ -212,30 +212,35 @@ class Writer:
 
 
 def client_rows(done: Round, run: RunParts) -> Rows:
-    """One row for each client drawn; those without training samples were not asked."""
+    """One row for each client drawn, of which those without training samples were not asked; then for each candidate that was
+    not chosen."""
     cohort, trained, nodes = done.cohort, done.cohort.trained, run.engine.nodes
     weights = {}
     if (mixture := done.mixture) is not None:
         counted = zip(cohort.clients, mixture.shares.tolist(), mixture.sent.any(1).tolist(), strict=True)
         weights = {client: share for client, share, sends in counted if sends}
     host_of = {c: i for i, clients in done.dispatcher.held.items() for c in clients}
-    lost = {c: ClientResult(why) for c, why in done.asked.lost.items()}
+    asked, clients = done.asked, [*done.drawn, *done.asked.not_chosen]
+    left_out = {c: ClientResult(why) for c, why in asked.lost.items()}
+    left_out |= dict.fromkeys(asked.not_chosen, ClientResult("asked"))
     empty = ClientResult("has no training samples")
-    results = [trained.results.get(c) or lost.get(c, empty) for c in done.drawn]
+    results = [trained.results.get(c) or left_out.get(c, empty) for c in clients]
     tests = [result.test for result in results]
 
     def of(field: str) -> list[Any]:
         return [getattr(result, field) if result.status == "ok" else None for result in results]
 
     return {
-        "client": done.drawn, "samples": [len(run.partition.train[c]) for c in done.drawn],
+        "client": clients, "samples": [len(run.partition.train[c]) for c in clients],
         "steps": of("steps"), "loss_first": of("first_loss"), "loss_last": of("last_loss"), "seconds": of("seconds"),
-        "weight": [weights.get(c) for c in done.drawn],
+        "weight": [weights.get(c) for c in clients],
         "status": [result.status for result in results],
-        "attack": [run.attackers.names_of(c) for c in done.drawn],
-        "version": done.asked.versions or [None] * len(done.drawn),
-        "host": [host_of.get(c) for c in done.drawn],
-        "node": [nodes[host_of[c]] if c in host_of else None for c in done.drawn],
+        "attack": [run.attackers.names_of(c) for c in clients],
+        "utility": [asked.utility.get(c) for c in clients],
+        "selected_by": [asked.selected_by.get(c) for c in clients],
+        "version": [*asked.versions, *[None] * (len(clients) - len(asked.versions))],
+        "host": [host_of.get(c) for c in clients],
+        "node": [nodes[host_of[c]] if c in host_of else None for c in clients],
         "test_correct": [test and test.correct for test in tests],
         "test_samples": [test and test.samples for test in tests],
         "test_loss": [test and test.mean_loss for test in tests],
@@ -246,20 +251,27 @@ def clock_columns(
     done: Round, run: RunParts, before: float, traffic: Mapping[str, np.ndarray]
 ) -> tuple[dict[str, float], Rows]:  # fmt: skip
     """Simulated seconds: of the round, which began at `before`, and of its clients."""
-    trained = done.cohort.trained
-    asked, came = trained.asked, [client in trained.clients for client in trained.asked]
-    phases = taken(run, asked, traffic)
-    ends = before + sum(float(phase.total[came].max()) for phase in phases if any(came))
-    ends = before + done.asked.lasts if done.asked.lasts is not None else ends
+    trained, candidates = done.cohort.trained, done.asked.candidates
+    asked, came = [*trained.asked], [client in trained.clients for client in trained.asked]
+    phases, began = taken(run, asked, traffic, candidates), before
+    spent = [(asked, phase) for phase in phases]
+    if candidates:
+        everyone = [*asked, *done.others]
+        first = asked_for_losses(run, everyone, traffic, candidates)
+        began += float(first.total.max())
+        spent.append((everyone, first))
+    ends = began + sum(float(phase.total[came].max()) for phase in phases if any(came))
+    ends = began + done.asked.lasts if done.asked.lasts is not None else ends
     ends = ends if done.asked.ends is None else done.asked.ends
-    of = {
-        "sim_down": sum(phase.latency + phase.down for phase in phases),
-        "sim_train": sum(phase.train for phase in phases),
-        "sim_up": sum(phase.up for phase in phases),
-    }
-    places = {client: i for i, client in enumerate(asked)}
+    of: dict[int, np.ndarray] = {}  # client -> its seconds to receive, to train and to send
+    for clients, phase in spent:
+        for client, *parts in zip(clients, phase.latency + phase.down, phase.train, phase.up, strict=True):
+            if client in asked or client in candidates:
+                of[client] = of.get(client, 0.0) + np.array(parts)
+    shown = [of.get(client) for client in (*done.drawn, *done.asked.not_chosen)]
     rows = {
-        name: [float(seconds[places[c]]) if c in places else None for c in done.drawn] for name, seconds in of.items()
+        name: [None if parts is None else float(parts[i]) for parts in shown]
+        for i, name in enumerate(("sim_down", "sim_train", "sim_up"))
     }
     return {"sim_seconds": ends - before, "sim_clock": ends}, rows
 

@@ -9,6 +9,7 @@ import numpy as np
 from raysim.core.flat import FlatModel
 from raysim.core.outputs import Outputs, mapped
 from raysim.core.rng import SERVER, stream_seed
+from raysim.core.samples import batch_slices
 from raysim.core.score import Score, scores_of
 from raysim.host.messages import HostSpec
 from raysim.host.samples import SampleSource
@@ -40,6 +41,12 @@ class Evaluator:
         outputs = mapped(lambda *parts: torch.cat(parts), *(self.outputs(x) for x, _ in batches))
         y = torch.cat([y for _, y in batches])
         return replace(self.task.score(outputs, y), auc=self.task.auc(outputs, y))
+
+    def loss(self, x: Tensor, y: Tensor) -> Score:
+        """The loaded model on samples [n, ...] and their labels; no metric."""
+        parts = batch_slices(len(y), self.spec.eval_batch, drop_last=False)
+        sums = torch.stack([self.task.total_loss(self.outputs(x[part]), y[part]) for part in parts])
+        return Score(len(y), sum(sums.tolist()))
 
     def _parts(self, rows: np.ndarray) -> list[np.ndarray]:
         batch = self.spec.eval_batch

@@ -133,6 +133,15 @@ class ClientHost:
         with self._global_streams():
             return {client: self.trainer.personal(download, client) for client in request.clients}
 
+    def loss(
+        self, request: TrainRequest, value: np.ndarray, shared: Arrays, *objects: Arrays
+    ) -> dict[int, ClientResult]:  # fmt: skip
+        """The loss of what each client is sent, on its training samples. No state changes."""
+        download = Download.of(request, value, shared, objects, self.device)
+        self.samples.expect(request.clients)
+        with self._global_streams():
+            return {client: self.trainer.loss(download, client) for client in request.clients}
+
     def evaluate(self, value: np.ndarray, rows: np.ndarray, t: int) -> list[Score]:
         """The model `value` [S] on each batch of `rows` of the data set, in round t."""
         self.flat.value.copy_(on_device(value, self.device))

@@ -201,6 +201,7 @@ class TrainRequest:
     return_models: bool = False  # the uploaded ones
     trace: bool = False
     test: bool = False  # test each trained model on its client's test samples
+    of_batch: bool = False  # the loss that is asked for is that of a random batch
     early_plan: SumRequest | None = None
     sums_to: SumDestination | None = None  # where the sums of the early plan go; None: they wait to be asked for
     groups: tuple[tuple[int, ...], ...] = ()  # the clients that train together, where any do; each is in one of them

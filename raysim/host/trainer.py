@@ -16,6 +16,7 @@ from raysim.core.layers import LayerMap
 from raysim.core.local_run import LocalRun
 from raysim.core.message import FLOAT, INDEX, Message, bytes_of, whole
 from raysim.core.rng import seed_layers, stream_seed
+from raysim.core.samples import take
 from raysim.host.client_state import StateFormat
 from raysim.host.download import Download
 from raysim.host.evaluator import Evaluator
@@ -129,6 +130,20 @@ class Trainer:
         try:
             self._stack.personal(self._begin(download, client))
             return ClientResult("ok", test=self.evaluator.personal(client))
+        except Exception as error:
+            return self._failed(error)
+
+    def loss(self, download: Download, client: int) -> ClientResult:
+        """The model with which the client would begin, on its training samples or on a random batch of them: its result has a
+        test and nothing else."""
+        try:
+            run = self._begin(download, client)
+            x, y = run.data.train
+            if download.request.of_batch:
+                order = torch.randperm(len(y), generator=run.generator("batch of the loss"))
+                batch = order[: run.settings.batch_size].to(y.device)
+                x, y = take(x, batch), y.index_select(0, batch)
+            return ClientResult("ok", test=self.evaluator.loss(x, y))
         except Exception as error:
             return self._failed(error)
 

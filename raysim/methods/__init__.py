@@ -46,6 +46,7 @@ from raysim.methods.partialfed import PartialFed
 from raysim.methods.perfedavg import PerFedAvg
 from raysim.methods.pfedme import pFedMe
 from raysim.methods.poisson import Poisson
+from raysim.methods.power_of_choice import PowerOfChoice
 from raysim.methods.powersgd import PowerSGD
 from raysim.methods.qsgd import QSGD
 from raysim.methods.rand_k import RandK
@@ -144,6 +145,7 @@ SELECTIONS: Table[type[Selection]] = REGISTRY.table("selection").fill(
         "poisson": Poisson,
         "round_robin": RoundRobin,
         "by_size": BySize,
+        "power_of_choice": PowerOfChoice,
         "fedbuff": FedBuff,
         "fedasync": FedAsync,
     }

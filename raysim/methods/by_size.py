@@ -9,7 +9,7 @@ from typing import ClassVar
 from raysim.core.cohort import Cohort
 from raysim.core.facts import cohort_size
 from raysim.core.mixture import Mixture
-from raysim.core.selection import Asked, Durations, Selection
+from raysim.core.selection import Asked, Clients, Selection
 from raysim.core.server import Server, Weighting
 from raysim.lazy import torch
 
@@ -23,7 +23,7 @@ class BySize(Selection):
     Wrong choice where clients of few samples must be heard: one with a thousandth of them has a thousandth of the draws.
     """
 
-    def select(self, server: Server, participation: float, seconds: Durations) -> Asked:
+    def select(self, server: Server, participation: float, clients: Clients) -> Asked:
         sizes = server.population.sizes
         count = cohort_size(participation, len(sizes))
         drawn = torch.multinomial(sizes.double(), count, replacement=True, generator=server.generator("cohort by size"))

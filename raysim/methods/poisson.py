@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from raysim.core.selection import Asked, Durations, Selection
+from raysim.core.selection import Asked, Clients, Selection
 from raysim.core.server import Server
 from raysim.lazy import torch
 
@@ -18,9 +18,9 @@ class Poisson(Selection):
     Wrong choice where memory is tight: of N clients at the probability q, √(N q (1 − q)) more or fewer are usual.
     """
 
-    def select(self, server: Server, participation: float, seconds: Durations) -> Asked:
-        stream, clients = server.generator("poisson cohort"), list[int]()
-        while not clients:
+    def select(self, server: Server, participation: float, clients: Clients) -> Asked:
+        stream, drawn = server.generator("poisson cohort"), list[int]()
+        while not drawn:
             draws = torch.rand(len(server.population.sizes), generator=stream)
-            clients = (draws < participation).nonzero().flatten().tolist()
-        return Asked(tuple(clients))
+            drawn = (draws < participation).nonzero().flatten().tolist()
+        return Asked(tuple(drawn))

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from raysim.core.facts import cohort_size
 from raysim.core.rng import SERVER, draw, stream_seed
-from raysim.core.selection import Asked, Durations, Selection
+from raysim.core.selection import Asked, Clients, Selection
 from raysim.core.server import Server
 
 
@@ -19,9 +19,9 @@ class RoundRobin(Selection):
     Wrong choice with privacy by sampling: every client takes part once in a pass, so no chance hides it.
     """
 
-    def select(self, server: Server, participation: float, seconds: Durations) -> Asked:
-        clients = len(server.population.sizes)
-        count = cohort_size(participation, clients)
-        turn, place = divmod(server.t, -(-clients // count))
-        order = draw(clients, clients, stream_seed(server.seed, turn, SERVER, "round robin"))
+    def select(self, server: Server, participation: float, clients: Clients) -> Asked:
+        population = len(server.population.sizes)
+        count = cohort_size(participation, population)
+        turn, place = divmod(server.t, -(-population // count))
+        order = draw(population, population, stream_seed(server.seed, turn, SERVER, "round robin"))
         return Asked(tuple(sorted(order[place * count : (place + 1) * count])))

@@ -146,9 +146,9 @@ class Pairs(raysim.Selection):
     def asked(self, participation, clients):
         return 2
 
-    def select(self, server, participation, seconds):
-        clients = len(server.population.sizes)
-        return raysim.Asked(tuple(sorted({server.t % clients, (server.t + 1) % clients})))
+    def select(self, server, participation, clients):
+        n = len(server.population.sizes)
+        return raysim.Asked(tuple(sorted({server.t % n, (server.t + 1) % n})))
 
 
 @raysim.trait()

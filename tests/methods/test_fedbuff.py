@@ -30,6 +30,19 @@ CASES = json.loads((Path(__file__).parents[1] / "vectors" / "asynchronous.json")
 EQUAL = {"data": {"partition": {"iid_equal": {"clients": 8}}}, "clock": {"latency": 1}}
 
 
+class Timed:
+    """Clients that take so many seconds."""
+
+    def __init__(self, durations: np.ndarray):
+        self.durations = durations
+
+    def seconds(self, clients: Any) -> np.ndarray:
+        return self.durations[list(clients)]
+
+    def losses(self, clients: Any, batch: bool = False) -> np.ndarray:
+        raise AssertionError
+
+
 class Listed:
     """Draws clients in the order of a list."""
 
@@ -74,7 +87,7 @@ def test_cases(case: Mapping[str, Any]) -> None:
         if len({task["client"] for task in used}) < len(used):
             break
         server.scratch = RoundScratch(t)
-        asked = selection.select(server, 1.0, lambda clients: durations[list(clients)])
+        asked = selection.select(server, 1.0, Timed(durations))
         assert asked.ends == wanted[-1]["seconds"]
         found = dict(zip(asked.clients, asked.versions, strict=True))
         assert found == {task["client"]: task["sent"] for task in used}
@@ -266,7 +279,7 @@ def test_a_step_that_compares_models_is_told_why(tmp_path: Path) -> None:
 class Wrong(Selection):
     """Returns what it is told to."""
 
-    def select(self, server: Any, participation: float, seconds: Any) -> Asked:
+    def select(self, server: Any, participation: float, clients: Any) -> Asked:
         return SELECTED[0]
 
 

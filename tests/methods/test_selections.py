@@ -1,6 +1,7 @@
 """Who takes part in a round."""
 
 from collections import Counter
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -19,12 +20,22 @@ from raysim.methods.poisson import Poisson
 from raysim.methods.round_robin import RoundRobin
 
 
+class Unasked:
+    """Clients that take no time, and are not asked."""
+
+    def seconds(self, clients: Sequence[int]) -> np.ndarray:
+        return np.zeros(len(clients))
+
+    def losses(self, clients: Sequence[int], batch: bool = False) -> np.ndarray:
+        raise AssertionError
+
+
 def cohorts(selection: Selection, sizes: list[int], participation: float, rounds: int) -> list[Any]:
     server = toy_server(LayerMap.of(nn.Linear(1, 1, bias=False)), [0.0], labels=[[n] for n in sizes])
     made = []
     for t in range(rounds):
         server.scratch = RoundScratch(t)
-        made.append(selection.select(server, participation, lambda clients: np.zeros(len(clients))))
+        made.append(selection.select(server, participation, Unasked()))
     return made
 
 
@@ -70,7 +81,7 @@ def test_drawn_twice_counts_twice(ran: Any) -> None:
             run.server.layers, np.zeros(run.server.layers.S), labels=[[n] for n in run.partition.sizes.tolist()]
         )
         server.seed, server.scratch = run.server.seed, RoundScratch(t)
-        times = np.array(BySize().select(server, 1.0, lambda clients: np.zeros(len(clients))).times)
+        times = np.array(BySize().select(server, 1.0, Unasked()).times)
         round_ = Traced(run.folder, t, run)
         assert len(times) == len(round_.clients) < 8
         for name, tensor in fedavg(round_, times / times.sum()).items():

@@ -1,0 +1,53 @@
+"""What a selection learns of clients before they train: their simulated seconds, and their losses, for which they are asked."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from raysim.core.event import Event
+from raysim.core.hooks import misused
+from raysim.core.server import Downlink
+from raysim.engine.base import Engine
+from raysim.engine.evaluation import evaluate_clients
+from raysim.federation.builder import RunParts
+from raysim.federation.failures import check_results
+from raysim.federation.simulated_time import expected_seconds
+from raysim.federation.versions import round_info
+
+
+class RunClients:
+    """The clients of a run at the beginning of a round. Who is asked for a loss is a candidate from then on."""
+
+    def __init__(self, run: RunParts, engine: Engine | None):
+        """Without an `engine`, for what is known before a run, all losses are 0."""
+        self._run, self._engine = run, engine
+        self.candidates: dict[int, int] = {}  # and of how many samples they said the loss
+        self.events: list[Event] = []  # those that failed
+
+    def seconds(self, clients: Sequence[int]) -> np.ndarray:
+        return expected_seconds(self._run, clients)
+
+    def losses(self, clients: Sequence[int], batch: bool = False) -> np.ndarray:
+        run, server, sizes = self._run, self._run.server, self._run.partition.sizes
+        selection = run.config.rounds.selection
+        if not selection.needs.global_model:
+            way = "Say so in its class: needs = raysim.Needs(global_model=True)"
+            raise misused(selection.select, "asks clients for their losses", way, server.t)
+        if empty := [client for client in clients if not sizes[client]]:
+            way = "Those with some are server.population.sizes.nonzero().flatten()"
+            raise misused(
+                selection.select, f"asks client {empty[0]}, which has no samples, for its loss", way, server.t
+            )
+        for client in clients:
+            samples = min(int(sizes[client]), run.spec.settings.batch_size) if batch else int(sizes[client])
+            self.candidates[client] = self.candidates.get(client, 0) + samples
+        if self._engine is None:
+            return np.zeros(len(clients))
+        asked = tuple(sorted({*clients}))
+        found = evaluate_clients(self._engine, round_info(server), asked, Downlink(), "loss", of_batch=batch)
+        doing = f"round {server.t + 1}, the loss of the model that it was sent"
+        self.events += check_results(found, self._engine.nodes, doing, run.config.rounds)
+        scores = [found.results[client].test for client in clients]
+        return np.array([np.nan if score is None else score.mean_loss for score in scores], np.float64)
