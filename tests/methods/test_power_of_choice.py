@@ -97,10 +97,13 @@ def test_same_bits(fields: dict[str, Any], tmp_path: Path, warm_ray: Any, monkey
     federation = Federation(
         tiny(**changes, engine={"ray": {"clients_per_actor": 1}}), tmp_path / "ray", make_engine=warm_ray
     )
-    method = "train" if fields["estimate"] == "last" else "loss"
-    killed = kill_before(
-        federation, method, lambda call: call.host if call.args[0].round_info.t == 1 else None, monkeypatch
-    )
+    method = "train" if fields["estimate"] == "last" else "call"
+
+    def victim(call: Any) -> int | None:
+        asked = call.method == ("train" if method == "train" else "loss")
+        return call.host if asked and call.args[0].round_info.t == 1 else None
+
+    killed = kill_before(federation, method, victim, monkeypatch)
     to_the_end(federation)
     assert killed
     assert federation.sha256() == local.sha256()
