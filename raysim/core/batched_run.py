@@ -103,6 +103,11 @@ class BatchedRun:
         for run, loss in zip(self.runs[rows], losses.detach(), strict=True):
             run.losses[-1].append((loss, y.shape[1]))
             run.steps += 1
+        if self.runs[0].sample_losses is not None:
+            own = self.task.losses(mapped(lambda tensor: tensor.detach().flatten(0, 1), outputs), y.flatten(0, 1))
+            for run, losses_of_run in zip(self.runs[rows], own.view(y.shape[:2]), strict=True):
+                if run.sample_losses is not None and len(run.losses) == 1:
+                    run.sample_losses.append(losses_of_run)
 
     def _alone(self, tensors: dict[str, Tensor], x: Tensor) -> tuple[Tensor, Outputs]:
         """Latents and outputs of one row [1, ...]."""

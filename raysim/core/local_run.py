@@ -102,6 +102,7 @@ class LocalRun:
         self.steps = 0
         self.loss_scale = 65536.0  # in fp16, see `_backward`
         self.losses: list[list[tuple[Tensor, int]]] = []  # per epoch: mean loss and samples of every batch
+        self.sample_losses: list[Tensor] | None = None  # of the first epoch, [B] a batch, where a probe needs them
         self.scratch: dict[str, Any] = {}  # for hooks; gone after the round
         self.notes: list[Note] = []
         self.batch_probes: Sequence[Probe] = ()
@@ -229,15 +230,17 @@ class LocalRun:
         n = y.shape[0]
         passes = batch_slices(n, self.settings.pass_size or max(n, 1), drop_last=False)
         if len(passes) < 2:
-            loss, z = self._pass(x, y, corrected, stage)
+            loss, z, own = self._pass(x, y, corrected, stage)
         else:
             total, found, shares = torch.zeros_like(self.grad), [], [self.task.share(y[part], y) for part in passes]
             for part, share in zip(passes, shares, strict=True):
                 found.append(self._pass(x[part], y[part], corrected, stage))
                 total.add_(self.grad, alpha=share)
             self.grad.copy_(total)
-            loss = torch.stack([loss * share for share, (loss, _) in zip(shares, found, strict=True)]).sum()
-            z = None if found[0][1] is None else torch.cat([latents for _, latents in found])
+            loss = torch.stack([loss * share for share, (loss, *_) in zip(shares, found, strict=True)]).sum()
+            z, own = (
+                None if part[0] is None else torch.cat(part) for part in zip(*(rest for _, *rest in found), strict=True)
+            )
         if not corrected:
             return loss
         for probe in self.batch_probes:
@@ -245,14 +248,17 @@ class LocalRun:
         self.correct()
         if self.losses:
             self.losses[-1].append((loss, n))
+            if own is not None and len(self.losses) == 1 and self.sample_losses is not None:
+                self.sample_losses.append(own)
         return loss
 
-    def _pass(self, x: Tensor, y: Tensor, penalised: bool, stage: int | None) -> tuple[Tensor, Any]:
-        """Fill `run.grad` with the gradient of the loss, `penalised` or alone; return that loss and the latents, detached."""
+    def _pass(self, x: Tensor, y: Tensor, penalised: bool, stage: int | None) -> tuple[Tensor, Any, Any]:
+        """Fill `run.grad` with the gradient of the loss, `penalised` or alone; return that loss, the latents and, where a probe
+        needs them, the samples' losses, all detached."""
         first = self.first_stage if stage is None else stage
-        low = self.settings.low if stage is None else None
+        low, by_sample = self.settings.low if stage is None else None, self.sample_losses is not None
 
-        def step(x: Tensor, y: Tensor) -> tuple[Tensor, Any]:
+        def step(x: Tensor, y: Tensor) -> tuple[Tensor, Any, Any]:
             with nullcontext() if low is None else torch.autocast(x.device.type, low):
                 z, outputs = self.flat.forward_from(first, x)
             if low is not None:
@@ -261,13 +267,14 @@ class LocalRun:
             if z is not None:
                 z = z.flatten(0, -2)
             self._backward(self.objective(x, y, z, loss) if penalised else loss)
-            return loss.detach(), None if z is None else z.detach()
+            own = self.task.losses(mapped(torch.Tensor.detach, outputs), y) if by_sample else None
+            return loss.detach(), None if z is None else z.detach(), own
 
         # A penalty reads tensors of the client, and fp16 halves its scale by values.
         by_client = (penalised and self.stack.penalties) or self.settings.precision == "fp16"
         if self.flat.tapes is None or by_client:
             return step(x, y)
-        return self.flat.tapes.run(step, x, y, first, low, self.flat.model.training)
+        return self.flat.tapes.run(step, x, y, first, low, self.flat.model.training, by_sample)
 
     def _backward(self, objective: Tensor) -> None:
         """Fill `run.grad`. In fp16 the gradient is that of a scaled objective (Micikevicius et al., Mixed Precision Training,

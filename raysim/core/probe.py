@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from raysim.core.local_run import LocalRun
 from raysim.lazy import Tensor, torch
@@ -13,6 +14,9 @@ class Probe:
 
     A run calls `begin`, then `batch` as often as it steps, then `end`.
     """
+
+    needs_sample_losses: ClassVar[bool] = False
+    """Whether it reads `run.sample_losses`."""
 
     def begin(self, run: LocalRun) -> None:
         """After the local initialisation."""
@@ -53,3 +57,16 @@ class TrainingLoss(Probe):
         losses = torch.stack([loss for loss, _ in batches]).double()
         samples = losses.new_tensor([n for _, n in batches])
         return (losses * samples).sum() / samples.sum()
+
+
+@dataclass(frozen=True)
+class SampleLosses(Probe):
+    """Root of the mean squared loss of the samples in the first local epoch, each before the step that it is part of, 0-d
+    float64; NaN where none was trained on, or only by a method's own steps."""
+
+    needs_sample_losses: ClassVar[bool] = True
+
+    def end(self, run: LocalRun) -> Tensor:
+        if not run.sample_losses:
+            return torch.tensor(torch.nan, dtype=torch.float64)
+        return torch.cat(run.sample_losses).double().square().mean().sqrt()

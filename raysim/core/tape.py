@@ -21,7 +21,9 @@ from torch.utils.weak import WeakTensorKeyDictionary
 if TYPE_CHECKING:
     from raysim.core.task import Task
 
-Pass = Callable[[Tensor, Tensor], tuple[Tensor, Any]]  # of a batch (x, y): its loss and latents, detached
+Pass = Callable[
+    [Tensor, Tensor], tuple[Tensor, Any, Any]
+]  # of a batch: its loss, latents, and losses of samples, detached
 KNOWN = ("torch", "torchvision", "raysim")  # packages whose code runs the same operators in every step
 HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
 ATEN = torch.ops.aten
@@ -58,7 +60,7 @@ class Tapes:
         self._known: dict[Hashable, Pass | None] = {}  # None: cannot be recorded
         self.refusals: set[str] = set()  # why not
 
-    def run(self, step: Pass, x: Tensor, y: Tensor, *key: Hashable) -> tuple[Tensor, Any]:
+    def run(self, step: Pass, x: Tensor, y: Tensor, *key: Hashable) -> tuple[Tensor, Any, Any]:
         """`step(x, y)`, from a tape if there is one. Whatever else changes what it does is in `key`."""
         key = (*key, x.shape, x.stride(), x.dtype, y.shape, y.dtype)
         if key in self._known:
@@ -181,7 +183,7 @@ class _Recorder(TorchDispatchMode):
         self._values[name] = value
         return name
 
-    def tape(self, made: tuple[Tensor, Any]) -> Pass:
+    def tape(self, made: tuple[Tensor, Any, Any]) -> Pass:
         """What was recorded while `made` was, as a function. Raises `_Unrecordable`."""
         if self._refusal is not None:
             raise self._refusal

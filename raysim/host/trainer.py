@@ -162,6 +162,7 @@ class Trainer:
         )  # fmt: skip
         run.orders = [] if request.trace else None
         run.batch_probes = [p for p in self.spec.probes if p.watches_batches]
+        run.sample_losses = [] if any(p.needs_sample_losses for p in self.spec.probes) else None
         self.spec.seed_generators(stream_seed(round_info.seed, round_info.t, client, "start"), self.device)
         return run
 

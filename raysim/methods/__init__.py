@@ -42,6 +42,7 @@ from raysim.methods.ldawa import LDAWA
 from raysim.methods.median import Median
 from raysim.methods.moon import MOON
 from raysim.methods.multi_krum import MultiKrum
+from raysim.methods.oort import Oort
 from raysim.methods.partialfed import PartialFed
 from raysim.methods.perfedavg import PerFedAvg
 from raysim.methods.pfedme import pFedMe
@@ -146,6 +147,7 @@ SELECTIONS: Table[type[Selection]] = REGISTRY.table("selection").fill(
         "round_robin": RoundRobin,
         "by_size": BySize,
         "power_of_choice": PowerOfChoice,
+        "oort": Oort,
         "fedbuff": FedBuff,
         "fedasync": FedAsync,
     }
