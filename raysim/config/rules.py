@@ -277,12 +277,12 @@ _ASYNCHRONOUS: tuple[tuple[str, Callable[[Any], object], str], ...] = (
     ),
     (
         "client",
-        lambda m: m.averages_more or any(step.reads_models for step in m.server_steps()),
+        lambda m: m.averages_more or any(step.compares_models for step in m.server_steps()),
         "corrects clients that began at one model",
     ),
     ("client", lambda m: m.starts_everyone(), "lets clients start that are not asked"),
-    ("weighting", lambda m: m.stage != "weigh" and not m.combines, "compares clients that began at one model"),
-    ("server", lambda m: m.reads_models, "compares models that began at one"),
+    ("weighting", lambda m: m.compares_models, "compares clients that began at one model"),
+    ("server", lambda m: m.compares_models, "compares models that began at one"),
 )
 """What takes for granted that all clients of a round begin at one model."""
 

@@ -87,8 +87,8 @@ class Cohort(Protocol):
         ...
 
     def distances_to_mixture(self, mix: Mixture) -> Tensor:
-        """[K, L] float64, how far every layer's parameters are from those of the model that `mix` describes: one reduction
-        and one call to each host. Where one host has all clients, and a step has announced that it will ask
+        """[K, L] float64, how far every layer's update is from that of the mean that `mix` describes: one reduction and one call
+        to each host. Where one host has all clients, and a step has announced that it will ask
         (`ServerStep.measures_distances_to`), their models are read once for this and for the aggregate."""
         ...
 

@@ -227,6 +227,11 @@ class Weighting(Method):
         not go."""
         return False
 
+    @property
+    def compares_models(self) -> bool:
+        """Whether it compares clients that must have begun at one model."""
+        return self.needs.proxy or (self.stage != "weigh" and not self.combines)
+
     def mask_bits(self, layers: LayerMap) -> int:
         """Bits by which a client learns what to send, where the server chooses."""
         return 0
@@ -256,6 +261,11 @@ class ServerStep(Method):
     """Whether it remembers updates, which must be those of a model that no step has refined."""
     reads_models: ClassVar[bool] = True
     """Whether it reads the clients' models; False: it works on the aggregate alone, so that models need not be stored."""
+
+    @property
+    def compares_models(self) -> bool:
+        """Whether it compares the clients' models, which must have begun at one; False: at most their updates."""
+        return self.reads_models
 
     @property
     def only_scales(self) -> bool:

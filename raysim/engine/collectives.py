@@ -83,7 +83,6 @@ class HostedCohort:
 
     def distances_to_mixture(self, mix: Mixture) -> Tensor:
         if self._distances_to is None or self._distances_to[0] is not mix:
-            self._need_one_model(self.distances_to_mixture)
             centre = self._sum(sum_request(self.clients, self.layers, mix.weights))
             self._distances_to = mix, self._distances(centre, self.layers)
         return self._distances_to[1]
@@ -214,7 +213,7 @@ class HostedCohort:
     # Sums.
 
     def reduce(self, mix: Mixture, of: str = "model", power: int = 1, distances_to: Mixture | None = None) -> Tensor:
-        if distances_to is not None and len(self._dispatcher.held) == 1:
+        if distances_to is not None and len(self._dispatcher.held) == 1 and self._began_with is None:
             return self._reduce_with_distances(mix, distances_to)
         if of != "model" or power != 1:
             weights = mix.coefficients if of == "model" else mix.weights

@@ -54,6 +54,10 @@ class FedLWS(ServerStep):
         return self.variant == "full"
 
     @property
+    def compares_models(self) -> bool:
+        return self.lws_stats == "all"  # statistics are no updates
+
+    @property
     def probes(self) -> tuple[Probe, ...]:
         return (self.distance,) if self.tau_stat == "rms" else ()
 

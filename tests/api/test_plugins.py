@@ -141,14 +141,17 @@ class Noise(raysim.Attack):
 @raysim.method("selection")
 @dataclass(frozen=True)
 class Pairs(raysim.Selection):
-    """Two neighbours."""
+    """Two neighbours; and says how well the model does on their samples."""
+
+    needs = raysim.Needs(global_model=True)
 
     def asked(self, participation, clients):
         return 2
 
     def select(self, server, participation, clients):
         n = len(server.population.sizes)
-        return raysim.Asked(tuple(sorted({server.t % n, (server.t + 1) % n})))
+        pair = tuple(sorted({server.t % n, (server.t + 1) % n}))
+        return raysim.Asked(pair, utility=dict(zip(pair, clients.losses(pair).tolist())))
 
 
 @raysim.trait()
@@ -192,7 +195,8 @@ def ran(engine):
     clients, traffic = run["clients"].to_pandas(), run["traffic"].to_pandas()
     assert clients.client.tolist() == [0, 1, 1, 2, 0, 2]
     assert (clients.attack.notna() == (clients.client == 1)).all()
-    assert (clients.samples / 20 < clients.sim_train).all() and (clients.sim_train < clients.samples / 10).all()
+    assert (clients.samples / 15 < clients.sim_train).all() and (clients.sim_train < clients.samples / 7.5).all()
+    assert (clients.utility > 0).all()
     assert (traffic.up_scales > 0).all() and (traffic.up_params < traffic.down_params / 3).all()
     assert isinstance(run.model()(torch.zeros(2, 5)), torch.Tensor)
     return run.result["sha256"]

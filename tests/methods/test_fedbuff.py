@@ -149,6 +149,22 @@ def test_by_hand(ran: Any) -> None:
     assert (np.diff(rounds["sim_clock"]) >= 0).all()
 
 
+def test_shrunk_by_hand(ran: Any) -> None:
+    """FedLWS on the buffer: τ is the mean distance of the updates, each of the model that was sent, from their mean."""
+    run = ran(**UNEQUAL, server=[{"fedlws": 0.05}], record={"trace": "rounds"})
+    clients, notes = table(run.folder, "clients"), table(run.folder, "notes")
+    found = notes["value"][notes["name"] == "model_tau"]
+    for t in range(6):
+        round_ = Traced(run.folder, t, run)
+        starts = [Traced(run.folder, v, run).before for v in clients["version"][clients["round"] == t].astype(int)]
+        updates = np.array([
+            np.concatenate([(client.model[name] - start[name]).ravel() for name in round_.parameters])
+            for client, start in zip(round_.clients, starts, strict=True)
+        ])  # fmt: skip
+        assert found[t] == pytest.approx(np.linalg.norm(updates - updates.mean(0), axis=1).mean(), rel=1e-4)
+    assert (clients["version"] < clients["round"]).any()
+
+
 def mixing(**fields: Any) -> dict[str, Any]:
     return {**UNEQUAL, "rounds": {**UNEQUAL["rounds"], "selection": {"fedasync": fields}}}
 
@@ -237,7 +253,8 @@ def test_what_is_too_old_is_dropped(ran: Any) -> None:
         ({"weighting": [{"fedldf": 1}]}, "fedldf: compares clients that began at one model"),
         ({"client": ["scaffold"], "local": {"momentum": 0.0}}, "scaffold: corrects clients that began at one model"),
         ({"client": ["fedamp"]}, "fedamp: sends each client another model"),
-        ({"server": ["fedlws"]}, "fedlws: compares models that began at one"),
+        ({"server": [{"fedlws": {"lws_stats": "all"}}]}, "fedlws: compares models that began at one"),
+        ({"server": ["feddf"], "data": {"proxy": {"samples": 8}}}, "feddf: compares models that began at one"),
         ({"download": ["bf16"]}, "fedbuff lets clients train from older models"),
         (
             {"rounds": {**UNEQUAL["rounds"], "selection": {"fedbuff": {"buffer": 9}}}},

@@ -1,6 +1,7 @@
 """Power-of-choice: who is asked for a loss, who is chosen, and what that costs."""
 
 import json
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,11 @@ from conftest import simulate, table, tiny
 from sabotage import kill_before, to_the_end
 
 from raysim.config import ConfigError
+from raysim.core.hooks import HookError
+from raysim.core.method import Needs
+from raysim.core.selection import Asked, Selection
 from raysim.federation import Federation
+from raysim.methods import SELECTIONS
 from raysim.methods.power_of_choice import highest
 
 CASES = json.loads((Path(__file__).parents[1] / "vectors" / "selection.json").read_text())["cases"]
@@ -132,6 +137,36 @@ def test_last_losses(ran: Any) -> None:
         known = sorted(seen, key=lambda client: (-seen[client], client))
         assert rows["client"][now].tolist() == sorted([*newcomers, *known][:3])
         seen |= dict(zip(rows["client"][now], (rows["loss_first"] + rows["loss_last"])[now] / 2, strict=True))
+
+
+@dataclass(frozen=True)
+class Unlucky(Selection):
+    """Asks all clients."""
+
+    def select(self, server: Any, participation: float, clients: Any) -> Asked:
+        clients.losses([*range(len(server.population.sizes))])
+        return Asked((0,))
+
+
+class Unluckier(Unlucky):
+    needs = Needs(global_model=True)
+
+
+@pytest.mark.parametrize(
+    ("selection", "sentence"),
+    [
+        (Unlucky, r"round 1: Unlucky.select asks clients for their losses. Say so in its class: needs = raysim.Needs"),
+        (Unluckier, r"round 1: Unluckier.select asks client 0, which has no samples, for its loss. Those with some"),
+    ],
+)
+def test_own_ones_that_go_wrong(selection: Any, sentence: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(SELECTIONS, "unlucky", selection)
+    empty = (
+        {"iid_random": {"clients": 8}} if False else {"dirichlet_counts": {"alpha": 0.05, "clients": 8, "min_size": 0}}
+    )
+    data = {"partition": empty, "allow_empty_clients": True}
+    with pytest.raises(HookError, match=sentence):
+        simulate(tiny(rounds={"selection": "unlucky"}, data=data), tmp_path)
 
 
 @pytest.mark.parametrize(
