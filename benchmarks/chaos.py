@@ -1,7 +1,7 @@
 """Runs are killed, starved and disturbed. Each must end with the bits and tables of an undisturbed run, or with a sentence
 that names the cause, after which it can be resumed to them. Nothing may hang or be left behind.
 
-    python benchmarks/chaos.py [--trials 40] [--seed 0] [--faults storm disk_full ...]
+    python benchmarks/chaos.py [--trials 40] [--seed 0] [--faults storm disk_full ...] [--cases fedbuff ...]
 
 Every trial draws a method, a fault and its moment from the seed. Faults that need a privilege which this process does not
 have are named and left out. Counts go to benchmarks/results/; a trial with a problem makes the command fail. Faults that strike
@@ -47,6 +47,11 @@ CASES: dict[str, dict[str, Any]] = {
         "client": [{"scaffold": {"c_update": "mean_grad"}}, "fedala", "ditto"], "server": ["fedlws"],
         "local": {"momentum": 0.0, "weight_decay": 0.0},
     },
+    "fedbuff": {"clock": {"speed": {"lognormal": {"median": 20, "sigma": 1.0}}, "latency": 0.1},
+                "rounds": {"selection": {"fedbuff": {"buffer": 3, "concurrency": 5}}}},
+    "oort": {"clock": {"speed": {"lognormal": {"median": 20, "sigma": 1.0}}, "latency": 0.1},
+             "rounds": {"selection": {"oort": {"exploration": 0.5, "every": 2}}}},
+    "power_of_choice": {"rounds": {"selection": "power_of_choice"}},
 }  # fmt: skip
 ROUNDS = 8
 PATIENCE = 180  # seconds until a command is said to hang
@@ -863,6 +868,7 @@ def main() -> None:
     parser.add_argument("--trials", type=int, default=40, help="of each fault")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--faults", nargs="*", default=list(FAULTS), choices=list(FAULTS))
+    parser.add_argument("--cases", nargs="*", default=list(CASES), choices=list(CASES))
     args = parser.parse_args()
     tried = Tried()
     with (
@@ -879,7 +885,7 @@ def main() -> None:
                 continue
             with kept_cluster(Path(folder)) if FAULTS[fault].kept else nullcontext() as kept:
                 for i in range(args.trials):
-                    case = list(CASES)[i % len(CASES)]
+                    case = args.cases[i % len(args.cases)]
                     tried.add(fault, simulate(fault, case, args.seed + i, Path(folder), kept))
             print(fault, dict(tried.counts[fault]), f"{tried.kills[fault]} kills", flush=True)
     from raysim.store.manifest import manifest

@@ -156,15 +156,12 @@ class Unluckier(Unlucky):
     ("selection", "sentence"),
     [
         (Unlucky, r"round 1: Unlucky.select asks clients for their losses. Say so in its class: needs = raysim.Needs"),
-        (Unluckier, r"round 1: Unluckier.select asks client 0, which has no samples, for its loss. Those with some"),
+        (Unluckier, r"round 1: Unluckier.select asks client \d, which has no samples, for its loss. Those with some"),
     ],
 )
 def test_own_ones_that_go_wrong(selection: Any, sentence: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(SELECTIONS, "unlucky", selection)
-    empty = (
-        {"iid_random": {"clients": 8}} if False else {"dirichlet_counts": {"alpha": 0.05, "clients": 8, "min_size": 0}}
-    )
-    data = {"partition": empty, "allow_empty_clients": True}
+    data = {"partition": {"dirichlet_counts": {"alpha": 0.02, "clients": 8}}, "allow_empty_clients": True}
     with pytest.raises(HookError, match=sentence):
         simulate(tiny(rounds={"selection": "unlucky"}, data=data), tmp_path)
 
