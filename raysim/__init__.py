@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from raysim.config import Config as Config
     from raysim.config import ConfigError as ConfigError
     from raysim.core.attack import Attack as Attack
+    from raysim.core.availability import Availability as Availability
     from raysim.core.client import ClientMethod as ClientMethod
     from raysim.core.client import LocalRun as LocalRun
     from raysim.core.client import Upload as Upload
@@ -53,6 +54,7 @@ if TYPE_CHECKING:
     from raysim.data.given import as_dataset as as_dataset
     from raysim.engine.ray.cluster import cluster as cluster
     from raysim.models import Inputs as Inputs
+    from raysim.plugins import availability as availability
     from raysim.plugins import dataset as dataset
     from raysim.plugins import instrument as instrument
     from raysim.plugins import method as method
@@ -69,8 +71,22 @@ _HOMES = {
     "raysim.api.functions": ("continued", "read_config", "resume", "run", "stream"),
     "raysim.api.simulation": ("RoundResult", "Simulation"),
     "raysim.report.runs": ("Run", "load"),
-    "raysim.plugins": ("dataset", "instrument", "method", "metric", "model", "partition", "schedule", "task", "trait"),
+    "raysim.plugins": (
+        *(
+            "availability",
+            "dataset",
+            "instrument",
+            "method",
+            "metric",
+            "model",
+            "partition",
+            "schedule",
+            "task",
+            "trait",
+        ),
+    ),
     "raysim.config": ("Config", "ConfigError"),
+    "raysim.core.availability": ("Availability",),
     "raysim.core.client": ("ClientMethod", "LocalRun", "Upload"),
     "raysim.core.server": ("Server", "ServerStep", "Weighting"),
     "raysim.core.task": ("Classification", "MultiLabel", "NextToken", "Regression", "Task"),

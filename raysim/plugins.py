@@ -1,4 +1,4 @@
-"""Own methods, models, data sets, partitions, tasks, metrics, instruments, schedules and traits under a name that
+"""Own methods, models, data sets, partitions, tasks, metrics, instruments, schedules, traits and availabilities under a name that
 configurations can use.
 
 A class or function is registered where it is written: in a script, in a notebook's cell, or in an installed package,
@@ -99,6 +99,11 @@ def schedule(name: str | None = None) -> Callable[[T], T]:
 def trait(name: str | None = None) -> Callable[[T], T]:
     """Decorate a `Trait`: a frozen dataclass whose `of` gives clients a speed, bandwidth or latency."""
     return REGISTRY.add("trait", name)
+
+
+def availability(name: str | None = None) -> Callable[[T], T]:
+    """Decorate an `Availability`: a frozen dataclass whose `state` says when clients can be asked."""
+    return REGISTRY.add("availability", name)
 
 
 def registered(kind: str, entry: Any, name: str | None = None) -> str:

@@ -56,6 +56,7 @@ KINDS = {
     "sink": Kind("raysim.store.sinks"),
     "schedule": Kind("raysim.core.rates", "raysim.schedules"),
     "trait": Kind("raysim.core.simulated", "raysim.traits"),
+    "availability": Kind("raysim.core.availability", "raysim.availabilities"),
 }
 
 

@@ -43,6 +43,7 @@ from raysim.config import (
     load,
 )  # fmt: skip
 from raysim.config.shipped import find
+from raysim.core.availability import AVAILABILITIES
 from raysim.core.simulated import TRAITS
 from raysim.methods import SELECTIONS
 from raysim.report.figures import FIGURES
@@ -218,6 +219,7 @@ def test_every_name_is_offered() -> None:
         "model.name": set(MODELS), "data.name": set(SOURCES), "data.partition": set(PARTITIONS),
         "record.instruments": set(INSTRUMENTS), "record.sinks": set(SINKS), "engine": set(ENGINES),
         "preset": set(PRESETS), "rounds.selection": set(SELECTIONS),
+        "clock.availability": set(AVAILABILITIES),
         **{f"clock.{name}": set(TRAITS) for name in ("speed", "up", "down", "latency")},
     }  # fmt: skip
     assert {path: set(complete._named(path)) for path in complete.TABLES} == known

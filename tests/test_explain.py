@@ -32,7 +32,7 @@ def rows(text: str) -> dict[str, str]:
     return found
 
 
-CHOSEN = ("selection", "speed", "up", "down", "latency")  # entries of catalogues that have a default
+CHOSEN = ("selection", "speed", "up", "down", "latency", "availability")  # entries of catalogues that have a default
 
 
 def sections(values: dict[str, Any], path: str = "") -> Iterator[tuple[str, dict[str, Any]]]:

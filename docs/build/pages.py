@@ -52,6 +52,9 @@ def pages() -> dict[str, str]:
         "reference/selections.md": page(
             "Selections", "What `rounds.selection` names: who takes part in a round.", [("", of["selection"])]
         ),
+        "reference/availabilities.md": page(
+            "Availabilities", "When clients can be asked: what `clock.availability` names.", [("", of["availability"])]
+        ),
         "reference/traits.md": page(
             "Traits", "What `clock.speed`, `clock.up`, `clock.down` and `clock.latency` name.", [("", of["trait"])]
         ),

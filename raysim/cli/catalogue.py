@@ -31,6 +31,7 @@ class Listed(StrEnum):
     attacks = "attacks"
     selections = "selections"
     traits = "traits"
+    availabilities = "availabilities"
     tasks = "tasks"
     schedules = "schedules"
     instruments = "instruments"

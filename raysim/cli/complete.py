@@ -19,6 +19,7 @@ TABLES = {  # setting -> where its entries are listed
     "attack": ("methods/__init__.py", "ATTACKS"),
     "rounds.selection": ("methods/__init__.py", "SELECTIONS"),
     **{f"clock.{name}": ("core/simulated.py", "TRAITS") for name in ("speed", "up", "down", "latency")},
+    "clock.availability": ("core/availability.py", "AVAILABILITIES"),
     "model.name": ("models/__init__.py", "MODELS"),
     "data.name": ("data/sources/__init__.py", "SOURCES"),
     "data.partition": ("data/partition/__init__.py", "PARTITIONS"),

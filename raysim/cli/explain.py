@@ -42,6 +42,7 @@ ENTRIES: Mapping[str, Mapping[str, type]] = {
     "schedule": REGISTRY.table("schedule"),
     "selection": REGISTRY.table("selection"),
     "trait": REGISTRY.table("trait"),
+    "availability": REGISTRY.table("availability"),
     "engine": REGISTRY.table("engine"),
     "observer": REGISTRY.table("instrument"),
     "measure": REGISTRY.table("measure"),

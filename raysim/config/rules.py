@@ -244,17 +244,18 @@ def _check_selection(config: Config) -> Found:
         yield path, problem
     if selection.needs_clock and not config.clock.runs:
         yield path, "needs to know how long clients take. Set a speed, a bandwidth or a latency under clock."
+    loses = "clients come and go" if config.clock.comes_and_goes else "loses clients"
     if config.clock.loses and not config.clock.runs:
-        yield "clock", "loses clients, but nothing takes time. Set a speed, a bandwidth or a latency."
+        yield "clock", f"{loses}, but nothing takes time. Set a speed, a bandwidth or a latency."
     waits = [
         name for _, name, method in _methods(config, "weighting") if method.stage == "select" and not method.plans_early
     ]
     if config.clock.loses and waits:
-        yield "clock", f"loses clients, but {waits[0]} needs all of them before it knows what they send."
+        yield "clock", f"{loses}, but {waits[0]} needs all of them before it knows what they send."
     if not selection.asynchronous:
         return
     if config.clock.loses:
-        yield "clock", f"loses clients of a round, but {selection.name} has none for which it waits."
+        yield "clock", f"{loses}, but {selection.name} has no round that could do without some."
     if config.download:
         yield "download", f"is encoded once a round, but {selection.name} lets clients train from older models."
     for stack, refused, why in _ASYNCHRONOUS:

@@ -52,6 +52,25 @@ def draw(n: int, k: int, seed: int) -> list[int]:
     return drawn
 
 
+def uniform(key: int, clients: np.ndarray, i: int | np.ndarray) -> np.ndarray:
+    """The i-th number [n] of each client's own stream, uniform between 0 and 1, both excluded; a counter goes through SplitMix64
+    (Steele et al., Fast Splittable Pseudorandom Number Generators, 2014), so that a million take milliseconds."""
+    streams = _mixed(np.uint64(key) + _GAMMA * (clients.astype(np.uint64) + np.uint64(1)))
+    bits = _mixed(streams + _GAMMA * np.atleast_1d(np.asarray(i, np.uint64))) >> np.uint64(12)
+    numbers: np.ndarray = (bits.astype(np.float64) + 0.5) * 2.0**-52
+    return numbers
+
+
+_GAMMA = np.uint64(0x9E3779B97F4A7C15)
+
+
+def _mixed(z: np.ndarray) -> np.ndarray:
+    z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    mixed: np.ndarray = z ^ (z >> np.uint64(31))
+    return mixed
+
+
 def seed_layers(seed: int, device: torch.device | None = None) -> None:
     """Seed torch's global generator, from which layers draw for themselves (dropout)."""
     # torch.manual_seed would also seed devices that this process does not use, and remember each time that it did.

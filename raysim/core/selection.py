@@ -22,6 +22,11 @@ VERSIONS = "versions"  # of the server's memory: the models that clients still t
 class Clients(Protocol):
     """What is known of clients before they train, and what they can be asked."""
 
+    @property
+    def here(self) -> np.ndarray:
+        """The clients that can be asked now, sorted: all, but for those that `clock.availability` leaves out."""
+        ...
+
     def seconds(self, clients: Sequence[int]) -> np.ndarray:
         """[K] simulated seconds until the server has what each of the clients sends; 0 without a clock."""
         ...
@@ -53,6 +58,8 @@ class Asked:
     """Clients of which nothing is used, and why; they need not be trained."""
     lasts: float | None = None
     """Simulated seconds of the round, where some are lost; None: until the slowest client has sent."""
+    idle: float = 0.0
+    """Simulated seconds for which the server waited before, because too few clients were available. A run sets it."""
     utility: Mapping[int, float] = field(default_factory=dict)
     """By client, what it was chosen by."""
     selected_by: Mapping[int, str] = field(default_factory=dict)
@@ -115,8 +122,9 @@ class UniformSelection(Selection):
     """
 
     def select(self, server: Server, participation: float, clients: Clients) -> Asked:
-        population = len(server.population.sizes)
-        return Asked(sample(server.seed, server.t, population, self.asked(participation, population)))
+        here, count = clients.here, self.asked(participation, len(server.population.sizes))
+        drawn = sample(server.seed, server.t, len(here), min(count, len(here)))
+        return Asked(tuple(here[list(drawn)].tolist()))
 
 
 def sample(seed: int, t: int, clients: int, cohort: int) -> tuple[int, ...]:

@@ -10,13 +10,15 @@ from typing import Annotated, Any, Literal
 
 import numpy as np
 
+from raysim.core.availability import Always, AnAvailability
 from raysim.core.bounds import Fraction, NonNegative, Positive
 from raysim.core.hooks import form, misused
-from raysim.core.rng import stream_seed
+from raysim.core.rng import SERVER, stream_seed, uniform
 from raysim.lazy import torch
 from raysim.registry import REGISTRY, Catalogue, Table
 
 SLOWEST = 100.0  # times slower than the fastest client, at most
+MOST_CHANGES = 10_000  # of clients' availability, while a server waits
 
 
 class Trait(ABC):
@@ -129,6 +131,11 @@ class SimulatedClock:
     """Seconds after which a round ends with those that have returned; null: it waits."""
     dropout: Fraction = 0.0
     """Probability that a client is lost on its way, at any instant of its work alike. It has been sent a model and sends none."""
+    availability: AnAvailability = Always()
+    """When clients can be asked. Where fewer than `rounds.min_clients` can, the server waits."""
+    interrupt: Literal["lose", "pause", "ignore"] = "lose"
+    """A client that is not available when its work would be done is lost (`lose`), goes on when it is available again (`pause`),
+    or is done all the same (`ignore`)."""
 
     def __post_init__(self) -> None:
         if self.network is not None:
@@ -151,38 +158,86 @@ class SimulatedClock:
     @property
     def loses(self) -> bool:
         """Whether a round may do without clients that were asked."""
-        return bool(self.over_select or self.deadline or self.dropout)
+        return bool(self.over_select or self.deadline or self.dropout or self.comes_and_goes)
+
+    @property
+    def comes_and_goes(self) -> bool:
+        """Whether there are times at which a client cannot be asked."""
+        return not isinstance(self.availability, Always)
 
     def asks(self, wanted: int) -> int:
         """How many clients are asked where a round needs so many."""
         return math.ceil((1 + self.over_select) * wanted - 1e-9)
 
+    def opens(self, seed: int, clients: np.ndarray, now: float, least: int) -> tuple[float, np.ndarray]:
+        """The first instant, from `now` on, at which so many of the `clients` [n] are available, and which are, bool [n];
+        infinity where none was found."""
+        for _ in range(MOST_CHANGES):
+            available, until = self.state(seed, clients, np.full(len(clients), now))
+            if available.sum() >= least:
+                return now, available
+            now = float(until[~available].min())
+            if math.isinf(now):
+                break
+        return math.inf, np.zeros(len(clients), bool)
+
     def closed(
-        self, seed: int, t: int, clients: Sequence[int], took: np.ndarray, wanted: int
+        self, seed: int, t: int, clients: Sequence[int], took: np.ndarray, wanted: int, now: float = 0.0
     ) -> tuple[dict[int, str], float]:
-        """Whom round t loses of its `clients`, who would take so many seconds `took` [K], and why; and how long it lasts.
+        """Whom round t, which began `now`, loses of its `clients`, who would take so many seconds `took` [K], and why; and how
+        long it lasts.
 
         It ends with the return of the client that makes it `wanted`, or at the deadline; else with the last of what it waits for.
         """
-        fates = [self._fate(seed, t, client, float(seconds)) for client, seconds in zip(clients, took, strict=True)]
-        returns = sorted((at, client) for (at, back), client in zip(fates, clients, strict=True) if back)
+        fates = self._fates(seed, t, clients, took, now)
+        returns = sorted((at, client) for (at, why), client in zip(fates, clients, strict=True) if not why)
         over = math.inf if self.deadline is None else self.deadline
         if len(returns) >= wanted:
             over = min(over, returns[wanted - 1][0])
         used = {client for at, client in returns[:wanted] if at <= over}
-        lost = {
-            client: "late" if back else "dropped out"
-            for (_, back), client in zip(fates, clients, strict=True) if client not in used
-        }  # fmt: skip
+        lost = {client: why or "late" for (_, why), client in zip(fates, clients, strict=True) if client not in used}
         return lost, min(over, max(at for at, _ in fates))
 
-    def _fate(self, seed: int, t: int, client: int, seconds: float) -> tuple[float, bool]:
-        """When the server hears of a client or misses it, and whether it returns."""
+    def _fates(
+        self, seed: int, t: int, clients: Sequence[int], took: np.ndarray, now: float
+    ) -> list[tuple[float, str]]:
+        """After how many seconds the server hears of each client or misses it, and why it does not return, if so."""
+        took, done = self._interrupted(seed, np.array(clients), took, now)
+        fates = [(float(at), "" if ok else "interrupted") for at, ok in zip(took, done, strict=True)]
         if self.dropout:
-            drawn, when = (stream_seed(seed, t, client, f"clock {what}") / 2.0**63 for what in ("dropout", "loss"))
-            if drawn < self.dropout:
-                return when * seconds, False
-        return seconds, True
+            for i, client in enumerate(clients):
+                drawn, when = (stream_seed(seed, t, client, f"clock {what}") / 2.0**63 for what in ("dropout", "loss"))
+                if drawn < self.dropout:
+                    fates[i] = (when * float(took[i]), "dropped out")
+        return fates
+
+    def _interrupted(
+        self, seed: int, clients: np.ndarray, took: np.ndarray, now: float
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """After how many seconds [K] the clients are done or missed, and whether they are done, bool [K]."""
+        done = np.ones(len(took), bool)
+        if not self.comes_and_goes or self.interrupt == "ignore":
+            return took, done
+        if self.interrupt == "lose":
+            return took, self.state(seed, clients, now + took)[0]
+        at, left = np.full(len(took), now), took.astype(np.float64)
+        while (busy := done & (left > 0)).any():
+            available, until = self.state(seed, clients, at)
+            spent = np.where(busy & available, np.minimum(left, until - at), 0.0)
+            last = busy & available & (spent == left)
+            done &= ~(busy & ~last & np.isinf(until))  # it never comes back
+            at = np.where(last, at + spent, np.where(busy & done, until, at))
+            left = left - spent
+        return np.where(done, at - now, took), done
+
+    def state(self, seed: int, clients: np.ndarray, at: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """See `Availability.state`, whose draws follow from the seed and the client alone. Raises `HookError`."""
+        key = stream_seed(seed, 0, SERVER, "clock availability")
+        made = self.availability.state(clients, at, lambda i: uniform(key, clients, i))
+        if not isinstance(made, tuple) or [np.shape(each) for each in made] != [at.shape] * 2:
+            way = f"Return two arrays [{len(at)}]: which clients are available, and until when that lasts"
+            raise misused(self.availability.state, f"returned {form(made)}", way)
+        return made[0], np.maximum(made[1], np.nextafter(at, np.inf))  # time goes on, whatever was rounded
 
     def seconds(
         self, seed: int, clients: Sequence[int], samples: np.ndarray, up: np.ndarray, down: np.ndarray

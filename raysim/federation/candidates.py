@@ -12,9 +12,11 @@ from raysim.core.server import Downlink
 from raysim.engine.base import Engine
 from raysim.engine.evaluation import evaluate_clients
 from raysim.federation.builder import RunParts
-from raysim.federation.failures import check_results
+from raysim.federation.failures import RoundFailed, check_results
 from raysim.federation.simulated_time import expected_seconds
 from raysim.federation.versions import round_info
+
+NOW = "clock"  # of the server's memory: when the next round may begin, in simulated seconds; where clients come and go
 
 
 class RunClients:
@@ -23,8 +25,26 @@ class RunClients:
     def __init__(self, run: RunParts, engine: Engine | None):
         """Without an `engine`, for what is known before a run, all losses are 0."""
         self._run, self._engine = run, engine
+        self.here = np.arange(len(run.server.population.sizes))
+        self.now = self.idle = 0.0  # simulated seconds: when the round begins, and how long the server waited for that
+        if run.config.clock.comes_and_goes:
+            self._wait()
         self.candidates: dict[int, int] = {}  # and of how many samples they said the loss
         self.events: list[Event] = []  # those that failed
+
+    def _wait(self) -> None:
+        """Until enough clients are available."""
+        run, server = self._run, self._run.server
+        before = float(server.memory[NOW]) if NOW in server.memory else 0.0
+        holders = server.population.sizes.nonzero().flatten().numpy()
+        least = run.config.rounds.min_clients
+        self.now, available = run.config.clock.opens(server.seed, holders, before, least)
+        if np.isinf(self.now):
+            raise RoundFailed(
+                f"round {server.t + 1}: after {before:g} simulated seconds there is no time at which {least} of the "
+                f"{len(holders)} clients with samples are available. Lower rounds.min_clients, or let them be available more often."
+            )
+        self.idle, self.here = self.now - before, holders[available]
 
     def seconds(self, clients: Sequence[int]) -> np.ndarray:
         return expected_seconds(self._run, clients)

@@ -25,12 +25,12 @@ from raysim.engine.dispatcher import Dispatcher, initialize, nothing
 from raysim.engine.evaluation import evaluate, evaluate_clients
 from raysim.engine.model_store import HostedModels
 from raysim.federation.builder import RunParts, learning_rate
-from raysim.federation.candidates import RunClients
+from raysim.federation.candidates import NOW, RunClients
 from raysim.federation.failures import RoundFailed, check_results, check_trained
-from raysim.federation.simulated_time import expected_seconds
+from raysim.federation.simulated_time import expected_asking, expected_seconds
 from raysim.federation.training import send, train
 from raysim.federation.versions import round_info
-from raysim.lazy import Tensor
+from raysim.lazy import Tensor, torch
 from raysim.store.tables import PHASES
 
 
@@ -176,14 +176,21 @@ def select(run: RunParts, pool: RunClients) -> Asked:
     if not clients or [*clients] != sorted({*clients}) or not {*clients[:1], *clients[-1:]} <= {*known}:
         way = f"It must be some of the {len(known)} clients, which count from 0, each once and sorted"
         raise misused(selection.select, f"returned the clients {[*clients][:10]}", way, server.t)
-    asked = replace(asked, candidates=pool.candidates)
+    if clock.comes_and_goes and (away := {*clients} - {*pool.here.tolist()}):
+        way = "Choose among those in clients.here"
+        raise misused(selection.select, f"returned client {min(away)}, which is not available", way, server.t)
+    asked = replace(asked, candidates=pool.candidates, idle=pool.idle)
     if not clock.loses:
         return asked
     holders = [client for client in clients if server.population.sizes[client]]
     if not holders:
         return asked
     took = expected_seconds(run, holders, asked.candidates)
-    lost, lasts = clock.closed(server.seed, server.t, holders, took, wanted if clock.over_select else len(holders))
+    returns = wanted if clock.over_select else len(holders)
+    began = pool.now + expected_asking(run, pool.candidates)
+    lost, lasts = clock.closed(server.seed, server.t, holders, took, returns, began)
+    if clock.comes_and_goes:
+        server.memory[NOW] = torch.tensor(began + lasts, dtype=torch.float64)
     return replace(asked, lost=lost, lasts=lasts)
 
 

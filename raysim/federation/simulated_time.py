@@ -21,6 +21,14 @@ def expected_seconds(run: RunParts, clients: Sequence[int], candidates: Collecti
     return _seconds(run, clients, _work(run, clients), np.array(float(up)), np.where(has, 0.0, float(down))).total
 
 
+def expected_asking(run: RunParts, candidates: Mapping[int, int]) -> float:
+    """Seconds until all `candidates` have said how well the model does on so many samples; known before they are asked."""
+    if not candidates:
+        return 0.0
+    down, work = np.array(float(run.message_bytes[0])), FORWARD * np.array([*candidates.values()], float)
+    return float(_seconds(run, [*candidates], work, np.array(float(FLOAT)), down).total.max())
+
+
 def asked_for_losses(
     run: RunParts, clients: Sequence[int], traffic: Mapping[str, np.ndarray], candidates: Mapping[int, int]
 ) -> Seconds:

@@ -253,7 +253,7 @@ def clock_columns(
     """Simulated seconds: of the round, which began at `before`, and of its clients."""
     trained, candidates = done.cohort.trained, done.asked.candidates
     asked, came = [*trained.asked], [client in trained.clients for client in trained.asked]
-    phases, began = taken(run, asked, traffic, candidates), before
+    phases, began = taken(run, asked, traffic, candidates), before + done.asked.idle
     spent = [(asked, phase) for phase in phases]
     if candidates:
         everyone = [*asked, *done.others]
@@ -273,7 +273,8 @@ def clock_columns(
         name: [None if parts is None else float(parts[i]) for parts in shown]
         for i, name in enumerate(("sim_down", "sim_train", "sim_up"))
     }
-    return {"sim_seconds": ends - before, "sim_clock": ends}, rows
+    idle = done.asked.idle
+    return {"sim_seconds": ends - before - idle, "sim_idle": idle, "sim_clock": ends}, rows
 
 
 def layer_rows(done: Round, notes: Sequence[Note], layers: LayerMap) -> Rows:

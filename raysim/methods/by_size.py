@@ -24,9 +24,10 @@ class BySize(Selection):
     """
 
     def select(self, server: Server, participation: float, clients: Clients) -> Asked:
-        sizes = server.population.sizes
+        sizes = torch.zeros(len(server.population.sizes), dtype=torch.float64)
+        sizes[clients.here] = server.population.sizes[clients.here].double()
         count = cohort_size(participation, len(sizes))
-        drawn = torch.multinomial(sizes.double(), count, replacement=True, generator=server.generator("cohort by size"))
+        drawn = torch.multinomial(sizes, count, replacement=True, generator=server.generator("cohort by size"))
         times = Counter(drawn.tolist())
         return Asked(tuple(sorted(times)), times=tuple(times[client] for client in sorted(times)))
 

@@ -66,7 +66,7 @@ class Oort(Selection):
 
     def select(self, server: Server, participation: float, clients: Clients) -> Asked:
         memory = self._paced(server)
-        holders = server.population.sizes.nonzero().flatten().numpy()
+        holders = clients.here[server.population.sizes.numpy()[clients.here] > 0]
         count = min(cohort_size(participation, len(server.population.sizes)), len(holders))
         last, uses = memory["last"].numpy()[holders], memory["uses"].numpy()[holders]
         new = last == NEVER

@@ -22,5 +22,5 @@ class Poisson(Selection):
         stream, drawn = server.generator("poisson cohort"), list[int]()
         while not drawn:
             draws = torch.rand(len(server.population.sizes), generator=stream)
-            drawn = (draws < participation).nonzero().flatten().tolist()
+            drawn = clients.here[(draws < participation).numpy()[clients.here]].tolist()
         return Asked(tuple(drawn))

@@ -51,11 +51,12 @@ class PowerOfChoice(Selection):
         return (FedAvg("uniform"),)
 
     def select(self, server: Server, participation: float, clients: Clients) -> Asked:
-        sizes = server.population.sizes
+        sizes = torch.zeros(len(server.population.sizes), dtype=torch.float64)
+        sizes[clients.here] = server.population.sizes[clients.here].double()
         count = cohort_size(participation, len(sizes))
-        drawn = min(max(self.candidates or 2 * count, count), server.population.holders)
+        drawn = min(max(self.candidates or 2 * count, count), int(sizes.count_nonzero()))
         stream = server.generator("candidates")
-        candidates = torch.multinomial(sizes.double(), drawn, generator=stream).sort().values.tolist()
+        candidates = torch.multinomial(sizes, drawn, generator=stream).sort().values.tolist()
         if self.estimate == "last":
             losses = self._reported(server)[candidates]
         else:

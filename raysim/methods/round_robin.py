@@ -14,7 +14,7 @@ from raysim.core.server import Server
 class RoundRobin(Selection):
     """All clients in turn (Yang et al., 2020), in a new random order each time.
 
-    The last round of a pass has those that are left.
+    The last round of a pass has those that are left. In the place of clients that are not available come the next that are.
 
     Wrong choice with privacy by sampling: every client takes part once in a pass, so no chance hides it.
     """
@@ -24,4 +24,6 @@ class RoundRobin(Selection):
         count = cohort_size(participation, population)
         turn, place = divmod(server.t, -(-population // count))
         order = draw(population, population, stream_seed(server.seed, turn, SERVER, "round robin"))
-        return Asked(tuple(sorted(order[place * count : (place + 1) * count])))
+        wanted, here = len(order[place * count : (place + 1) * count]), {*clients.here.tolist()}
+        waiting = order[place * count :] + order[: place * count]
+        return Asked(tuple(sorted([client for client in waiting if client in here][:wanted])))

@@ -47,6 +47,7 @@ class Traits(TypedDict):
     up: Entry
     down: Entry
     latency: Entry
+    availability: NotRequired[Entry]  # an older run has none
 
 
 class Rounds(TypedDict):

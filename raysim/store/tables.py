@@ -71,6 +71,7 @@ TABLES: dict[str, pa.Schema] = {
         ("seconds", "float", "seconds", "the whole round"),
         *((f"seconds_{phase}", "float?", "seconds", about) for phase, about in PHASES.items()),
         ("wall", "float", "seconds", "end of the round, since the run's start"),
+        ("sim_idle", "float?", "simulated seconds", "before the round, until enough clients were available; null without a clock"),
         ("sim_seconds", "float?", "simulated seconds", "the whole round; null without a clock"),
         ("sim_clock", "float?", "simulated seconds", "end of the round, since the run's start; null without a clock"),
     ),

@@ -166,6 +166,16 @@ class Between(raysim.Trait):
         return self.least + (self.most - self.least) * u
 
 
+@raysim.availability()
+@dataclass(frozen=True)
+class Weekdays(raysim.Availability):
+    """Five days of seven; the run begins on a Monday."""
+
+    def state(self, clients, at, u):
+        open = at % 604800 < 432000
+        return open, at - at % 604800 + np.where(open, 432000, 604800)
+
+
 @raysim.schedule()
 @dataclass(frozen=True)
 class Harmonic(raysim.Schedule):
@@ -182,7 +192,7 @@ SETTINGS: dict[str, Any] = {
     "model": {"name": "net", "options": {"width": 8}}, "rounds": {"total": 3, "selection": "pairs"},
     "local": {"batch_size": 10, "lr": 0.5, "lr_schedule": [{"harmonic": 20}]},
     "client": [{"signsgd": {"scale": 0.1}}], "weighting": ["midrange"], "upload": ["error_feedback", {"halves": {"least": 8}}],
-    "attack": [{"noise": {"clients": [1]}}], "clock": {"speed": {"between": {"least": 10, "most": 20}}},
+    "attack": [{"noise": {"clients": [1]}}], "clock": {"speed": {"between": {"least": 10, "most": 20}}, "availability": "weekdays"},
     "evaluate": {"metrics": ["doubt"]}, "record": {"instruments": ["drift"]},
 }  # fmt: skip
 ON_RAY = {"ray": {"clients_per_actor": 3}}  # one actor: its start takes longer than the runs
@@ -205,7 +215,7 @@ PRINT = "print(ran('local'), ran('ray'), sep='\\n')"
 ENTRIES = {
     "methods": ("SignSGD", "Halves", "MidRange", "Noise", "Pairs"), "models": ("Net",), "datasets": ("points",),
     "partitions": ("in_turn",), "tasks": ("Focal",), "metrics": ("doubt",), "instruments": ("Drift",), "traits": ("Between",),
-    "schedules": ("Harmonic",),
+    "availabilities": ("Weekdays",), "schedules": ("Harmonic",),
 }  # fmt: skip
 BUILD = '[build-system]\nrequires = ["hatchling"]\nbuild-backend = "hatchling.build"\n[project]\nname = "mine"\nversion = "1"\n'
 

@@ -211,7 +211,7 @@ def test_who_is_lost_changes_nothing_but_the_tables(tmp_path: Path, monkeypatch:
         ({"clock": CLOCK | {"deadline": 9}, "weighting": [{"fedldf": 1}]}, "fedldf needs all of them"),
         (
             {"clock": CLOCK | {"over_select": 1}, "rounds": {"selection": {"fedbuff": 2}}},
-            "fedbuff has none for which it waits",
+            "fedbuff has no round that could do without some",
         ),
     ],
 )
