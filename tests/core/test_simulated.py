@@ -204,6 +204,24 @@ def test_who_is_lost_changes_nothing_but_the_tables(tmp_path: Path, monkeypatch:
     np.testing.assert_allclose(rounds["sim_clock"], np.cumsum(rounds["sim_seconds"]))
 
 
+def test_who_is_late_sends_as_much_as_the_others(ran: Any) -> None:
+    """Top-k sends the same number of bytes for every model, and fewer than a client receives."""
+    run = ran(clock=CLOCK | {"over_select": 0.7}, upload=["top_k"])
+    traffic = table(run.folder, "traffic")
+    assert "late" in table(run.folder, "clients")["status"]
+    up, down = (sum(traffic[name] for name in traffic if name.startswith(way)) for way in ("up_", "down_"))
+    assert len({*(up - traffic["up_scalars"])}) == 1 and (up < down).all()
+    assert (traffic["bytes"] == up + down).all()
+
+
+def test_a_deadline_waits_for_all_that_were_drawn(ran: Any) -> None:
+    """Also where these are more than the three that a round has on average."""
+    run = ran(clock=CLOCK | {"deadline": 1e9}, rounds={"selection": "poisson"})
+    clients = table(run.folder, "clients")
+    assert np.bincount(clients["round"]).max() > 3
+    assert {*clients["status"]} == {"ok"}
+
+
 @pytest.mark.parametrize(
     ("changes", "fault"),
     [

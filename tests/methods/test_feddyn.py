@@ -42,10 +42,10 @@ def test_golden_numbers():
 
 
 def test_the_clients_terms_add_up_to_n_h():
-    """Whoever takes part: Σ_k g_k = N h, and h = −α h̃."""
+    """Whoever takes part: Σ_k g_k = N h, and h = −α h̃. A client without samples is none of the N."""
     alpha = 0.3
-    a, b = [[1.0], [2.0], [3.0], [4.0]], [[0.0], [1.0], [-1.0], [2.0]]
-    federation = Quadratics([FedDyn(alpha)], a, b, steps=3)
+    a, b = [[1.0], [2.0], [3.0], [4.0], [9.0]], [[0.0], [1.0], [-1.0], [2.0], [3.0]]
+    federation = Quadratics([FedDyn(alpha)], a, b, steps=3, sizes=[1, 1, 1, 1, 0])
     federation.simulate(5, cohorts=[(0, 1), (1, 3), (0,)])
     terms = [s.methods["feddyn"].g if s.methods else vector([0.0]) for s in federation.states]
     assert federation.states[2] == ClientState()  # who never took part keeps nothing

@@ -38,6 +38,15 @@ def test_golden_numbers():
     assert federation.server.shared["scaffold"].tolist() == pytest.approx([-5 / 3, 5 / 3])
 
 
+def test_the_controls_add_up_to_n_c():
+    """Whoever takes part: Σ_k c_k = N c. A client without samples is none of the N."""
+    federation = Quadratics([SCAFFOLD()], [*A, [2.0], [9.0]], [*B, [-1.0], [0.0]], steps=2, sizes=[1, 1, 1, 0])
+    federation.simulate(5, cohorts=[(0, 1), (1, 2), (0,)])
+    total = sum(state.methods["scaffold"].c.item() for state in federation.states[:3])
+    assert total == pytest.approx(3 * federation.server.shared["scaffold"].item())
+    assert abs(total) > 0.1
+
+
 @pytest.mark.parametrize("option", OPTIONS)
 def test_one_full_batch_step_gives_the_gradient(option):
     """S = 1: c_k⁺ = ∇F_k(w_g), whatever the controls were."""
