@@ -121,6 +121,23 @@ def test_bytes(case: Mapping[str, Any]) -> None:
     assert message.costs.sum() == case["expect"]["bytes"]
 
 
+@pytest.mark.parametrize(
+    ("entries", "fraction", "cost"),
+    [(1024, 0.05, 52 * 4 + 65), (100, 0.29, 29 * 4 + 13)],
+    ids=["a position of 1024 takes ten bits", "0.29 of 100 is 29, and 29 positions a bitmap"],
+)
+def test_bytes_of_top_k(entries: int, fraction: float, cost: int) -> None:
+    _, message = sent(torch.arange(1.0, entries + 1).tolist(), {"top_k": {"fraction": fraction}})
+    assert message.costs.sum() == cost
+
+
+def test_the_largest_of_the_largest() -> None:
+    vector = torch.randn(40, generator=torch.Generator().manual_seed(0)).tolist()
+    twice, message = sent(vector, {"top_k": {"fraction": 0.5}}, {"top_k": {"fraction": 0.2}})
+    once, expected = sent(vector, {"top_k": {"fraction": 0.1}})
+    assert twice.tolist() == once.tolist() and (message.costs == expected.costs).all()
+
+
 @pytest.mark.parametrize("case", of("powersgd"))
 def test_powersgd(case: Mapping[str, Any]) -> None:
     tensor, start, expect = (
