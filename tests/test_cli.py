@@ -206,11 +206,11 @@ def completed(*words: str) -> list[str]:
         ("plot timel", ["timeline"]),
         ("measure hess", ["hessian"]),
         ("reproduce fedlws/table12", ["fedlws/table12"]),
-        (f"run {ROOT}/configs/quickst", [f"{ROOT}/configs/quickstart.yaml"]),
+        (f"run '{ROOT}/configs/quickst'", [f"{ROOT}/configs/quickstart.yaml"]),
     ],
 )
 def test_tab_offers_names(words: str, offered: list[str]) -> None:
-    assert completed("raysim", *words.split()) == offered
+    assert completed("raysim", *shlex.split(words)) == offered
 
 
 def test_every_name_is_offered() -> None:

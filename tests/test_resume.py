@@ -19,7 +19,7 @@ from conftest import contents, simulate, tiny
 
 import raysim
 from raysim.config import Config, ConfigError, check_unchanged, to_yaml
-from raysim.engine.base import StateLost
+from raysim.engine.base import MachineFailure, StateLost
 from raysim.federation import Federation, Round, RoundFailed, RunParts, run_round
 from raysim.federation.resume import StateUnreadable
 from raysim.store import tables
@@ -96,6 +96,22 @@ def test_lost_client_states(checkpoint_every, tmp_path):
     assert tables.read(federation.folder, "rounds")["round"].to_pylist() == list(range(6))
 
 
+def test_client_states_that_are_lost_again_and_again(tmp_path):
+    """What is lost before a round is done counts, until that round is done."""
+    changes, ran = {**METHODS["scaffold"], "rounds": {"total": 6, "checkpoint_every": 1}}, []
+
+    def lossy(run: RunParts, t: int, **options: Any) -> Round:
+        ran.append(t)
+        if len(ran) in (2, 3) or t == 3:
+            assert len(ran) < 20
+            raise StateLost("gone")
+        return run_round(run, t, **options)
+
+    with pytest.raises(MachineFailure, match=r"lost 3 times before round 4 was done"):
+        simulate(tiny(**changes), tmp_path, run_round=lossy)
+    assert ran == [0, 1, 1, 1, 2, 3, 3, 3]
+
+
 def test_a_clock_that_is_set_back(tmp_path):
     """By an hour, in the second round: the checkpoint counts, and so do the seconds."""
     clock, config = ManualClock(tick=1), tiny(rounds={"total": 4, "checkpoint_every": 2})
@@ -149,6 +165,19 @@ def test_the_hash_is_of_the_model_and_of_each_client(tmp_path):
             digest.update(client.to_bytes(8, "little") + hashlib.sha256(kind.encode() + content).digest())
         assert federation.sha256() == digest.hexdigest()
     federation.close()
+
+
+def test_states_that_fit_stay_in_memory(ran, tmp_path):
+    """Clients that take part again and again count once."""
+    room = 8 * 4 * ran().server.layers.P  # bytes of the controls of all clients
+    rounds, engine = {"total": 8, "checkpoint_every": 1}, {"local": {"state_bytes": room}}
+    federation = Federation(tiny(**METHODS["scaffold"] | {"rounds": rounds, "engine": engine}), tmp_path)
+    while federation.step():
+        pass
+    federation.close()
+    asked = tables.read(tmp_path, "clients")["client"].to_pylist()
+    assert {*federation.engine.client_states.maps[0]} == {*asked}
+    assert len(asked) > 2 * len({*asked})
 
 
 def test_a_state_that_is_damaged_while_the_run_goes_on(tmp_path):

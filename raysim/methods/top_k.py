@@ -26,7 +26,7 @@ class TopK(Compressor):
 
 
 def count(fraction: float, n: int) -> int:
-    """⌈ρn⌉ of n elements, one at least; 0.29 · 100 is 29."""
+    """⌈ρn⌉ of n elements, one at least; 0.07 · 100 is 7."""
     return max(1, ceil(fraction * n - 1e-9))
 
 

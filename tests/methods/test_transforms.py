@@ -123,8 +123,8 @@ def test_bytes(case: Mapping[str, Any]) -> None:
 
 @pytest.mark.parametrize(
     ("entries", "fraction", "cost"),
-    [(1024, 0.05, 52 * 4 + 65), (100, 0.29, 29 * 4 + 13)],
-    ids=["a position of 1024 takes ten bits", "0.29 of 100 is 29, and 29 positions a bitmap"],
+    [(1024, 0.05, 52 * 4 + 65), (100, 0.07, 7 * 4 + 7)],
+    ids=["a position of 1024 takes ten bits", "0.07 of 100 is 7, although floats say more"],
 )
 def test_bytes_of_top_k(entries: int, fraction: float, cost: int) -> None:
     _, message = sent(torch.arange(1.0, entries + 1).tolist(), {"top_k": {"fraction": fraction}})
