@@ -5,6 +5,7 @@ import re
 import signal
 import sys
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
@@ -29,6 +30,7 @@ from raysim.core.server import Server, Weighting
 from raysim.engine import dispatcher
 from raysim.engine.base import Call, Engine, Handle, HostLost, MachineFailure
 from raysim.engine.evaluation import evaluate
+from raysim.engine.local import LocalEngine
 from raysim.engine.ray.driver import RemoteFederation, stored
 from raysim.engine.ray.engine import RayEngine
 from raysim.engine.ray.heartbeat import HeartbeatMonitor
@@ -105,6 +107,39 @@ def test_actors_lost_between_training_and_reduction(tmp_path, warm_ray, ran, onl
     assert len(messages) == 2, "\n".join(messages)  # one host a round, and the right one
     assert "its process ended" in messages[0]
     assert HANGS in messages[1]
+
+
+class LosesTheFirstSum(LocalEngine):
+    """Its host dies once, with the sum that it made while training: that cannot be fetched any more."""
+
+    gone: Handle = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.process = object()
+
+    @property
+    def hosts(self) -> list[Any]:
+        return [self.process]
+
+    def fetch(self, calls: Sequence[tuple[int, Handle]]) -> list[Any]:
+        for _, handle in calls:
+            if self.gone is None and isinstance(handle, dict) and (0, 3) in handle:
+                self.gone = handle
+            if handle is self.gone is not None:
+                raise HostLost({0})
+        return super().fetch(calls)
+
+    def replace(self, lost: HostLost) -> str:
+        self.process = object()
+        return "another takes its place"
+
+
+def test_a_sum_lost_with_its_host(tmp_path, ran):
+    """Another is made of the clients that train again; the first is not waited for."""
+    run = simulate(tiny(), tmp_path, make_engine=lambda _, *args: LosesTheFirstSum(*args[:3]))
+    assert run.sha256() == ran().sha256()
+    assert len(tables.read(tmp_path, "events")) == 1
 
 
 @pytest.mark.parametrize("server", [["fedlws"], []], ids=["kept", "summed"])
