@@ -9,7 +9,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -123,6 +123,19 @@ def small_files(most: int) -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
+def patient(get_node: Callable[..., Any]) -> Callable[..., Any]:
+    """Ray gives up on a node that it has started after 30 seconds, whatever the environment says."""
+
+    def wait(*args: Any) -> Any:
+        for _ in range(2100):
+            with suppress(RuntimeError):
+                return get_node(*args)
+            time.sleep(0.1)
+        return get_node(*args)
+
+    return wait
+
+
 @contextmanager
 def one_node(**resources: int) -> Iterator["Cluster"]:
     """This process connected to a Ray cluster of one node with these resources."""
@@ -132,7 +145,13 @@ def one_node(**resources: int) -> Iterator["Cluster"]:
     from raysim.engine.ray.private import forking, without_helpers
 
     folder = Path(tempfile.mkdtemp(dir=os.environ["RAY_TMPDIR"]))
-    with forking(folder), without_helpers(dashboard=False):  # of which one reads every log all the time
+    services = ray._private.services
+    with (
+        pytest.MonkeyPatch.context() as patch,
+        forking(folder),
+        without_helpers(dashboard=False),  # of which one reads every log all the time
+    ):
+        patch.setattr(services, "get_node", patient(services.get_node))
         cluster = Cluster(initialize_head=True, head_node_args={"include_dashboard": False, **resources})
         ray.init(address=cluster.address, log_to_driver=False, logging_level="ERROR")
         yield cluster
