@@ -2,9 +2,9 @@
 
     python benchmarks/tuning.py fedlws/table1 --rates 0.01 0.02 0.04 0.08 --out runs/tuning
 
-The table's first row runs 40 rounds of its medium scale with each rate, in every column; what counts is the mean of the last
-ten evaluations, and its mean over the columns (docs/papers/protocol.md). A rate is out with which a run fails, as where a
-client's model is not finite. Writes to benchmarks/results/.
+The table's first row, or the one that --only names, runs 40 rounds of its medium scale with each rate, in every column; what
+counts is the mean of the last ten evaluations, and its mean over the columns (docs/papers/protocol.md). A rate is out with
+which a run fails, as where a client's model is not finite. Writes to benchmarks/results/.
 """
 
 from __future__ import annotations
@@ -33,12 +33,15 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True, help="where the runs are, or are to be")
     parser.add_argument("--parallel", type=int, default=2)
     parser.add_argument("--set", action="append", default=[], help="what the comparison sets as well")
+    parser.add_argument("--only", action="append", default=[], metavar="NAME", help="another row, or some columns")
     args = parser.parse_args()
     ran = {}
     for rate in args.rates:
         changes = [*args.set, f"rounds.total={args.rounds}", f"local.lr={rate}"]
         try:
-            cells = find(args.item).runs("medium", [args.seed], changes, args.out / args.item / f"lr{rate:g}")
+            cells = find(args.item).runs(
+                "medium", [args.seed], changes, args.out / args.item / f"lr{rate:g}", args.only
+            )
         except ConfigError as error:
             parser.error(str(error))
         baseline = next(iter(cells)).row
@@ -61,13 +64,13 @@ def main() -> None:
         sys.exit("with no rate all runs have ended")
     best = max(means, key=means.__getitem__)
     print(f"best: {best:g}")
-    told = {
+    result = {
         "command": " ".join(sys.argv), "item": args.item, "seed": args.seed, "rounds": args.rounds, "best": best,
         "last10": [{"lr": rate, **by_column} for rate, by_column in scores.items()], "machine": manifest("", 0, {}),
     }  # fmt: skip
     name = f"tuning-{args.item.replace('/', '-')}-{time.strftime('%Y-%m-%dT%H%M')}.json"
     target = Path(__file__).parent / "results" / name
-    target.write_text(json.dumps(told, indent=1) + "\n")
+    target.write_text(json.dumps(result, indent=1) + "\n")
     print(f"written to {target}")
 
 

@@ -23,12 +23,12 @@ from raysim.data import SOURCES
 from raysim.registry import Catalogue
 from raysim.report.figures import FIGURES, SingleRunFigure
 from raysim.sweep.grid import runs
-from raysim.sweep.items import PAPERS, Item
+from raysim.sweep.items import TITLES, Item
 from raysim.sweep.table import Scale, Table
 
 CONFIGS = Path(__file__).parents[1] / "configs"
 FILES = sorted(path for path in CONFIGS.rglob("*.yaml") if path.parent.name != "cluster")
-OF_PAPERS = [path for path in FILES if path.parent != CONFIGS]
+TABLES = [path for path in FILES if path.parent != CONFIGS]
 
 
 def label(path: Path) -> str:
@@ -72,21 +72,21 @@ def test_every_file_is_valid(subtests):
 
 
 @pytest.mark.filterwarnings("ignore:pfedme")  # w overshoots θ at the learning rate that the paper has for MNIST
-@pytest.mark.parametrize("paper", PAPERS)
+@pytest.mark.parametrize("paper", TITLES)
 def test_every_cell_is_valid(paper, tmp_path, subtests):
-    for path in (path for path in OF_PAPERS if path.parent.name == paper):
+    for path in (path for path in TABLES if path.parent.name == paper):
         with subtests.test(path.stem):
             check(item_of(path), tmp_path)
 
 
 def test_headers_say_what_the_file_is(subtests):
-    for path in OF_PAPERS:
+    for path in TABLES:
         with subtests.test(label(path)):
             text = path.read_text(encoding="utf-8")
             header = re.match(r"(#.*\n)*", text).group()
             item = item_of(path)
             first = next(iter(item.table.items))
-            assert header.startswith(f"# {PAPERS[path.parent.name]}, {first}")
+            assert header.startswith(f"# {TITLES[path.parent.name]}, {first}")
             assert f"raysim reproduce {item.name}" in re.sub(r"\s+#?\s*", " ", header)
             assert "\n# Data" in header  # where the data are to be had
             assert f"\nname: {path.parent.name}_{path.stem}\n" in text  # so that folders of runs tell tables apart
@@ -119,7 +119,7 @@ def parsed(words: Sequence[str]) -> dict[str, Any]:
 
 def test_commands_that_the_items_name_work_as_they_are_typed(subtests):
     """In any folder; what they show is for test_configs_run."""
-    for item in map(item_of, OF_PAPERS):
+    for item in map(item_of, TABLES):
         with subtests.test(item.name):
             outside = re.sub(r"\([^()]*\)", "", " ".join(item.table.items.values()))
             assert "raysim " not in outside and "configs/" not in outside, "commands stand in brackets"
@@ -153,8 +153,8 @@ def test_commands_after_also_have_the_others_place():
     ]  # fmt: skip
 
 
-def test_there_are_files_of_every_paper():
-    assert {path.parent.name for path in OF_PAPERS} == set(PAPERS)
+def test_every_folder_has_a_title():
+    assert {path.parent.name for path in TABLES} == set(TITLES)
 
 
 def test_a_wrong_cell_is_found(tmp_path):

@@ -435,7 +435,9 @@ def test_what_is_said_of_settings_seeds_and_fallbacks(item: Item, monkeypatch: p
     done = reproduce("toy/table1", "--scale", "medium", "--out", "out", "--parallel", 2, *options)
     assert done.exit_code == 0, done.output
     assert "smoke" not in done.output
-    assert f"Settings other than the paper's: {', '.join(changes)}." in done.output  # not that there were three rounds
+    assert (
+        f"Settings other than at full scale: {', '.join(changes)}." in done.output
+    )  # not that there were three rounds
     assert "Each cell: one run of raysim's (the paper's number" in done.output
     assert asked == [2]
     points = item.runs("medium", (), changes, Path("out")).values()

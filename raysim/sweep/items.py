@@ -25,6 +25,7 @@ PAPERS = {
     "fedldf": "FedLDF (2024)",
     "fedlws": "FedLWS (Shi et al., 2025)",
 }
+TITLES = PAPERS | {"time": "Time on a network"}  # of the folders of `configs/` that hold tables
 
 
 @dataclass(frozen=True)
@@ -50,7 +51,7 @@ class Item:
 
     @property
     def title(self) -> str:
-        paper = PAPERS.get(self.path.parent.name, self.path.parent.name)
+        paper = TITLES.get(self.path.parent.name, self.path.parent.name)
         name, what = next(iter(self.table.items.items()))
         return f"{paper}, {name}: {what.partition(' (')[0]}"  # what follows is the command for a figure
 
@@ -156,7 +157,7 @@ def listing(there: Mapping[str, Item]) -> Iterator[str]:
     for name, item in there.items():
         if item.path.parent.name != paper:
             paper = item.path.parent.name
-            yield f"\n{PAPERS.get(paper, paper)}"
+            yield f"\n{TITLES.get(paper, paper)}"
         yield f"\n  {name}"
         try:
             yield from [f"    {line}" for line in _described(item)]

@@ -54,9 +54,9 @@ def _error_at(run: Run, megabytes: float) -> float | None:
     return 100 * (1 - float(known[-1])) if len(known) and spent[-1] >= megabytes else None
 
 
-def _to_error(run: Run, error: float) -> float | None:
-    """MB that the clients had sent when the test error was first down to so many %."""
-    return summary.cost_to(run, GLOBAL, 1 - error / 100, "MB up")
+def _to_error(cost: str) -> Callable[[Run, float], float | None]:
+    """What a run had spent when the test error was first down to so many %."""
+    return lambda run, error: summary.cost_to(run, GLOBAL, 1 - error / 100, cost)
 
 
 def _gap(run: Run, other: Run) -> float | None:
@@ -151,7 +151,9 @@ SCORES: dict[str, tuple[Callable[..., float | None], str]] = {  # and what a hea
     "minutes": (lambda run: _seconds(run) / 60, "minutes a round"),
     "aggregation": (_aggregation, "seconds to aggregate"),
     "error at MB": (_error_at, ""),
-    "MB to error": (_to_error, ""),
+    "MB to error": (_to_error("MB up"), ""),
+    "simulated s": (lambda run: summary.total(run, "simulated s"), "simulated seconds"),
+    "simulated s to error": (_to_error("simulated s"), ""),
     "gap": (_gap, ""),
     "best over": (_best_over, ""),
     "converged": (_converged, ""),
@@ -162,7 +164,10 @@ PERCENT = (*ACCURACIES, "best10 deviation", "error", "error at MB", "gap", "best
 BETTER = {  # 1: higher is better, -1: lower; of others nothing says
     **dict.fromkeys((*ACCURACIES, "best over"), 1),
     **dict.fromkeys(
-        ("error", "error at MB", "MB to error", "MB up", "MB", "seconds", "minutes", "aggregation", "gap", "converged"),
+        (
+            *("error", "error at MB", "MB to error", "MB up", "MB", "simulated s", "simulated s to error"),
+            *("seconds", "minutes", "aggregation", "gap", "converged"),
+        ),
         -1,
     ),
 }
@@ -202,6 +207,7 @@ MUST_BE: dict[str, tuple[str, Callable[[Any], bool]]] = {
     "converged": ("a whole number > 0", _whole),
     "error at MB": ("a number > 0", _number),
     "MB to error": ("a number > 0", _number),
+    "simulated s to error": ("a number > 0", _number),
     "note": ("METHOD.NAME, such as fedlws.gamma", _note_name),
     "rounds": ("the first and the last round, such as [90, 110]", _span),
     "client": ("a client's number, from 0", lambda value: value == 0 or _whole(value)),

@@ -30,16 +30,16 @@ def table_text(item: Item, points: Mapping[Cell, Point], scale: str, changes: Se
     if scale == "small":
         lines += ["A smoke run: it shows that all of it works, and no difference between methods."]
     if scale != "full":
-        lines += ["Scaled down; the paper's numbers are those of its own, full-size runs."]
+        lines += ["Scaled down; the paper's numbers are those of its own, full-size runs."] if item.table.paper else []
     if settings:
-        lines += [f"Settings other than the paper's: {', '.join(settings.values())}."]
+        lines += [f"Settings other than at full scale: {', '.join(settings.values())}."]
     ours = (
         "one run of raysim's"
         if len(seeds) == 1
         else f"mean ± standard deviation over {len(seeds)} seeds of raysim's runs"
     )
-    beside = "the paper's number" + (", ours minus the paper's" if scale != "small" else "")
-    lines += [f"Each cell: {ours} ({beside})."]
+    beside = " (the paper's number" + (", ours minus the paper's)" if scale != "small" else ")")
+    lines += [f"Each cell: {ours}{beside if item.table.paper else ''}."]
     for paper_table in paper_tables(item, points, scale):
         lines += ["", *([f"{paper_table.title}:", ""] if paper_table.title else []), *_aligned(paper_table)]
     return "\n".join([*lines, *_fallen_back(points)])
