@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 import numpy as np
 
 from raysim.core.cohort import Cohort
+from raysim.core.event import Event
 from raysim.core.layers import LayerMap
 from raysim.core.method import Method
 from raysim.core.mixture import Mixture
@@ -122,6 +123,7 @@ class RoundScratch:
     t: int = 0
     lr: float = 0.0
     notes: list[Note] = field(default_factory=list)
+    warnings: list[Event] = field(default_factory=list)
     batches: list[np.ndarray] = field(default_factory=list)  # rows of every batch that the server drew
     statistics: Tensor | None = None  # [B] what weight learning on proxy data left, for `bn_stats: proxy`
     one_time_scalars: dict[int, int] = field(default_factory=dict)  # numbers that clients send now, and never again
@@ -129,7 +131,10 @@ class RoundScratch:
 
     def copy(self) -> RoundScratch:
         """One of its own, with what there is so far."""
-        return replace(self, notes=[*self.notes], batches=[*self.batches], one_time_scalars=dict(self.one_time_scalars))
+        return replace(
+            self, notes=[*self.notes], warnings=[*self.warnings], batches=[*self.batches],
+            one_time_scalars=dict(self.one_time_scalars),
+        )  # fmt: skip
 
 
 @dataclass
@@ -187,6 +192,10 @@ class Server:
     def fell_back(self, method: Named, happened: bool) -> None:
         """Record whether `method` could not do its work this round and left the plan as it was; see `FELL_BACK`."""
         self.note(method, FELL_BACK, torch.tensor(float(happened)))
+
+    def warn(self, message: str) -> None:
+        """A line in the terminal, once a run if it stays the same, and a row of the table `events` in every round."""
+        self.scratch.warnings.append(Event("run", message))
 
     def note(self, method: Named, name: str, value: Tensor, *axes: str, clients: Sequence[int] | None = None) -> None:
         """Record `value` of this round; one axis name a dimension. `clients`, if not those that came back, are "client"."""

@@ -142,8 +142,8 @@ def run_round(
             raise RoundFailed(f"round {t + 1}: {by} made a model that is not finite (NaN or Inf)")
         phases.end("server")
     done = Round(
-        t, asked, cohort, dispatcher, mixture, before, target, server.value, server.scratch.notes, phases.seconds, events,
-        started, delivered=delivered,
+        t, asked, cohort, dispatcher, mixture, before, target, server.value, server.scratch.notes, phases.seconds,
+        events + server.scratch.warnings, started, delivered=delivered,
     )  # fmt: skip
 
     # Observe, before anything counts: a host that is lost meanwhile trains its clients again from what they were sent.

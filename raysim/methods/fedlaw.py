@@ -22,6 +22,7 @@ from raysim.methods.fedlws import FedLWS
 
 # Stochastic weight averaging, as the released code schedules it.
 SWA_START, SWA_LR, SWA_ANNEALING, COSINE_EPOCHS = 5, 0.05, 10, 100
+WARM_UP = 2  # rounds in which a mixture that is worse than chance is nothing to warn of
 
 # Inner products with the proxy loss's gradient G at w = γ (w_g + Σ λ_k Δ_k): ⟨w_g, G⟩ and ⟨Δ_k, G⟩ [K].
 Slopes = Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]  # of (λ [K], γ, positions [b])
@@ -135,10 +136,12 @@ class LearnedWeights(Weighting):
         return torch.stack(history)
 
     def fit(self, models: Models, p: Tensor, orders: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """The history of `learn`, the proxy loss before and after [2], and the running statistics [B] it left."""
+        """The history of `learn`; the proxy loss before and after, and that of a model of zeros [3]; and the running
+        statistics [B] that learning left."""
         history = self.learn(p, orders, models.slopes)
         statistics = models.statistics().clone()
-        losses = torch.stack([models.loss(*self.read(z)) for z in (history[0], history[-1])])
+        lam, gamma = self.read(history[-1])
+        losses = torch.stack([models.loss(*w) for w in (self.read(history[0]), (lam, gamma), (lam, 0 * gamma))])
         return history, losses, statistics
 
     def plan(self, cohort: Cohort, server: Server, prior: Mixture) -> Mixture:
@@ -152,6 +155,10 @@ class LearnedWeights(Weighting):
         lam, gamma = self.conclude(server, *fitted)
         return prior.reweighted(lam).scaled(gamma)
 
+    def guarded(self, server: Server, gamma: Tensor, losses: Tensor) -> bool:
+        """Whether the learned γ is not applied."""
+        return False
+
     def conclude(self, server: Server, history: Tensor, losses: Tensor, statistics: Tensor) -> tuple[Tensor, Tensor]:
         """Record what was learned but λ; the final λ [K] and γ."""
         lam, gamma = self.read(history)
@@ -159,20 +166,57 @@ class LearnedWeights(Weighting):
         server.note(self, "proxy_loss_before", losses[0])
         server.note(self, "proxy_loss_after", losses[1])
         learned = bool(history[-1].isfinite().all() and statistics.isfinite().all())
-        server.fell_back(self, not learned)
+        guarded = learned and self.guarded(server, gamma[-1], losses)
+        server.fell_back(self, guarded or not learned)
         if not learned:
             return lam[0], gamma[0]
+        if guarded:  # what learning left are the statistics of the scaled model
+            return lam[-1], gamma[0]
         server.scratch.statistics = statistics
         return lam[-1], gamma[-1]
 
 
 @dataclass(frozen=True)
-class FedLAW(LearnedWeights):
+class LearnedShrinking(LearnedWeights):
+    """What learns γ shares (FedLAW, 2023). While no mixture is better than a model of zeros, γ shrinks the model to that."""
+
+    gamma_clamp: tuple[float, float] | None = None
+    """Lower and upper bound of γ; null: none."""
+    guard: bool = False
+    """Keep γ at 1 in a round whose proxy loss after learning is not below that of a model of zeros (ours, not the paper's)."""
+
+    stage: ClassVar[str] = "rescale"
+
+    @property
+    def scales(self) -> bool:
+        return True
+
+    def check(self, facts: RunFacts) -> str | None:
+        clamp = self.gamma_clamp
+        if clamp is not None and not 0 < clamp[0] <= clamp[1]:
+            return f"gamma_clamp is {list(clamp)}; it must be a positive lower and an upper bound."
+        if any(isinstance(step, FedLWS) for step in facts.server):
+            return "shrinks the model, and so does FedLWS; a run can have one of them."
+        return super().check(facts)
+
+    def guarded(self, server: Server, gamma: Tensor, losses: Tensor) -> bool:
+        hopeless = bool(losses[1] >= losses[2])
+        if hopeless and gamma < 1 and not self.guard and server.t >= WARM_UP:
+            server.warn(
+                f"{self.name}: on the proxy samples the mixture is no better than a model of zeros, so γ may drive the model to "
+                "zero. Set guard: true, or a lower lr"
+            )
+        return hopeless and self.guard
+
+
+@dataclass(frozen=True)
+class FedLAW(LearnedShrinking):
     """Shrink factor γ and client weights λ learned together on proxy data (FedLAW, 2023): w = γ Σ λ_k w_k.
 
     With `swa`, in two stages of half the epochs each: λ with γ fixed, averaging its iterates, and γ with λ fixed. The
     released code learns λ first, the paper γ. Nothing bounds γ but `gamma_clamp`. While the mean of the clients is
-    worse than chance, shrinking it lowers the loss, and over the rounds the model can vanish. Where γ is far above
+    worse than chance, shrinking it lowers the loss, and over the rounds the model can vanish; `guard` keeps γ at 1
+    meanwhile. Where γ is far above
     1, the model's norm becomes several times FedAvg's, and learning can slow. A lower `lr` or a bound on γ may help
     against both. Weights that do not stay finite are replaced by those with which learning began.
 
@@ -184,17 +228,9 @@ class FedLAW(LearnedWeights):
     """Learn λ and γ in two stages and average λ's iterates."""
     swa_order: Literal["lambda_first", "gamma_first"] = "lambda_first"
     """Which of the two stages comes first."""
-    gamma_clamp: tuple[float, float] | None = None
-    """Lower and upper bound of γ; null: none."""
-
-    stage: ClassVar[str] = "rescale"
-
-    @property
-    def scales(self) -> bool:
-        return True
 
     def check(self, facts: RunFacts) -> str | None:
-        return refuse_weightings(self, facts) or refuse_shrinking(self.gamma_clamp, facts) or super().check(facts)
+        return refuse_weightings(self, facts) or super().check(facts)
 
     def stages(self) -> tuple[Stage, ...]:
         if not self.swa:
@@ -236,7 +272,7 @@ class AttentiveLAW(LearnedWeights):
 
 
 @dataclass(frozen=True)
-class AdaptiveGWS(LearnedWeights):
+class AdaptiveGWS(LearnedShrinking):
     """Only the shrink factor γ learned on proxy data (FedLAW, 2023, adaptive global weight shrinking): w = γ ŵ.
 
     ŵ is the model that the other weightings make, so that no client's model is gathered. With a global
@@ -247,19 +283,8 @@ class AdaptiveGWS(LearnedWeights):
     Wrong choice where some clients mislead: γ is one number for the whole mean, and cannot weigh one less.
     """
 
-    gamma_clamp: tuple[float, float] | None = None
-    """Lower and upper bound of γ; null: none."""
     eta: Positive = 1.0
     """Step size of the server (η), applied before γ."""
-
-    stage: ClassVar[str] = "rescale"
-
-    @property
-    def scales(self) -> bool:
-        return True
-
-    def check(self, facts: RunFacts) -> str | None:
-        return refuse_shrinking(self.gamma_clamp, facts) or super().check(facts)
 
     def stages(self) -> tuple[Stage, ...]:
         return (Stage("gamma", self.epochs, gamma_clamp=self.gamma_clamp),)
@@ -274,18 +299,8 @@ class AdaptiveGWS(LearnedWeights):
 
 
 def refuse_weightings(method: LearnedWeights, facts: RunFacts) -> str | None:
-    others = [w.name for w in facts.weighting if type(w) is not type(method)]
-    return (
-        f"learns the clients' weights itself, so that {' and '.join(others)} would have no effect." if others else None
-    )
-
-
-def refuse_shrinking(clamp: tuple[float, float] | None, facts: RunFacts) -> str | None:
-    if clamp is not None and not 0 < clamp[0] <= clamp[1]:
-        return f"gamma_clamp is {list(clamp)}; it must be a positive lower and an upper bound."
-    if any(isinstance(step, FedLWS) for step in facts.server):
-        return "shrinks the model, and so does FedLWS; a run can have one of them."
-    return None
+    others = " and ".join(w.name for w in facts.weighting if type(w) is not type(method))
+    return f"learns the clients' weights itself, so that {others} would have no effect." if others else None
 
 
 # Two ways to hold the models of a cohort.

@@ -1,14 +1,16 @@
 """FedLAW and what learns its weights the same way."""
 
 import dataclasses
+import math
 
 import pytest
 import torch
 from conftest import simulate, tiny
 from toy import SIZES, UPDATES, W, noted, vector
-from toy_proxy import SAMPLES, ProxyCohort
+from toy_proxy import CLASSES, SAMPLES, ProxyCohort
 
 from raysim.config import ConfigError
+from raysim.core.server import RoundScratch
 from raysim.engine.collectives import HostedCohort
 from raysim.methods.fedlaw import AdaptiveGWS, AttentiveLAW, FedLAW, LearnedWeights, Stacked
 
@@ -262,8 +264,10 @@ def test_beyond_the_byte_limit_a_step_is_a_reduction_and_a_visit(tmp_path, monke
     calls.update(dict.fromkeys(calls, 0))
     K, S = stacked.cohort_size, stacked.server.layers.S
     spread = simulate(tiny(**changes, engine={"local": {"gather_bytes": K * S * 4 - 1}}), tmp_path / "spread")
-    steps = 3 * 2 * 2  # epochs, batches, rounds; besides the round's own reduction, the loss before and after
-    assert calls == {"reduce": steps + 2 * 3, "dots": steps, "compute": steps + 2 * 2, "gather": 0}
+    steps = (
+        3 * 2 * 2
+    )  # epochs, batches, rounds; besides the round's own reduction, the loss before and after, and of zeros
+    assert calls == {"reduce": steps + 2 * 4, "dots": steps, "compute": steps + 2 * 3, "gather": 0}
     assert torch.allclose(spread.server.value, stacked.server.value, rtol=1e-5, atol=1e-5)
     calls.update(dict.fromkeys(calls, 0))
     exactly = simulate(tiny(**changes, engine={"local": {"gather_bytes": K * S * 4}}), tmp_path / "exactly")
@@ -332,6 +336,48 @@ def test_weights_that_are_not_finite_are_dropped():
     assert torch.allclose(mixture.weights, cohort.by_size().weights, atol=1e-15)
     assert cohort.server.scratch.statistics is None
     assert noted(cohort.server, "fell_back") == 1
+
+
+def hopeless(cohort: ProxyCohort) -> float:
+    """Make the labels those to which every client's mixture gives the least, and return what a model of zeros loses."""
+    server_model = cohort.server_model()
+    server_model.load(cohort.reduce(cohort.by_size()))
+    cohort.y = server_model.flat.model(cohort.x).argmin(1)
+    return math.log(CLASSES)
+
+
+@pytest.mark.parametrize("law", [FedLAW(epochs=2, guard=True), AdaptiveGWS(epochs=2, guard=True)])
+def test_the_guard_keeps_the_model_while_it_is_worse_than_chance(law):
+    cohort = ProxyCohort(spread=0.05)
+    chance = hopeless(cohort)
+    free = plan(dataclasses.replace(law, guard=False), cohort)
+    assert noted(cohort.server, "proxy_loss_after") > chance
+    assert noted(cohort.server, "gamma")[-1] < 1
+    cohort.server.scratch.notes.clear()
+    guarded = plan(law, cohort)
+    scale = noted(cohort.server, "gamma")[-1]
+    assert torch.allclose(guarded.weights * scale, free.weights, rtol=1e-12)
+    assert noted(cohort.server, "fell_back") == 1
+
+
+def test_the_guard_lets_a_model_shrink_that_is_better_than_chance():
+    cohort = ProxyCohort(spread=0.05)
+    model = cohort.server_model()
+    model.load(cohort.reduce(cohort.by_size()))
+    cohort.y = model.flat.model(cohort.x).argmax(1)
+    free, guarded = (plan(FedLAW(epochs=2, guard=guard), cohort) for guard in (False, True))
+    assert torch.equal(free.weights, guarded.weights)
+
+
+def test_that_gamma_may_drive_the_model_to_zero_is_said():
+    cohort = ProxyCohort(spread=0.05)
+    hopeless(cohort)
+    for t in range(4):
+        cohort.server.scratch = RoundScratch(t)
+        plan(FedLAW(epochs=2), cohort)
+        said = [event.message for event in cohort.server.scratch.warnings]
+        assert len(said) == (t >= 2)
+        assert all("guard: true" in message for message in said)
 
 
 def test_what_is_learned_is_recorded():

@@ -25,6 +25,7 @@ class Switches:
 
 
 PROXY = {"data": {"proxy": {"samples": 24}}}
+HOPELESS = PROXY | {"local": {"lr": 2.0}}  # clients that end worse than chance
 ALL = {"rounds": {"participation": 1.0}}
 PLAIN = {"local": {"momentum": 0.0, "weight_decay": 0.0}}
 NORMS = {"model": {"layer_by": "bias_group"}}
@@ -83,11 +84,16 @@ SWITCHES = {
     "trimmed_mean": Switches({"beta": 0.4}, sections=ALL),
     "multi_krum": Switches({"f": 1, "m": 2}, {"f": 0}, ALL),
     "fedlaw": Switches(
-        {**LEARNED, "swa": True, "swa_order": {"swa": True, "swa_order": "gamma_first"}, "gamma_clamp": [1.01, 1.1]},
-        {"epochs": 2}, PROXY,
+        {
+            **LEARNED, "swa": True, "swa_order": {"swa": True, "swa_order": "gamma_first"}, "gamma_clamp": [1.01, 1.1],
+            "guard": True,
+        },
+        {"epochs": 2}, HOPELESS,
     ),
     "attentive_law": Switches({**LEARNED, "swa": {"swa": True, "epochs": 9}, "stop_round": 1}, {"epochs": 2}, PROXY),
-    "adaptive_gws": Switches({**LEARNED, "gamma_clamp": [1.01, 1.1], "eta": 0.5}, {"epochs": 2}, PROXY),
+    "adaptive_gws": Switches(
+        {**LEARNED, "gamma_clamp": [1.01, 1.1], "guard": True, "eta": 0.5}, {"epochs": 2}, HOPELESS
+    ),
     "step_size": Switches({"eta": 0.5, "eta_schedule": ["cosine"]}),
     "fedavgm": Switches({"beta": 0.5, "eta": 0.5, "eta_schedule": ["cosine"], "damped": True, "scale_by_lr": True}),
     "fedadagrad": Switches(ADAPTIVE),
