@@ -227,7 +227,7 @@ def score(measure: Measure, config: Config, run: Run, rival: Run | None) -> floa
             possible = first < total and (not layers or any(re.search(options["layers"], layer) for layer in layers))
             short = {"rounds": (min(first, ROUNDS - 1), min(last, ROUNDS - 1)), "layers": ".", "client": 0}
             options = {option: short[option] for option in options}
-        case "gap" | "best over":  # with itself every run has one
+        case "gap" | "best over" | "final over":  # with itself every run has one
             possible, argument = rival is not None and rival is not run, (rival,)
         case "accuracy after":
             tested = {total, *range(0, total, config.rounds.evaluate_every)}

@@ -73,10 +73,14 @@ def _gap(run: Run, other: Run) -> float | None:
     return float(100 * (theirs - ours).max()) if len(both) else None
 
 
-def _best_over(run: Run, other: Run) -> float | None:
-    """By how many points the accuracy of the best round exceeds the other run's."""
-    ours, theirs = (_accuracy(summary.best)(each) for each in (run, other))
-    return None if ours is None or theirs is None else ours - theirs
+def _over(of: Callable[[Run, str], float | None]) -> Callable[[Run, Run], float | None]:
+    """By how many points this accuracy exceeds the other run's."""
+
+    def points(run: Run, other: Run) -> float | None:
+        ours, theirs = (_accuracy(of)(each) for each in (run, other))
+        return None if ours is None or theirs is None else ours - theirs
+
+    return points
 
 
 def _curve(run: Run) -> tuple[np.ndarray, np.ndarray]:
@@ -155,14 +159,15 @@ SCORES: dict[str, tuple[Callable[..., float | None], str]] = {  # and what a hea
     "simulated s": (lambda run: summary.total(run, "simulated s"), "simulated seconds"),
     "simulated s to error": (_to_error("simulated s"), ""),
     "gap": (_gap, ""),
-    "best over": (_best_over, ""),
+    "best over": (_over(summary.best), ""),
+    "final over": (_over(summary.final), ""),
     "converged": (_converged, ""),
     "note": (_note, ""),
 }
 ACCURACIES = ("final", "best", "last10", "best10", "accuracy after")
-PERCENT = (*ACCURACIES, "best10 deviation", "error", "error at MB", "gap", "best over")
+PERCENT = (*ACCURACIES, "best10 deviation", "error", "error at MB", "gap", "best over", "final over")
 BETTER = {  # 1: higher is better, -1: lower; of others nothing says
-    **dict.fromkeys((*ACCURACIES, "best over"), 1),
+    **dict.fromkeys((*ACCURACIES, "best over", "final over"), 1),
     **dict.fromkeys(
         (
             *("error", "error at MB", "MB to error", "MB up", "MB", "simulated s", "simulated s to error"),
@@ -172,7 +177,7 @@ BETTER = {  # 1: higher is better, -1: lower; of others nothing says
     ),
 }
 # The score's argument is a choice: it compares with the run that differs in having this choice.
-BETWEEN = ("gap", "best over")
+BETWEEN = ("gap", "best over", "final over")
 
 OPTIONS = {"note": ("rounds", "layers", "client")}  # what may stand beside a score's argument
 
