@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from raysim.core.flat import FlatModel, finite
@@ -41,7 +42,7 @@ class LocalSettings:
     class_weights: tuple[float, ...] = ()  # of the training loss; none: all classes weigh the same
     label_smoothing: float = 0.0
 
-    @property
+    @cached_property
     def low(self) -> torch.dtype | None:
         """The numbers of 16 bits in which training steps compute, if they do."""
         return {"bf16": torch.bfloat16, "fp16": torch.float16}.get(self.precision)

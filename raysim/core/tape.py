@@ -30,11 +30,15 @@ ATEN = torch.ops.aten
 SAME = (ATEN.detach.default, ATEN.alias.default)  # return what they were given
 OF_VALUES = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}
 DIRECT = {  # Python's own bindings of frequent operators are called faster
+    ATEN._log_softmax.default: torch._log_softmax,
+    ATEN._log_softmax_backward_data.default: torch._log_softmax_backward_data,
     ATEN.add_.Tensor: torch.Tensor.add_,
     ATEN.addmm.default: torch.addmm,
     ATEN.addmm_.default: torch.Tensor.addmm_,
     ATEN.mm.default: torch.mm,
+    ATEN.ones_like.default: torch.ones_like,
     ATEN.relu.default: torch.relu,
+    ATEN.sum.dim_IntList: torch.sum,
     ATEN.t.default: torch.t,
     ATEN.view.default: torch.Tensor.view,
     ATEN.zero_.default: torch.Tensor.zero_,
@@ -62,13 +66,11 @@ class Tapes:
 
     def run(self, step: Pass, x: Tensor, y: Tensor, *key: Hashable) -> tuple[Tensor, Any, Any]:
         """`step(x, y)`, from a tape if there is one. Whatever else changes what it does is in `key`."""
+        if x.requires_grad:  # so that nothing a tape names does, and it needs no `no_grad`, which is slow
+            return step(x, y)
         key = (*key, x.shape, x.stride(), x.dtype, y.shape, y.dtype)
         if key in self._known:
-            tape = self._known[key]
-            if tape is None:
-                return step(x, y)
-            with torch.no_grad():
-                return tape(x, y)
+            return (self._known[key] or step)(x, y)
         with _Recorder(x, y, self._storage, self._views) as recorder:
             made = step(x, y)
         try:

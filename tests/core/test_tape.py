@@ -115,6 +115,26 @@ def test_every_method_and_setting_has_the_same_bits_with_tapes_and_without(
 # ---- what is not recorded
 
 
+def test_a_batch_whose_gradient_is_asked_for_gets_it() -> None:
+    """Of a loss Σ w·x it is w."""
+    w = torch.arange(3.0, requires_grad=True)
+    w.grad = torch.zeros_like(w)
+
+    def step(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        loss = (w * x).sum()
+        loss.backward()
+        return loss.detach(), x.detach()
+
+    tapes = Tapes([w, w.grad])
+    for _ in range(3):
+        x = torch.ones(3, requires_grad=True)
+        for batch in (x, x.detach()):
+            loss, _ = tapes.run(step, batch, torch.ones(3))
+            assert not loss.requires_grad
+        assert torch.equal(x.grad, w.detach())
+    assert torch.equal(w.grad, torch.full([3], 6.0)) and not tapes.refusals
+
+
 class Own(nn.Module):
     """A model that a user wrote; `forward` takes one of two ways."""
 
