@@ -23,14 +23,13 @@ import torch
 from torch import Tensor
 
 import raysim
-from raysim.analysis.run_view import RunView
 from raysim.federation.saved import SavedRun
 from raysim.store.manifest import manifest
 
 SENDERS = (1, 4, 16)
 
 
-def next_models(run: RunView, t: int) -> Iterator[tuple[str, int, Tensor]]:
+def next_models(run: SavedRun, t: int) -> Iterator[tuple[str, int, Tensor]]:
     """Who chooses, n, and the difference Θ̂ − Θ̄ [P]; clients have equally many samples."""
     P = run.layers.P
     before = run.read(t, "before")[:P].double()

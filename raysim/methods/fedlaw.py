@@ -136,8 +136,7 @@ class LearnedWeights(Weighting):
         return torch.stack(history)
 
     def fit(self, models: Models, p: Tensor, orders: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """The history of `learn`; the proxy loss before and after, and that of a model of zeros [3]; and the running
-        statistics [B] that learning left."""
+        """The history of `learn`; the proxy loss before, after, and of a model of zeros [3]; the running statistics [B] it left."""
         history = self.learn(p, orders, models.slopes)
         statistics = models.statistics().clone()
         lam, gamma = self.read(history[-1])
@@ -213,12 +212,11 @@ class LearnedShrinking(LearnedWeights):
 class FedLAW(LearnedShrinking):
     """Shrink factor γ and client weights λ learned together on proxy data (FedLAW, 2023): w = γ Σ λ_k w_k.
 
-    With `swa`, in two stages of half the epochs each: λ with γ fixed, averaging its iterates, and γ with λ fixed. The
-    released code learns λ first, the paper γ. Nothing bounds γ but `gamma_clamp`. While the mean of the clients is
-    worse than chance, shrinking it lowers the loss, and over the rounds the model can vanish; `guard` keeps γ at 1
-    meanwhile. Where γ is far above
-    1, the model's norm becomes several times FedAvg's, and learning can slow. A lower `lr` or a bound on γ may help
-    against both. Weights that do not stay finite are replaced by those with which learning began.
+    With `swa`, in two stages of half the epochs each: λ with γ fixed, averaging its iterates, and γ with λ fixed. The released
+    code learns λ first, the paper γ. Nothing bounds γ but `gamma_clamp`. While the mean of the clients is worse than chance,
+    shrinking it lowers the loss, and over the rounds the model can vanish; `guard` keeps γ at 1 meanwhile. Where γ is far above
+    1, the model's norm becomes several times FedAvg's, and learning can slow. A lower `lr` or a bound on γ may help against
+    both. Weights that do not stay finite are replaced by those with which learning began.
 
     Wrong choice when the clients' mean is worse than chance on the proxy samples: at α 0.1, with the paper's `lr`, it
     stayed at chance, 24 points behind FedAvg (docs/papers/fedlaw.md).
@@ -275,10 +273,9 @@ class AttentiveLAW(LearnedWeights):
 class AdaptiveGWS(LearnedShrinking):
     """Only the shrink factor γ learned on proxy data (FedLAW, 2023, adaptive global weight shrinking): w = γ ŵ.
 
-    ŵ is the model that the other weightings make, so that no client's model is gathered. With a global
-    step size `eta` (the paper's table 10) the step comes before γ: w = γ (w_g + eta (ŵ − w_g)). As with FedLAW, γ can
-    drive the model to zero or make it large; `gamma_clamp` or a lower `lr` helps. A γ that does not stay finite is
-    replaced by 1.
+    ŵ is the model that the other weightings make, so that no client's model is gathered. With a global step size `eta` (the
+    paper's table 10) the step comes before γ: w = γ (w_g + eta (ŵ − w_g)). As with FedLAW, γ can drive the model to zero or make
+    it large; `gamma_clamp` or a lower `lr` helps. A γ that does not stay finite is replaced by 1.
 
     Wrong choice where some clients mislead: γ is one number for the whole mean, and cannot weigh one less.
     """

@@ -26,6 +26,8 @@ class Oort(Selection):
     U_k = n_k √(mean squared sample loss in the first epoch of its last round L_k). In round R its score is
     û_k + √(0.1 ln R / L_k), times (T / t_k)^`penalty` where its seconds t_k exceed T. (1 - ε) K clients are drawn by their
     scores, the others among newcomers by 1 / t_k. Without a clock all are as fast.
+
+    Wrong choice where the slow clients hold what others do not: they are drawn less and less.
     """
 
     exploration: Probability = 0.9

@@ -24,6 +24,8 @@ class PowerOfChoice(Selection):
     """Of d candidates, drawn by their samples, the K with the highest loss (Cho et al., 2022, section 4). All count the same.
 
     Candidates are sent the model and send a number, which takes traffic and simulated time; with `last` they do not.
+
+    Wrong choice where some clients' labels are wrong: their losses stay the highest, and they are chosen again and again.
     """
 
     candidates: PositiveInt | None = None
