@@ -206,11 +206,12 @@ def completed(*words: str) -> list[str]:
         ("plot timel", ["timeline"]),
         ("measure hess", ["hessian"]),
         ("reproduce fedlws/table12", ["fedlws/table12"]),
-        (f"run '{ROOT}/configs/quickst'", [f"{ROOT}/configs/quickstart.yaml"]),
+        ("run configs/quickst", ["configs/quickstart.yaml"]),
     ],
 )
-def test_tab_offers_names(words: str, offered: list[str]) -> None:
-    assert completed("raysim", *shlex.split(words)) == offered
+def test_tab_offers_names(words: str, offered: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+    assert completed("raysim", *words.split()) == offered
 
 
 def test_every_name_is_offered() -> None:
