@@ -8,12 +8,13 @@ from typing import Any
 import numpy as np
 import pytest
 from conftest import simulate, table, tiny
+from sabotage import Fails
 
 from raysim.config import ConfigError
 from raysim.core.hooks import HookError
 from raysim.core.selection import Asked, Selection
 from raysim.core.simulated import Constant, LogNormal, Pareto, Range, SimulatedClock, Trait
-from raysim.methods import SELECTIONS
+from raysim.methods import CLIENTS, SELECTIONS
 
 CASES = json.loads((Path(__file__).parents[1] / "vectors" / "clock.json").read_text())["cases"]
 
@@ -212,6 +213,24 @@ def test_who_is_late_sends_as_much_as_the_others(ran: Any) -> None:
     up, down = (sum(traffic[name] for name in traffic if name.startswith(way)) for way in ("up_", "down_"))
     assert len({*(up - traffic["up_scalars"])}) == 1 and (up < down).all()
     assert (traffic["bytes"] == up + down).all()
+
+
+def test_who_fails_is_not_waited_for(ran: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the client with the most samples, which is the slowest, diverges in the last round."""
+    monkeypatch.setitem(CLIENTS, "fails", Fails)
+    plain = table(ran().folder, "clients")
+    drawn = {
+        client: n
+        for t, client, n in zip(*(plain[name] for name in ("round", "client", "samples")), strict=True)
+        if t == 2
+    }
+    slowest = max(drawn, key=lambda client: drawn[client])
+    fails = {"fails": {"how": "diverges", "client": int(slowest), "t": 2}}
+    simulate(tiny(client=[fails], clock={"speed": 50}), tmp_path)
+    assert table(tmp_path, "rounds")["clients_failed"].tolist() == [0, 0, 1]
+    others = max(n for client, n in drawn.items() if client != slowest)
+    assert others < drawn[slowest]
+    assert table(tmp_path, "rounds")["sim_seconds"][2] == pytest.approx(others / 50)
 
 
 def test_a_deadline_waits_for_all_that_were_drawn(ran: Any) -> None:
