@@ -259,7 +259,7 @@ class LocalRun:
         first = self.first_stage if stage is None else stage
         low, by_sample = self.settings.low if stage is None else None, self.sample_losses is not None
 
-        def step(x: Tensor, y: Tensor) -> tuple[Tensor, Any, Any]:
+        def step(x: Tensor, y: Tensor, *_: Tensor) -> tuple[Tensor, Any, Any]:
             with nullcontext() if low is None else torch.autocast(x.device.type, low):
                 z, outputs = self.flat.forward_from(first, x)
             if low is not None:
@@ -271,11 +271,15 @@ class LocalRun:
             own = self.task.losses(mapped(torch.Tensor.detach, outputs), y) if by_sample else None
             return loss.detach(), None if z is None else z.detach(), own
 
-        # A penalty reads tensors of the client, and fp16 halves its scale by values.
-        by_client = (penalised and self.stack.penalties) or self.settings.precision == "fp16"
-        if self.flat.tapes is None or by_client:
+        if self.flat.tapes is None or self.settings.precision == "fp16":  # which halves its scale by values
             return step(x, y)
-        return self.flat.tapes.run(step, x, y, first, low, self.flat.model.training, by_sample)
+        read = self._read_by_penalties() if penalised and self.stack.penalties else ()
+        return self.flat.tapes.run(step, (first, low, self.flat.model.training, penalised, by_sample), x, y, *read)
+
+    def _read_by_penalties(self) -> list[Tensor]:
+        """What penalties read of the client beside the batch."""
+        owners = [penalty.__self__ for penalty in self.stack.penalties]  # type: ignore[attr-defined]
+        return [self.received, *[tensor for owner in owners for tensor in self.for_steps(owner).values()]]
 
     def _backward(self, objective: Tensor) -> None:
         """Fill `run.grad`. In fp16 the gradient is that of a scaled objective (Micikevicius et al., Mixed Precision Training,

@@ -21,9 +21,8 @@ from torch.utils.weak import WeakTensorKeyDictionary
 if TYPE_CHECKING:
     from raysim.core.task import Task
 
-Pass = Callable[
-    [Tensor, Tensor], tuple[Tensor, Any, Any]
-]  # of a batch: its loss, latents, and losses of samples, detached
+Pass = Callable[..., tuple[Tensor, Any, Any]]
+"""Of a batch x, y and what else it reads: its loss, latents, and losses of samples, detached."""
 KNOWN = ("torch", "torchvision", "raysim")  # packages whose code runs the same operators in every step
 HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
 ATEN = torch.ops.aten
@@ -45,9 +44,9 @@ DIRECT = {  # Python's own bindings of frequent operators are called faster
 }
 
 
-def known(model: nn.Module, task: Task) -> bool:
-    """Whether no code of a user is in the forward of `model` or in the loss of `task`."""
-    code: list[Any] = [type(task), *map(type, model.modules())]
+def known(model: nn.Module, task: Task, penalties: Iterable[Callable[..., Any]] = ()) -> bool:
+    """Whether no code of a user is in the forward of `model`, in the loss of `task` or in `penalties`."""
+    code: list[Any] = [type(task), *map(type, model.modules()), *penalties]
     code += [vars(module)["forward"] for module in model.modules() if "forward" in vars(module)]
     for part, hooks in itertools.product([*model.modules(), *model.parameters()], HOOKS):
         code += (getattr(part, hooks, None) or {}).values()
@@ -64,15 +63,17 @@ class Tapes:
         self._known: dict[Hashable, Pass | None] = {}  # None: cannot be recorded
         self.refusals: set[str] = set()  # why not
 
-    def run(self, step: Pass, x: Tensor, y: Tensor, *key: Hashable) -> tuple[Tensor, Any, Any]:
-        """`step(x, y)`, from a tape if there is one. Whatever else changes what it does is in `key`."""
+    def run(self, step: Pass, key: Hashable, x: Tensor, *others: Tensor) -> tuple[Tensor, Any, Any]:
+        """`step(x, *others)`, from a tape if there is one. Whatever else changes what it does is in `key`."""
         if x.requires_grad:  # so that nothing a tape names does, and it needs no `no_grad`, which is slow
-            return step(x, y)
-        key = (*key, x.shape, x.stride(), x.dtype, y.shape, y.dtype)
+            return step(x, *others)
+        key = key, x.shape, x.stride(), x.dtype, *[(other.shape, other.stride(), other.dtype) for other in others]
+        if len({*map(id, others)}) < len(others):  # a tape of these would read one for the other
+            key = *key, *[[*map(id, others)].index(id(other)) for other in others]
         if key in self._known:
-            return (self._known[key] or step)(x, y)
-        with _Recorder(x, y, self._storage, self._views) as recorder:
-            made = step(x, y)
+            return (self._known[key] or step)(x, *others)
+        with _Recorder((x, *others), self._storage, self._views) as recorder:
+            made = step(x, *others)
         try:
             self._known[key] = recorder.tape(made)
         except _Unrecordable as error:
@@ -93,11 +94,12 @@ class _Line:
 
 
 class _Recorder(TorchDispatchMode):
-    """Writes the operators that are called while it is entered as the source of a function of x and y."""
+    """Writes the operators that are called while it is entered as the source of a function of the inputs."""
 
-    def __init__(self, x: Tensor, y: Tensor, storage: set[int], views: dict[Hashable, Tensor]):
+    def __init__(self, inputs: Sequence[Tensor], storage: set[int], views: dict[Hashable, Tensor]):
         super().__init__()  # type: ignore[no-untyped-call]
-        self._names = WeakTensorKeyDictionary({x: "x", y: "y"})
+        self._inputs = [f"x{i}" for i in range(len(inputs))]
+        self._names = WeakTensorKeyDictionary(dict(zip(inputs, self._inputs, strict=True)))
         self._storage, self._views, self._count = storage, views, 0
         self._values: dict[str, Any] = {}  # what the source names beside variables
         self._lines: list[_Line] = []
@@ -197,7 +199,7 @@ class _Recorder(TorchDispatchMode):
                 done = ", ".join(sorted((used | assigned) - needed))  # memory is given back as soon as it was
                 needed |= used
                 code.append(f"{line.assigned}{line.call}" + (f"; del {done}" if done and code else ""))
-        source = "\n ".join(["def tape(x, y):", *reversed(code)])
+        source = "\n ".join([f"def tape({', '.join(self._inputs)}):", *reversed(code)])
         exec(compile(source, "<tape>", "exec"), self._values)
         tape: Pass = self._values["tape"]
         return tape

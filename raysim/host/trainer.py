@@ -38,7 +38,7 @@ class Trainer:
         self._task = spec.task.trained_with(spec.settings.class_weights, spec.settings.label_smoothing)
         from raysim.core.tape import Tapes, known
 
-        if spec.tape == "always" or (spec.tape == "auto" and known(flat.model, spec.task)):
+        if spec.tape == "always" or (spec.tape == "auto" and known(flat.model, spec.task, self._stack.penalties)):
             flat.tapes = Tapes([*flat.storage, *self._task.constants(self.device)])
         self._states = StateFormat(spec, flat.layers, self.device)
         self.before_client: Callable[[int], None] = lambda client: None  # called as soon as work on a client begins
