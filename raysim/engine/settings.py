@@ -34,9 +34,9 @@ class EngineConfig:
     run says so."""
     tape: Literal["auto", "always", "never"] = "auto"
     """Whether a training step is recorded once and then repeated without autograd. Its bits are the same, and small models take a
-    quarter less time. `auto`: where the model and its loss are code of PyTorch, torchvision and raysim. `always`: yours too, which
-    must run the same operators in every step: what depends on values is found, and trains as before; a counter or a number of
-    Python's `random` is not found."""
+    quarter less time. `auto`: where model, loss and penalties are code of PyTorch, torchvision and raysim. `always`: yours too,
+    which must run the same operators in every step: what depends on values is found, and trains as before; a counter or a
+    number of Python's `random` is not found."""
 
     def make(self, config: Config, spec: HostSpec, data: Dataset, partition: Partition, cohort: int) -> Engine:
         """The engine that trains up to `cohort` clients a round, each host made from `spec`."""
