@@ -34,7 +34,7 @@ class Timed:
     """Clients that take so many seconds."""
 
     def __init__(self, durations: np.ndarray):
-        self.durations = durations
+        self.durations, self.here = durations, np.arange(len(durations))
 
     def seconds(self, clients: Any) -> np.ndarray:
         return self.durations[list(clients)]

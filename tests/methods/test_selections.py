@@ -21,7 +21,10 @@ from raysim.methods.round_robin import RoundRobin
 
 
 class Unasked:
-    """Clients that take no time, and are not asked."""
+    """Clients that are there, take no time, and are not asked."""
+
+    def __init__(self, clients: int):
+        self.here = np.arange(clients)
 
     def seconds(self, clients: Sequence[int]) -> np.ndarray:
         return np.zeros(len(clients))
@@ -35,7 +38,7 @@ def cohorts(selection: Selection, sizes: list[int], participation: float, rounds
     made = []
     for t in range(rounds):
         server.scratch = RoundScratch(t)
-        made.append(selection.select(server, participation, Unasked()))
+        made.append(selection.select(server, participation, Unasked(len(sizes))))
     return made
 
 
@@ -81,7 +84,7 @@ def test_drawn_twice_counts_twice(ran: Any) -> None:
             run.server.layers, np.zeros(run.server.layers.S), labels=[[n] for n in run.partition.sizes.tolist()]
         )
         server.seed, server.scratch = run.server.seed, RoundScratch(t)
-        times = np.array(BySize().select(server, 1.0, Unasked()).times)
+        times = np.array(BySize().select(server, 1.0, Unasked(len(run.partition.sizes))).times)
         round_ = Traced(run.folder, t, run)
         assert len(times) == len(round_.clients) < 8
         for name, tensor in fedavg(round_, times / times.sum()).items():
