@@ -95,7 +95,7 @@ class Trace(Availability):
     """Parquet or CSV with the columns `client`, `start` and `stop`, in seconds; and `period`, if a client's spells repeat."""
 
     def state(self, clients: np.ndarray, at: np.ndarray, u: Draws) -> tuple[np.ndarray, np.ndarray]:
-        rows = _rows(self.file, os.stat(self.file).st_mtime_ns)
+        rows = self._rows()
         trace = clients % (len(rows.first) - 1)
         period = rows.period[rows.first[trace]]
         inside = np.where(np.isinf(period), at, at % np.where(np.isinf(period), 1.0, period))
@@ -109,10 +109,17 @@ class Trace(Availability):
 
     def check(self) -> str | None:
         try:
-            _rows(self.file, os.stat(self.file).st_mtime_ns)
-        except (OSError, ValueError) as error:
+            self._rows()
+        except ValueError as error:
             return str(error)
         return None
+
+    def _rows(self) -> _Rows:
+        try:
+            changed = os.stat(self.file).st_mtime_ns
+        except OSError as error:
+            raise ValueError(f"{self.file} cannot be read: {error.strerror}.") from None
+        return _rows(self.file, changed)
 
 
 class _Rows(NamedTuple):

@@ -176,7 +176,7 @@ class SimulatedClock:
             available, until = self.state(seed, clients, np.full(len(clients), now))
             if available.sum() >= least:
                 return now, available
-            now = float(until[~available].min())
+            now = float(until[~available].min(initial=math.inf))
             if math.isinf(now):
                 break
         return math.inf, np.zeros(len(clients), bool)

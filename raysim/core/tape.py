@@ -68,8 +68,9 @@ class Tapes:
         if x.requires_grad:  # so that nothing a tape names does, and it needs no `no_grad`, which is slow
             return step(x, *others)
         key = key, x.shape, x.stride(), x.dtype, *[(other.shape, other.stride(), other.dtype) for other in others]
-        if len({*map(id, others)}) < len(others):  # a tape of these would read one for the other
-            key = *key, *[[*map(id, others)].index(id(other)) for other in others]
+        ids = [*map(id, (x, *others))]
+        if len({*ids}) < len(ids):  # a tape of these would read one for the other
+            key = *key, *map(ids.index, ids)
         if key in self._known:
             return (self._known[key] or step)(x, *others)
         with _Recorder((x, *others), self._storage, self._views) as recorder:

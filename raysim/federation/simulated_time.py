@@ -32,8 +32,8 @@ def expected_asking(run: RunParts, candidates: Mapping[int, int]) -> float:
 def asked_for_losses(
     run: RunParts, clients: Sequence[int], traffic: Mapping[str, np.ndarray], candidates: Mapping[int, int]
 ) -> Seconds:
-    """Before the round's training: what each of the `clients`, of whom `traffic` has a row each, took to receive the model and
-    to say how well it does on so many samples; 0 for those that are no candidates."""
+    """Seconds of each of the `clients` before the round's training: to receive the model, and to say how well it does on so
+    many samples. `traffic` has a row for each client. Those that are no candidates take 0."""
     has, work = np.isin(clients, [*candidates]), np.array([candidates.get(client, 0) for client in clients], float)
     down = _sum(traffic, "down_") - traffic["down_masks"]
     took = _seconds(run, clients, FORWARD * work, np.array(float(FLOAT)), down)
@@ -43,10 +43,10 @@ def asked_for_losses(
 def taken(
     run: RunParts, clients: Sequence[int], traffic: Mapping[str, np.ndarray], candidates: Collection[int] = ()
 ) -> list[Seconds]:
-    """Of the phases of a round's training, for which the server waits one after the other: what each of the `clients`, of whom
-    `traffic` has the first rows, took, from what was sent.
+    """Seconds of each of the `clients` in the phases of a round's training, from what was sent: the first rows of `traffic`. The
+    server waits for one phase after the other.
 
-    There are two where the server decides who sends what once it has seen statistics of all. The `candidates` had the model.
+    There are two phases where the server needs statistics of all before it says who sends what. The `candidates` had the model.
     """
     first = {name: column[: len(clients)] for name, column in traffic.items()}
     has, masks = np.isin(clients, [*candidates]), first["down_masks"]

@@ -119,7 +119,7 @@ def test_tables_that_are_none(tmp_path: Path, rows: list[tuple[float, ...]], nam
 
 def test_a_table_that_is_not_there(tmp_path: Path) -> None:
     clock = CLOCK | {"availability": {"table": {"file": str(tmp_path / "none.csv")}}}
-    with pytest.raises(ConfigError, match=r"clock.availability: .*none.csv"):
+    with pytest.raises(ConfigError, match=r"clock.availability: .*none.csv cannot be read: No such file"):
         simulate(tiny(clock=clock), tmp_path / "run")
 
 
@@ -133,13 +133,14 @@ def test_the_server_waits_until_enough_are_there() -> None:
     assert HOURS.opens(0, clients, 7.5 * 3600, 2)[0] == 7.5 * 3600
     assert HOURS.opens(0, clients, 8.0 * 3600, 2)[0] == DAY + 7 * 3600
     assert HOURS.opens(0, clients, 0.0, 3)[0] == np.inf
+    assert HOURS.opens(0, np.array([0, 1]), 3600.0, 3)[0] == np.inf  # both are there, and a third is none
 
 
 @pytest.mark.parametrize(
     ("interrupt", "lost", "lasts"),
     [
         ("lose", {3: "interrupted"}, 6000.0),  # the server misses it when it should have been done
-        ("pause", {}, DAY - 3600 + 2400),  # half an hour today, the remaining 2,400 s at the same time tomorrow
+        ("pause", {}, DAY - 5400 + 4200),  # 1,800 s until 5:00, and the other 4,200 s from 3:00 on, the next day
         ("ignore", {}, 6000.0),
     ],
 )
@@ -149,8 +150,6 @@ def test_a_client_that_leaves(interrupt: str, lost: dict[int, str], lasts: float
     now = 4.5 * 3600
     found, seconds = clock.closed(0, 0, (3, 4), np.array([6000.0, 1200.0]), 2, now)
     assert found == lost
-    if interrupt == "pause":
-        lasts = (DAY + 3 * 3600 - now) + (6000 - 1800)
     assert seconds == pytest.approx(lasts)
 
 
@@ -189,8 +188,16 @@ def test_only_who_is_available_is_asked(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("selection", ["uniform", "poisson", "round_robin", "by_size", "power_of_choice", "oort"])
 def test_every_selection_keeps_to_them(selection: str, tmp_path: Path) -> None:
+    """And some were away, so that a selection that asks anyone is found."""
     clock = CLOCK | {"availability": {"bernoulli": {"p": 0.3, "every": 5}}}
-    simulate(tiny(clock=clock, rounds={"total": 4, "selection": selection}), tmp_path)
+    config = tiny(clock=clock, rounds={"total": 4, "selection": selection})
+    simulate(config, tmp_path)
+    rounds, clients = (table(tmp_path, name) for name in ("rounds", "clients"))
+    everyone = np.arange(config.clients)
+    for t, began in enumerate(rounds["sim_clock"] - rounds["sim_seconds"] + 1e-6):  # waiting ends where a draw begins
+        there, _ = config.clock.state(config.seed, everyone, np.full(len(everyone), began))
+        asked = clients["client"][clients["round"] == t]
+        assert len(asked) and there[asked].all() and not there.all()
 
 
 def test_all_available_is_as_without(tmp_path: Path) -> None:
