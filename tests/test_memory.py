@@ -3,6 +3,7 @@ benchmarks/endurance.py."""
 
 import gc
 import sys
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from raysim.engine.ray.actors import HostActor
 from raysim.federation import Federation, MakeEngine
 from raysim.methods import WEIGHTINGS
 
-WARM_UP, ROUNDS, EVERY = 10, 50, 5
+ROUNDS, EVERY, LOOKS = 50, 5, range(10, 51, 10)  # the first ten rounds warm up
 MODEL = {"name": "mlp", "options": {"hidden": [1000]}}  # 69,004 parameters: Ray puts them into the object store
 METHODS = {
     "models are summed as they come": {"local": {"batch_size": 32}},  # few steps, because rounds matter
@@ -49,13 +50,13 @@ def usage(actor: HostActor | None = None) -> dict[str, int]:
 
 
 def measure(changes: dict[str, Any], folder: Path, make_engine: MakeEngine | None) -> dict[str, list[dict[str, int]]]:
-    """`usage` of every process after the warm-up and at the end, both just after a checkpoint."""
+    """`usage` of every process in the rounds of LOOKS, each just after a checkpoint."""
     rounds = {"total": ROUNDS, "checkpoint_every": EVERY, "evaluate_every": EVERY}
     federation = Federation(tiny(**changes, model=MODEL, rounds=rounds), folder, make_engine=make_engine)
     found: dict[str, list[dict[str, int]]] = {}
     for t in range(1, ROUNDS + 1):
         federation.step()
-        if t in (WARM_UP, ROUNDS):
+        if t in LOOKS:
             found.setdefault("driver", []).append(usage())
             for i, host in enumerate(federation.engine.hosts if make_engine is not None else ()):
                 found.setdefault(f"host {i}", []).append(ray.get(host.__ray_call__.remote(usage)))
@@ -64,10 +65,12 @@ def measure(changes: dict[str, Any], folder: Path, make_engine: MakeEngine | Non
 
 
 def check(found: dict[str, list[dict[str, int]]]) -> None:
-    """What stays of each round is one more a round; what comes and goes is a few in all."""
-    for process, (first, last) in found.items():
-        for what in first:
-            assert last[what] - first[what] < (ROUNDS - WARM_UP) / 2, (process, what, first, last)
+    """What stays of each round is at least one more a round between any two looks. What is made once, when a host first sees a form
+    of batch, say, is in one of them alone."""
+    for process, looks in found.items():
+        for what in looks[0]:
+            grown = [after[what] - before[what] for before, after in pairwise(looks)]
+            assert min(grown) < LOOKS.step / 2, (process, what, looks)
 
 
 def test_what_stays_is_found(tmp_path: Path) -> None:
