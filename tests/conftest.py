@@ -39,6 +39,7 @@ os.environ |= {  # a busy machine needs minutes; a node that is gone refuses, an
     "RAY_gcs_rpc_server_connect_timeout_s": "240", "RAY_worker_register_timeout_seconds": "240",
     "RAY_agent_register_timeout_ms": "240000", "RAY_health_check_timeout_ms": "240000",
     "RAY_health_check_period_ms": "300", "RAY_health_check_initial_delay_ms": "0",
+    "RAY_memory_monitor_refresh_ms": "0",  # else Ray kills actors for the memory of other processes
 }  # fmt: skip
 torch.set_num_threads(1)  # as in actors; hypothesis is neither random nor impatient, because machines may be busy
 os.fsync = lambda descriptor: None  # no test cuts the power, and waiting for the disk is half of a small run
