@@ -20,7 +20,7 @@ from raysim.config import ConfigError, shipped, to_dict
 from raysim.report.runs import Run
 from raysim.store.tables import read
 from raysim.sweep import running
-from raysim.sweep.drawing import against_settings
+from raysim.sweep.drawing import against_settings, canvas_of
 from raysim.sweep.grid import Point
 from raysim.sweep.items import Item, find, items, listing
 from raysim.sweep.parallel import _outcome
@@ -305,6 +305,27 @@ table:
     assert line.get_ydata() == pytest.approx(expected)
     assert (gains.get_ylabel(), gains.get_xscale()) == ("gain over FedAvg (points)", "log")
     assert bytes_.get_ylabel() == "MB"
+
+
+def test_a_figure_calls_its_curves_as_the_table_calls_its_rows(item: Item) -> None:
+    item.path.write_text("""
+data: {name: digits, partition: {iid_equal: {clients: 2}}}
+model: {name: mlp, options: {hidden: [8]}}
+rounds: {total: 2}
+local: {batch_size: 32}
+engine: local
+table:
+  items: {Figure 1: a curve a row (raysim plot accuracy RUN... --out FIG)}
+  score: {accuracy (%): final}
+  rows: {slow clients: {local.lr: 0.02}, fast clients: {local.lr: 0.2}}
+  small: {seeds: [8]}
+""")
+    done = reproduce("toy/table1", "--scale", "small", "--out", "out")
+    assert done.output.endswith("\nfigure  out/figure.png\n")
+    ours = find("toy/table1")
+    runs = {cell: Run(point.folder) for cell, point in ours.runs("small", (), (), Path("out")).items()}
+    (legend,) = canvas_of(ours, runs, "small").legends
+    assert {text.get_text() for text in legend.get_texts()} == {"slow clients", "fast clients"}
 
 
 def test_one_number_a_column_stands_beside_every_accuracy(item: Item) -> None:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import MappingProxyType
 
 from raysim.report import (
     NoData,
@@ -109,10 +111,12 @@ FIGURES: dict[str, Comparison | SingleRunFigure] = {
 }
 
 
-def draw(name: str, runs: Sequence[RunFolder]) -> Canvas:
-    """The figure `name` of these runs, for paper. Raises as `find`."""
+def draw(name: str, runs: Sequence[RunFolder], labels: Mapping[Path, str] = MappingProxyType({})) -> Canvas:
+    """The figure `name` of these runs, for paper. `labels` name configurations by the folder of their first run; others are
+    named by what distinguishes them. Raises as `find`."""
     with styled():
-        found = find(name, compare(runs))
+        groups = [replace(group, label=labels.get(group.first.folder, group.label)) for group in compare(runs)]
+        found = find(name, groups)
         return found.canvas() if isinstance(found, Chart) else found
 
 

@@ -22,25 +22,35 @@ if TYPE_CHECKING:
 
 
 def draw_item(item: Item, points: Mapping[Cell, Point], scale: str, folder: Path) -> Path | None:
-    """Write the figure of the finished runs, as `figure.png`; None where the item is a table, or is drawn by no command.
+    """Write the figure of the finished runs, as `figure.png`; None where the item is a table, or is drawn by no command. Raises as
+    `canvas_of`."""
+    runs = {cell: run for cell, run in opened(points).items() if run is not None}
+    canvas = canvas_of(item, runs, scale)
+    if canvas is None:
+        return None
+    path = folder / "figure.png"
+    canvas.save(path)
+    return path
 
-    Of a figure of one run, that of the last row and the first seed is drawn. Raises `NoData` where the runs have not
-    recorded what it shows, such as a measure that is to be taken first.
-    """
+
+def canvas_of(item: Item, runs: Mapping[Cell, Run], scale: str) -> Canvas | None:
+    """The figure of these runs, which are called as in the table. Of a figure of one run, that of the last row and the first seed.
+    Raises `NoData` where the runs have not recorded what it shows, such as a measure that is to be taken first."""
     from raysim.report.figures import FIGURES, SingleRunFigure, draw
 
-    runs = {cell: run for cell, run in opened(points).items() if run is not None}
-    path = folder / "figure.png"
     if item.table.against:
-        against_settings(item, runs, scale).save(path)
-        return path
+        return against_settings(item, runs, scale)
     found = re.search(r"raysim plot (\S+) RUN", " ".join(item.table.items.values()))
     if not runs or found is None:
         return None
+    rows, columns = {cell.row for cell in runs}, {cell.column for cell in runs}
+    labels = {
+        run.folder: shown((*cell.row * (len(rows) > 1), *cell.column * (len(columns) > 1)))
+        for cell, run in runs.items()
+    }
     single = isinstance(FIGURES[found[1].partition(":")[0]], SingleRunFigure)
     last = next(run for cell, run in runs.items() if cell.row == [*runs][-1].row)
-    draw(found[1], [last] if single else [*runs.values()]).save(path)
-    return path
+    return draw(found[1], [last] if single else [*runs.values()], labels)
 
 
 def against_settings(item: Item, runs: Mapping[Cell, Run], scale: str) -> Canvas:
