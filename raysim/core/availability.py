@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -12,7 +11,7 @@ from typing import Annotated, Any, NamedTuple
 import numpy as np
 
 from raysim.core.bounds import Positive, Share
-from raysim.core.tabular import columns_of
+from raysim.core.tabular import changed, columns_of
 from raysim.registry import REGISTRY, Catalogue, Table
 
 Draws = Callable[[int | np.ndarray], np.ndarray]
@@ -95,7 +94,7 @@ class Trace(Availability):
     """Parquet or CSV with the columns `client`, `start` and `stop`, in seconds; and `period`, if a client's spells repeat."""
 
     def state(self, clients: np.ndarray, at: np.ndarray, u: Draws) -> tuple[np.ndarray, np.ndarray]:
-        rows = self._rows()
+        rows = _rows(self.file, changed(self.file))
         trace = clients % (len(rows.first) - 1)
         period = rows.period[rows.first[trace]]
         inside = np.where(np.isinf(period), at, at % np.where(np.isinf(period), 1.0, period))
@@ -109,17 +108,10 @@ class Trace(Availability):
 
     def check(self) -> str | None:
         try:
-            self._rows()
+            _rows(self.file, changed(self.file))
         except ValueError as error:
             return str(error)
         return None
-
-    def _rows(self) -> _Rows:
-        try:
-            changed = os.stat(self.file).st_mtime_ns
-        except OSError as error:
-            raise ValueError(f"{self.file} cannot be read: {error.strerror}.") from None
-        return _rows(self.file, changed)
 
 
 class _Rows(NamedTuple):
@@ -131,7 +123,7 @@ class _Rows(NamedTuple):
 
 
 @lru_cache(4)
-def _rows(file: str, changed: int) -> _Rows:
+def _rows(file: str, written: int) -> _Rows:
     """The rows of a table of spells. Raises ValueError."""
     columns = columns_of(file)
     if missing := sorted({"client", "start", "stop"} - columns.keys()):

@@ -14,6 +14,7 @@ from raysim.core.availability import Always, AnAvailability
 from raysim.core.bounds import Fraction, NonNegative, Positive
 from raysim.core.hooks import form, misused
 from raysim.core.rng import SERVER, stream_seed, uniform
+from raysim.core.tabular import columns_of
 from raysim.lazy import torch
 from raysim.registry import REGISTRY, Catalogue, Table
 
@@ -25,9 +26,13 @@ class Trait(ABC):
     """A number that a client has for the whole run, such as its speed. Subclasses are frozen dataclasses of settings."""
 
     @abstractmethod
-    def of(self, u: np.ndarray) -> np.ndarray:
-        """The numbers [n] of clients, of which each has drawn a `u` [n] between 0 and 1, uniform and its own: the inverse of the
-        distribution function."""
+    def of(self, clients: np.ndarray, u: np.ndarray) -> np.ndarray:
+        """The numbers [n] of the `clients` [n], of which each has drawn a `u` [n] between 0 and 1, uniform and its own: the
+        inverse of the distribution function."""
+
+    def check(self) -> str | None:
+        """What is wrong with the files that it reads."""
+        return None
 
 
 @dataclass(frozen=True)
@@ -37,7 +42,7 @@ class Constant(Trait):
     value: NonNegative
     """It."""
 
-    def of(self, u: np.ndarray) -> np.ndarray:
+    def of(self, clients: np.ndarray, u: np.ndarray) -> np.ndarray:
         return np.full(len(u), self.value)
 
 
@@ -50,7 +55,7 @@ class LogNormal(Trait):
     sigma: NonNegative
     """Standard deviation of the natural logarithm."""
 
-    def of(self, u: np.ndarray) -> np.ndarray:
+    def of(self, clients: np.ndarray, u: np.ndarray) -> np.ndarray:
         normal: np.ndarray = torch.special.ndtri(torch.from_numpy(u)).numpy()
         return self.median * np.exp(self.sigma * normal)
 
@@ -68,7 +73,7 @@ class Range(Trait):
         if self.high < self.low:
             raise ValueError(f"high {self.high:g} is below low {self.low:g}.")
 
-    def of(self, u: np.ndarray) -> np.ndarray:
+    def of(self, clients: np.ndarray, u: np.ndarray) -> np.ndarray:
         return self.low + (self.high - self.low) * u
 
 
@@ -81,21 +86,59 @@ class Pareto(Trait):
     alpha: Positive = 1.0
     """The law's exponent; with a small one more clients are slow."""
 
-    def of(self, u: np.ndarray) -> np.ndarray:
+    def of(self, clients: np.ndarray, u: np.ndarray) -> np.ndarray:
         return self.fastest / np.minimum((1 - u) ** (-1 / self.alpha), SLOWEST)
+
+
+@dataclass(frozen=True)
+class Column(Trait):
+    """A column of a table of measured devices. With n rows there, client i of the run is the device of row i mod n."""
+
+    file: str
+    """Parquet, or CSV with names in its first line."""
+    column: str
+    """Its name."""
+
+    def of(self, clients: np.ndarray, u: np.ndarray) -> np.ndarray:
+        numbers = self._numbers()
+        taken: np.ndarray = numbers[clients % len(numbers)]
+        return taken
+
+    def check(self) -> str | None:
+        try:
+            numbers = self._numbers()
+        except ValueError as error:
+            return str(error)
+        if not len(numbers) or not (numbers > 0).all():
+            return f"{self.file}: {self.column} must be above 0 in every row, of which there is one at least."
+        return None
+
+    def _numbers(self) -> np.ndarray:
+        columns = columns_of(self.file)
+        if self.column not in columns:
+            raise ValueError(f"{self.file} has no column {self.column}. It has {', '.join(columns)}.")
+        return columns[self.column]
 
 
 @dataclass(frozen=True)
 class Unlimited(Trait):
     """Infinitely much."""
 
-    def of(self, u: np.ndarray) -> np.ndarray:
+    def of(self, clients: np.ndarray, u: np.ndarray) -> np.ndarray:
         return np.full(len(u), np.inf)
 
 
 TRAITS: Table[type[Trait]] = REGISTRY.table("trait").fill(
-    {"constant": Constant, "lognormal": LogNormal, "range": Range, "pareto": Pareto, "unlimited": Unlimited}
+    {
+        "constant": Constant,
+        "lognormal": LogNormal,
+        "range": Range,
+        "pareto": Pareto,
+        "table": Column,
+        "unlimited": Unlimited,
+    }
 )
+TRAIT_FIELDS = ("speed", "up", "down", "latency")  # of the clock
 ATrait = Annotated[Any, Catalogue("trait", TRAITS, number="constant")]
 
 
@@ -153,7 +196,12 @@ class SimulatedClock:
     @property
     def runs(self) -> bool:
         """Whether anything takes time."""
-        return any(getattr(self, name) != getattr(SimulatedClock, name) for name in ("speed", "up", "down", "latency"))
+        return any(getattr(self, name) != getattr(SimulatedClock, name) for name in TRAIT_FIELDS)
+
+    def problems(self) -> list[str]:
+        """What is wrong with the files that it reads, with its place."""
+        found = {name: getattr(self, name).check() for name in (*TRAIT_FIELDS, "availability")}
+        return [f"clock.{name}: {problem}" for name, problem in found.items() if problem]
 
     @property
     def loses(self) -> bool:
@@ -244,19 +292,14 @@ class SimulatedClock:
     ) -> Seconds:  # fmt: skip
         """How long `clients` take to receive so many bytes `down`, to train on so many `samples`, counting each as often as
         it is used, and to send so many bytes `up`; [K] each."""
-        rates = (self._of("down", seed, clients), self._of("speed", seed, clients), self._of("up", seed, clients))
-        amounts = down, samples, up
-        received, trained, sent = (amount / rate for amount, rate in zip(amounts, rates, strict=True))
+        amounts = {"down": down, "speed": samples, "up": up}
+        received, trained, sent = (amount / self._of(name, seed, clients) for name, amount in amounts.items())
         return Seconds(self._of("latency", seed, clients), received, trained, sent)
 
     def _of(self, name: str, seed: int, clients: Sequence[int]) -> np.ndarray:
         trait: Trait = getattr(self, name)
-        if isinstance(trait, Constant | Unlimited):
-            return trait.of(np.empty(len(clients)))
-        draws = [
-            stream_seed(seed, 0, client, f"clock {name}") >> 11 for client in clients
-        ]  # 52 bits: below 1 in float64
-        values = trait.of((np.array(draws, np.float64) + 0.5) / 2.0**52)
+        ids = np.asarray(clients, np.int64)
+        values = trait.of(ids, uniform(stream_seed(seed, 0, SERVER, f"clock {name}"), ids, 0))
         if not isinstance(values, np.ndarray) or values.shape != (len(clients),) or not (values >= 0).all():
             raise misused(
                 trait.of, f"returned {form(values)}", f"Return [{len(clients)}], a number >= 0 for each client"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -11,16 +13,27 @@ from raysim.lazy import pq
 
 
 def columns_of(file: str) -> dict[str, np.ndarray]:
-    """The columns of a Parquet or CSV file, float64 [rows]. Raises OSError and ValueError, which name it."""
-    if not Path(file).is_file():
-        raise ValueError(f"there is no file {file}.")
+    """The columns of a Parquet or CSV file, float64 [rows]. Raises ValueError, which names it."""
+    return _read(file, changed(file))
+
+
+def changed(file: str) -> int:
+    """When the file was written last, for those who remember what it holds. Raises ValueError where it cannot be read."""
+    try:
+        return os.stat(file).st_mtime_ns
+    except OSError as error:
+        raise ValueError(f"{file} cannot be read: {error.strerror}.") from None
+
+
+@lru_cache(8)
+def _read(file: str, written: int) -> dict[str, np.ndarray]:
     try:
         if Path(file).suffix == ".parquet":
             table = pq.read_table(file)
             return {name: table[name].to_numpy().astype(np.float64) for name in table.column_names}
         made: Any = np.atleast_1d(np.genfromtxt(file, np.float64, delimiter=",", names=True))
         return {name: made[name] for name in made.dtype.names or ()}
-    except (ValueError, TypeError) as error:
+    except (OSError, ValueError, TypeError) as error:
         raise ValueError(
             f"{file} is no table of numbers (Parquet, or CSV with names in its first line): {error}"
         ) from None

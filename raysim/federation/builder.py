@@ -157,8 +157,7 @@ def checked_data(config: Config) -> tuple[Dataset, Partition]:
         else:
             warnings.warn(untested, stacklevel=2)
     faults += misfits(config, data)
-    if fault := config.clock.availability.check():
-        faults.append(f"clock.availability: {fault}")
+    faults += config.clock.problems()
     if config.local.precision == "bf16" and not (torch.cuda.is_available() or machine.computes_bf16()):
         faults.append("local.precision: this CPU only emulates bf16, which is slower than fp32; leave it at fp32")
     if config.local.precision == "fp16" and config.engine.only_cpus():

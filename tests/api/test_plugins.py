@@ -162,7 +162,7 @@ class Between(raysim.Trait):
     least: float
     most: float
 
-    def of(self, u):
+    def of(self, clients, u):
         return self.least + (self.most - self.least) * u
 
 

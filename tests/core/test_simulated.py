@@ -13,7 +13,7 @@ from sabotage import Fails
 from raysim.config import ConfigError
 from raysim.core.hooks import HookError
 from raysim.core.selection import Asked, Selection
-from raysim.core.simulated import Constant, LogNormal, Pareto, Range, SimulatedClock, Trait
+from raysim.core.simulated import Column, Constant, LogNormal, Pareto, Range, SimulatedClock, Trait
 from raysim.methods import CLIENTS, SELECTIONS
 
 CASES = json.loads((Path(__file__).parents[1] / "vectors" / "clock.json").read_text())["cases"]
@@ -90,11 +90,43 @@ def test_traits(trait: Trait, median: float, least: float, most: float) -> None:
     assert speeds.max() <= most * (1 + 1e-12)
 
 
+def test_measured_devices(tmp_path: Path) -> None:
+    """FedScale's device: 97 ms of inference a sample and 4500 kbit/s. With two rows, clients 1 and 3 are the second."""
+    [case] = [case for case in CASES if case["rule"] == "fedscale_device"]
+    inputs, expect = case["inputs"], case["expect"]
+    speed, rate = 1000 / (3 * inputs["computation"]), inputs["communication"] * 1024 / 8
+    assert [speed, rate] == pytest.approx([expect["speed"], expect["bytes_per_second"]], rel=1e-12)
+    file = tmp_path / "devices.csv"
+    file.write_text(f"speed,rate\n9,9\n{speed!r},{rate!r}\n")
+    traits = {
+        name: Column(str(file), column) for name, column in (("speed", "speed"), ("up", "rate"), ("down", "rate"))
+    }
+    size = np.full(2, float(inputs["model_bytes"]))
+    made = SimulatedClock(**traits).seconds(0, [1, 3], np.full(2, inputs["samples"]), size, size)
+    np.testing.assert_allclose(made.train, expect["compute_seconds"], rtol=1e-12)
+    np.testing.assert_allclose(made.up + made.down, expect["transfer_seconds"], rtol=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("column", "fault"),
+    [
+        ("up", "has no column up. It has speed, name"),
+        ("speed", "speed must be above 0"),
+        ("name", "name must be above 0"),
+    ],
+)
+def test_tables_of_no_devices(column: str, fault: str, tmp_path: Path) -> None:
+    (file := tmp_path / "devices.csv").write_text("speed,name\n1,a\n0,b\n3,c\n")
+    clock = {"latency": {"table": {"file": str(file), "column": column}}}
+    with pytest.raises(ConfigError, match=f"clock.latency: .*{fault}"):
+        simulate(tiny(clock=clock), tmp_path / "run")
+
+
 @dataclass(frozen=True)
 class Few(Trait):
     """Forgets most clients."""
 
-    def of(self, u: np.ndarray) -> np.ndarray:
+    def of(self, clients: np.ndarray, u: np.ndarray) -> np.ndarray:
         return u[:1]
 
 
