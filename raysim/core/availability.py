@@ -11,24 +11,20 @@ from typing import Annotated, Any, NamedTuple
 import numpy as np
 
 from raysim.core.bounds import Positive, Share
-from raysim.core.tabular import changed, columns_of
+from raysim.core.tabular import OfFiles, changed, columns_of
 from raysim.registry import REGISTRY, Catalogue, Table
 
 Draws = Callable[[int | np.ndarray], np.ndarray]
 """i -> the i-th draws [n] of the clients, uniform between 0 and 1, each client's its own; i is a number or [n]."""
 
 
-class Availability(ABC):
+class Availability(OfFiles, ABC):
     """When clients can take part. Subclasses are frozen dataclasses of settings."""
 
     @abstractmethod
     def state(self, clients: np.ndarray, at: np.ndarray, u: Draws) -> tuple[np.ndarray, np.ndarray]:
         """Whether each of the `clients` [n] is available at the instant `at` [n], in seconds since the run's start, as bool [n];
         and until when that lasts [n]."""
-
-    def check(self) -> str | None:
-        """What is wrong with the files that it reads."""
-        return None
 
 
 @dataclass(frozen=True)
@@ -105,6 +101,10 @@ class Trace(Availability):
         start, stop = rows.start[row] + shift, rows.stop[row] + shift
         available = start <= at
         return available, np.where(available, np.nextafter(stop, np.inf), start)
+
+    @property
+    def files(self) -> tuple[str, ...]:
+        return (self.file,)
 
     def check(self) -> str | None:
         try:

@@ -14,7 +14,7 @@ from raysim.core.availability import Always, AnAvailability
 from raysim.core.bounds import Fraction, NonNegative, Positive
 from raysim.core.hooks import form, misused
 from raysim.core.rng import SERVER, stream_seed, uniform
-from raysim.core.tabular import columns_of
+from raysim.core.tabular import OfFiles, columns_of
 from raysim.lazy import torch
 from raysim.registry import REGISTRY, Catalogue, Table
 
@@ -22,17 +22,13 @@ SLOWEST = 100.0  # times slower than the fastest client, at most
 MOST_CHANGES = 10_000  # of clients' availability, while a server waits
 
 
-class Trait(ABC):
+class Trait(OfFiles, ABC):
     """A number that a client has for the whole run, such as its speed. Subclasses are frozen dataclasses of settings."""
 
     @abstractmethod
     def of(self, clients: np.ndarray, u: np.ndarray) -> np.ndarray:
         """The numbers [n] of the `clients` [n], of which each has drawn a `u` [n] between 0 and 1, uniform and its own: the
         inverse of the distribution function."""
-
-    def check(self) -> str | None:
-        """What is wrong with the files that it reads."""
-        return None
 
 
 @dataclass(frozen=True)
@@ -103,6 +99,10 @@ class Column(Trait):
         numbers = self._numbers()
         taken: np.ndarray = numbers[clients % len(numbers)]
         return taken
+
+    @property
+    def files(self) -> tuple[str, ...]:
+        return (self.file,)
 
     def check(self) -> str | None:
         try:
@@ -200,8 +200,14 @@ class SimulatedClock:
 
     def problems(self) -> list[str]:
         """What is wrong with the files that it reads, with its place."""
-        found = {name: getattr(self, name).check() for name in (*TRAIT_FIELDS, "availability")}
-        return [f"clock.{name}: {problem}" for name, problem in found.items() if problem]
+        return [f"clock.{name}: {problem}" for name, part in self._parts() if (problem := part.check())]
+
+    def files(self) -> dict[str, tuple[str, ...]]:
+        """The files that it reads, by the setting that names them."""
+        return {f"clock.{name}": part.files for name, part in self._parts() if part.files}
+
+    def _parts(self) -> list[tuple[str, OfFiles]]:
+        return [(name, getattr(self, name)) for name in (*TRAIT_FIELDS, "availability")]
 
     @property
     def loses(self) -> bool:

@@ -12,6 +12,19 @@ import numpy as np
 from raysim.lazy import pq
 
 
+class OfFiles:
+    """Settings that may name files. A resumed run reads the files that it began with, or stops."""
+
+    @property
+    def files(self) -> tuple[str, ...]:
+        """The files that it reads."""
+        return ()
+
+    def check(self) -> str | None:
+        """What is wrong with them."""
+        return None
+
+
 def columns_of(file: str) -> dict[str, np.ndarray]:
     """The columns of a Parquet or CSV file, float64 [rows]. Raises ValueError, which names it."""
     return _read(file, changed(file))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from dataclasses import replace
 from pathlib import Path
 
@@ -57,11 +56,3 @@ def with_frozen(config: Config, spec: HostSpec) -> HostSpec:
 
 def _within(name: str, part: str) -> bool:
     return f"{name}.".startswith(f"{part}.")
-
-
-def init_sha256(config: Config) -> str | None:
-    """Hash of the file `model.init`, where the run begins with one."""
-    if config.model.init is None:
-        return None
-    with open(config.model.init, "rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -15,8 +15,9 @@ from raysim.data import Dataset, Partition
 from raysim.engine.base import ATTEMPTS, MachineFailure, StateLost
 from raysim.federation.builder import MakeEngine, build, checked_data
 from raysim.federation.failures import RoundFailed
+from raysim.federation.given import check_given
 from raysim.federation.machines import check_device, numerics, warn_of_changes
-from raysim.federation.resume import RunCheckpoints, check_init, check_samples, sha256
+from raysim.federation.resume import RunCheckpoints, check_samples, sha256
 from raysim.federation.round import Round, RunRound, publish, run_round
 from raysim.federation.scores import round_summary, undefined_metrics
 from raysim.federation.writer import Finished, Tracer, Writer, describe
@@ -61,7 +62,7 @@ class Federation:
         self.data, self.partition = partitioned or checked_data(config)
         if resume:
             check_samples(self.folder, self.data, self.partition)
-            check_init(self.folder, config)
+            check_given(self.folder, config)
         self.run = build(config, make_engine, self.data, self.partition, clock)
         alike, differing = numerics(self.run.engine)
         if resume:

@@ -11,14 +11,15 @@ from typing import Any, cast
 
 import numpy as np
 
-from raysim.config import Config, ConfigError, fingerprint
+from raysim.config import ConfigError, fingerprint
 from raysim.core.server import Memory
 from raysim.core.state import pack, unpack
 from raysim.data import OF_FILES, Dataset, Partition
 from raysim.engine.base import Engine, Handle
 from raysim.federation.builder import RunParts, start
 from raysim.federation.checkpoint import Checkpoints
-from raysim.federation.initial import init_sha256, initial_value
+from raysim.federation.given import check_given
+from raysim.federation.initial import initial_value
 from raysim.host.messages import Arrays
 from raysim.store.documents import DamagedFile
 from raysim.store.manifest import read_manifest
@@ -54,16 +55,6 @@ def _comparable(data: Dataset, manifest: Mapping[str, Any], untouched: bool) -> 
     if now.startswith(OF_FILES):
         return was if untouched else data.contents_sha256()
     return now
-
-
-def check_init(folder: Path, config: Config) -> None:
-    """Raises `ConfigError` where the file `model.init` is not as the run in the folder read it. A run needs it as long as it
-    is run: clients that have not taken part yet may begin with what it holds."""
-    was = read_manifest(folder).get("init_sha256")
-    if was is not None and was != init_sha256(config):
-        raise ConfigError(
-            f"model.init: {config.model.init} is not what the run in {folder} began with. Put it back, or start another run."
-        )
 
 
 class StateUnreadable(OSError):
@@ -177,7 +168,7 @@ class RunCheckpoints:
         latest = self.checkpoints.latest()
         self.checkpoints.drop_after(0 if latest is None else latest)
         if latest is None:
-            check_init(self.folder, run.config)
+            check_given(self.folder, run.config)
             start(server, initial_value(run.config, run.spec), run.aggregator, run.broadcast)
             return 0, 0.0
         saved = self.checkpoints.load(latest)

@@ -20,7 +20,7 @@ from raysim.engine.base import Span
 from raysim.engine.traffic import ledger
 from raysim.federation.builder import RunParts
 from raysim.federation.code import definitions_of
-from raysim.federation.initial import init_sha256
+from raysim.federation.given import given_sha256
 from raysim.federation.round import Round
 from raysim.federation.scoreboard import Scoreboard
 from raysim.federation.scores import fallen_back, personal_summary, run_summary
@@ -50,7 +50,7 @@ def describe(run: RunParts, folder: Path, numerics: Mapping[str, Any]) -> None:
         "data_sha256": run.data.sha256(),
         "files_sha256": run.data.files and run.data.files.times_sha256,  # of names, sizes and times
         "partition_sha256": run.partition.sha256(),
-        "init_sha256": init_sha256(run.config),
+        "given_sha256": given_sha256(run.config),
         "samples": len(run.data.y),
         "unused_samples": len(run.partition.unused(run.data)),  # by no client, and not by the server
         "parameters": run.server.layers.P,

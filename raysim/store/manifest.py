@@ -55,7 +55,8 @@ class Manifest(TypedDict, total=False):
     partition_sha256: str
     samples: int
     unused_samples: int
-    init_sha256: str | None
+    given_sha256: dict[str, str]
+    init_sha256: str | None  # of an older raysim
     device: str
     numerics: dict[str, Any]
     loss_unit: str

@@ -95,6 +95,27 @@ def test_a_measured_trace(tmp_path: Path) -> None:
             assert (available == wanted[order]).all() and (until > at[order]).all()
 
 
+def test_a_table_that_changes_stops_a_resume(tmp_path: Path) -> None:
+    """Of availability, or of devices; put back, the run goes on."""
+    file = Path(written(tmp_path, (0, 0, 1e6), (1, 0, 1e6), names="client,start,stop"))
+    devices = tmp_path / "devices.csv"
+    devices.write_text("speed\n10\n20\n")
+    clock = {
+        "speed": {"table": {"file": str(devices), "column": "speed"}},
+        "availability": {"table": {"file": str(file)}},
+    }
+    part = Federation(tiny(clock=clock), tmp_path / "run")
+    part.step()
+    part.close()
+    for setting, of in (("availability", file), ("speed", devices)):
+        was = of.read_text()
+        of.write_text(was.replace("1", "2"))
+        with pytest.raises(ConfigError, match=rf"clock.{setting}: {of} is not what the run in .* began with"):
+            resume(tmp_path / "run")
+        of.write_text(was)
+    assert resume(tmp_path / "run").result["rounds"] == 3
+
+
 def test_traces_that_do_not_repeat_end(tmp_path: Path) -> None:
     clock = SimulatedClock(availability=Trace(written(tmp_path, (0, 5, 10), (1, 0, 3), names="client,start,stop")))
     available, until = clock.state(0, np.array([0, 1, 2, 3]), np.array([4.0, 4.0, 12.0, 1.0]))
