@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -149,29 +150,41 @@ def _triangle(clients: Sequence[int]) -> tuple[Canvas, Axes]:
 def trajectory(run: RunFolder) -> Canvas:
     """A client's models in their principal plane over the loss of its training samples (FedALA, figure 4).
 
-    Circles are the starts of its training in each round, dots the ends."""
+    Circles are the starts of its training in each round, dots the ends. The run beside has a colour of its own."""
     table, about = measured(run, "trajectory")
-    kind, x, y = table["kind"], table["x"], table["y"]
+    way = table.get("way", np.zeros(len(table["kind"]), int))  # older tables have one
+    beside = about.get("options", {}).get("beside")
+    names = [run.folder.resolve().name, *([Path(beside).name] if beside else [])]
     figure = Canvas(COLUMN, 2.9)
     axes = figure.add_subplot()
     _loss_surface(axes, table)
-    start, end = kind == "start", kind == "end"
-    axes.plot(np.stack([x[start], x[end]]), np.stack([y[start], y[end]]), color="white", linewidth=0.9)
-    (begin,) = axes.plot(
-        x[start], y[start], "o", color=colour(1), markerfacecolor="white", markersize=3.5, linestyle=""
-    )
-    (finish,) = axes.plot(x[end], y[end], "o", color=colour(1), markersize=3.5, linestyle="")
-    for i in (0, -1):
-        axes.annotate(
-            str(table["round"][start][i] + 1), (x[start][i], y[start][i]), (4, 4), textcoords="offset points", fontsize=7,
-            color="white", fontweight="bold",
-        )  # fmt: skip
+    marks: dict[str, Line2D] = {}
+    for i, name in enumerate(names):
+        here = {column: values[way == i] for column, values in table.items()}
+        begin, finish = _way(axes, here, colour(1 + 2 * i))  # green is lost on the surface
+        marks |= (
+            {f"{name}, end": finish, f"{name}, start": begin} if beside else {"start of training": begin, "end": finish}
+        )
     axes.grid(False)
     axes.set_title(of_loss(f"training loss of client {about['client']}", [run]), loc="left")
     shares = [f"{100 * share:.0f} %" for share in about["explained"]]
     axes.set(xlabel=f"first direction ({shares[0]} of variance)", ylabel=f"second ({shares[1]})")
-    legend(figure, [begin, finish], ["start of training", "end"])
+    legend(figure, [*marks.values()], [*marks])
     return figure
+
+
+def _way(axes: Axes, table: Mapping[str, np.ndarray], hue: str) -> tuple[Line2D, Line2D]:
+    """One run's models: its starts and ends, joined in each round; the first and the last round have their numbers."""
+    start, end = ({c: table[c][table["kind"] == kind] for c in ("round", "x", "y")} for kind in ("start", "end"))
+    axes.plot([start["x"], end["x"]], [start["y"], end["y"]], color="white", linewidth=0.9)
+    (begin,) = axes.plot(start["x"], start["y"], "o", color=hue, markerfacecolor="white", markersize=3.5, linestyle="")
+    (finish,) = axes.plot(end["x"], end["y"], "o", color=hue, markersize=3.5, linestyle="")
+    for i in (0, -1):
+        axes.annotate(
+            str(start["round"][i] + 1), (start["x"][i], start["y"][i]), (4, 4), textcoords="offset points", fontsize=7,
+            color="white", fontweight="bold",
+        )  # fmt: skip
+    return begin, finish
 
 
 def _loss_surface(axes: Axes, table: dict[str, np.ndarray]) -> None:

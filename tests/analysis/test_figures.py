@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,10 @@ from conftest import tiny
 from matplotlib.collections import PathCollection
 
 import raysim
+from raysim.analysis.measure import write
+from raysim.analysis.trajectory import Trajectory
 from raysim.config import to_yaml
+from raysim.federation.saved import SavedRun
 from raysim.report import NoData
 from raysim.report.figures import draw
 from raysim.report.groups import compare
@@ -246,6 +250,20 @@ def test_trajectory_draws_the_way_over_the_surface(measured: Path) -> None:
         np.testing.assert_allclose(curve(line), np.stack([table["x"][there], table["y"][there]], 1))
     assert [text.get_text() for text in axes.texts] == ["1", "4"]
     assert axes.get_title(loc="left") == "training loss of client 2 (nats)"
+
+
+def test_two_ways_have_their_runs_names_and_colours(measured: Path, tmp_path: Path) -> None:
+    for name in ("FedAvg", "FedALA"):
+        shutil.copytree(measured, tmp_path / name)
+    taken = Trajectory(client=2, grid=4, beside=str(tmp_path / "FedAvg"))
+    write("trajectory", taken, SavedRun(tmp_path / "FedALA"))
+    figure = draw("trajectory", [raysim.load(tmp_path / "FedALA")])
+    (legend,) = figure.legends
+    names = ["FedALA, end", "FedALA, start", "FedAvg, end", "FedAvg, start"]
+    assert sorted(text.get_text() for text in legend.get_texts()) == names
+    begin, end, begin_beside, end_beside = (line for line in figure.axes[0].lines if line.get_marker() == "o")
+    assert begin.get_color() == end.get_color() != begin_beside.get_color() == end_beside.get_color()
+    np.testing.assert_allclose(curve(end), curve(end_beside))
 
 
 @pytest.mark.parametrize(("side", "losses"), [(1, [1.0]), (2, [0.0] * 4), (2, [0.5] * 4), (2, [np.nan] * 4)])

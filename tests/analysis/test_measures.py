@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -211,6 +212,26 @@ def test_the_way_of_a_client(measured: Path) -> None:
     run = SavedRun(measured)
     score = run.score(run.partition.train[2], 2)
     assert taken.columns["loss"][1] == pytest.approx(score(run.read(0, "client-0002"))[0], rel=1e-5)
+
+
+def test_two_runs_in_one_plane(measured: Path, tmp_path: Path) -> None:
+    """The same run beside itself goes the same way; another model or other samples of the client have no place there."""
+    run = SavedRun(measured)
+    shutil.copytree(measured, tmp_path / "twin")
+    taken = Trajectory(client=2, grid=2, beside=str(tmp_path / "twin")).take(run).columns
+    way, kind = np.array(taken["way"]), np.array(taken["kind"])
+    points = np.stack([taken["x"], taken["y"], taken["loss"]], 1)
+    own = points[(way == 0) & (kind != "grid")]
+    assert len(own) == 2 * 4
+    np.testing.assert_allclose(own, points[way == 1], rtol=1e-6)
+    rounds, held_out = {"total": 1}, {"client_test_frac": 0.25}
+    for name, changes, why in (
+        ("other model", {"model": {"name": "mlp", "options": {"hidden": [4]}}}, "has another model"),
+        ("other seed", {"seed": 4}, "client 2 has other samples"),
+    ):
+        simulate(tiny(rounds=rounds, data=held_out, **changes), tmp_path / name)
+        with pytest.raises(MeasureError, match=why):
+            Trajectory(client=2, beside=str(tmp_path / name)).take(run)
 
 
 def test_weights_are_summed_over_the_rounds(measured: Path) -> None:
