@@ -24,6 +24,7 @@ class Task(NamedTuple):
     client: int
     version: int  # the round whose model it was sent
     repeat: int  # how often it was sent that model before
+    starts: float  # simulated seconds
 
 
 @dataclass(frozen=True)
@@ -85,7 +86,7 @@ class Asynchronous(Selection):
                     drawn = sorted(self.drawn(server, pool, free, draws))
                     draws += 1
                     ends = (now + clients.seconds(drawn)).tolist()
-                    flying += [Task(end, c, server.t, sent[c]) for end, c in zip(ends, drawn, strict=True)]
+                    flying += [Task(end, c, server.t, sent[c], now) for end, c in zip(ends, drawn, strict=True)]
                     flying.sort()
                     sent.update(drawn)
             task = flying.pop(0)
@@ -98,12 +99,13 @@ class Asynchronous(Selection):
         server.memory[self] = {
             "now": torch.tensor(now, dtype=torch.float64),
             "ends": torch.tensor([task.ends for task in flying], dtype=torch.float64),
-            "tasks": torch.tensor([task[1:] for task in flying], dtype=torch.long).reshape(-1, 3),
+            "starts": torch.tensor([task.starts for task in flying], dtype=torch.float64),
+            "tasks": torch.tensor([task[1:4] for task in flying], dtype=torch.long).reshape(-1, 3),
         }
         tasks = [used[client] for client in sorted(used)]
         return Asked(
             tuple(task.client for task in tasks), tuple(task.version for task in tasks),
-            tuple(task.repeat for task in tasks),
+            tuple(task.repeat for task in tasks), tuple(task.starts for task in tasks),
             in_flight=frozenset(task.version for task in flying), ends=now,
         )  # fmt: skip
 
@@ -112,8 +114,8 @@ class Asynchronous(Selection):
         if self not in server.memory:
             return 0.0, []
         memory = server.memory[self]
-        tasks = zip(memory["ends"].tolist(), memory["tasks"].tolist(), strict=True)
-        return float(memory["now"]), [Task(end, *task) for end, task in tasks]
+        tasks = zip(*(memory[name].tolist() for name in ("ends", "tasks", "starts")), strict=True)
+        return float(memory["now"]), [Task(end, c, v, r, start) for end, (c, v, r), start in tasks]
 
     def drawn(self, server: Server, pool: list[int], count: int, draws: int) -> list[int]:
         """`count` of the clients in the `pool`, in the draw of this number in the round."""

@@ -48,6 +48,8 @@ class Asked:
     """Of each client the round whose model it was sent; none: this round's."""
     repeats: tuple[int, ...] = ()
     """With versions: how often each client had trained on that model before."""
+    starts: tuple[float, ...] = ()
+    """With versions: when each client was sent its model, in simulated seconds since the run's start."""
     times: tuple[int, ...] = ()
     """How often each client was drawn, where that may be more than once."""
     in_flight: frozenset[int] = frozenset()

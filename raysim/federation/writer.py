@@ -269,11 +269,14 @@ def clock_columns(
             if client in asked or client in candidates:
                 of[client] = of.get(client, 0.0) + np.array(parts)
     shown = [of.get(client) for client in (*done.drawn, *done.asked.not_chosen)]
-    rows = {
+    rows: Rows = {
         name: [None if parts is None else float(parts[i]) for parts in shown]
         for i, name in enumerate(("sim_down", "sim_train", "sim_up"))
     }
     idle = done.asked.idle
+    sent = dict.fromkeys((*asked, *done.asked.lost, *candidates), before + idle)
+    sent |= zip(done.asked.clients, done.asked.starts, strict=False)
+    rows["sim_start"] = [sent.get(client) for client in (*done.drawn, *done.asked.not_chosen)]
     return {"sim_seconds": ends - before - idle, "sim_idle": idle, "sim_clock": ends}, rows
 
 

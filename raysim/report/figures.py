@@ -1,4 +1,5 @@
-"""All figures by name. `accuracy:uplink` is the variant `uplink` of `accuracy`; a name alone is the first variant."""
+"""All figures by name. `accuracy:uplink` is the variant `uplink` of `accuracy`; a name alone is the first variant. What is a
+curve over rounds takes one of `series.AGAINST` for its axis, last: `norm:clock`, `metric:mae:clock`."""
 
 from __future__ import annotations
 
@@ -21,6 +22,7 @@ from raysim.report import (
     quantities,
     series,
     shrinking,
+    simulated,
     updates,
 )
 from raysim.report.canvas import Canvas, styled
@@ -107,6 +109,7 @@ FIGURES: dict[str, Comparison | SingleRunFigure] = {
     "transport": SingleRunFigure(measured.transport),
     "trajectory": SingleRunFigure(landscape.trajectory),
     "timeline": SingleRunFigure(costs.timeline),
+    "sim-timeline": SingleRunFigure(simulated.timeline),
     "utilisation": SingleRunFigure(costs.utilisation),
 }
 
@@ -136,6 +139,12 @@ def find(name: str, groups: Sequence[Group]) -> Canvas | Chart:
     if isinstance(entry, SingleRunFigure) and len(runs) > 1:
         raise ReportError(f"{base} shows one run, but {len(runs)} were given.")
     shown = groups if isinstance(entry, Comparison) else runs[0]
+    whole, _, axis = variant.rpartition(":")
+    if axis in series.AGAINST and entry.variants is not AGAINST:
+        chart = find(f"{base}:{whole}" if whole else base, groups)
+        if not isinstance(chart, Chart):
+            raise ReportError(f"{base} is no curve over rounds, so it has no other axis: leave out {axis!r}.")
+        return replace(chart, against=axis)
     with styled():
         if entry.variants is None:
             if variant:

@@ -42,7 +42,7 @@ SECTIONS = {
 }
 OF_ONE_RUN = (
     *("lambda", "layers", "notes", "shrinking", "coherence-groups", "classes", "objective", "confusion"),
-    *("simplex", "transport", "trajectory", "timeline", "utilisation"),
+    *("simplex", "transport", "trajectory", "timeline", "sim-timeline", "utilisation"),
 )
 
 

@@ -96,7 +96,7 @@ class Chart:
     def canvas(self) -> Canvas:
         unit, divisor = ("", 1.0)
         if self.against == "time":
-            unit, divisor = _time(max(curve.spent("time")[-1] for curve in self.curves))
+            unit, divisor = unit_of(max(curve.spent("time")[-1] for curve in self.curves))
         figure = Canvas(COLUMN, 2.3)
         axes = figure.add_subplot()
         lines: list[Any] = []
@@ -144,7 +144,7 @@ class Chart:
             decades(axes.xaxis)
 
 
-def _time(longest: float) -> tuple[str, float]:
+def unit_of(longest: float) -> tuple[str, float]:
     """The unit in which times up to `longest` seconds read best, and its seconds."""
     return next(
         (unit, size) for unit, size in (("h", 3600.0), ("min", 60.0), ("s", 1.0)) if longest >= 3 * size or unit == "s"

@@ -89,6 +89,8 @@ def test_cases(case: Mapping[str, Any]) -> None:
         server.scratch = RoundScratch(t)
         asked = selection.select(server, 1.0, Timed(durations))
         assert asked.ends == wanted[-1]["seconds"]
+        returned = {task["client"]: task["seconds"] for task in used}
+        np.testing.assert_allclose(asked.starts, [returned[c] - durations[c] for c in asked.clients], atol=1e-12)
         found = dict(zip(asked.clients, asked.versions, strict=True))
         assert found == {task["client"]: task["sent"] for task in used}
         weight = selection.weight(np.array([t - task["sent"] for task in used]))

@@ -567,6 +567,81 @@ def test_timeline_and_utilisation(tmp_path: Path) -> None:
     assert [text.get_text() for text in axes.figure.legends[0].get_texts()] == ["train", "reduce", "wait"]
 
 
+CLOCK: dict[str, Any] = {"speed": {"lognormal": {"median": 9, "sigma": 1}}, "up": 2000, "down": 4000, "latency": 1}
+
+
+def boxes(axes: Any) -> dict[str, list[tuple[float, float, int]]]:
+    """Of each colour in the legend: from when to when, and in which row."""
+    [legend] = axes.figure.legends
+    names = {
+        patch.get_facecolor(): text.get_text()
+        for patch, text in zip(legend.get_patches(), legend.get_texts(), strict=False)
+    }
+    found: dict[str, list[tuple[float, float, int]]] = {name: [] for name in names.values()}
+    for collection in axes.collections:
+        for box in (path.get_extents() for path in collection.get_paths()):
+            found[names[tuple(collection.get_facecolor()[0])]].append((box.x0, box.x1, round((box.y0 + box.y1) / 2)))
+    return {name: sorted(spans) for name, spans in found.items()}
+
+
+def test_what_clients_do_in_simulated_time(tmp_path: Path) -> None:
+    """The parts of a client follow one another, from the start of its round; then it waits, or it is lost until the end."""
+    clock = CLOCK | {
+        "over_select": 0.7,
+        "availability": {"markov": {"available": 40, "away": 20}},
+        "interrupt": "ignore",
+    }
+    config = tiny(clock=clock, rounds={"total": 5, "participation": 0.5})
+    run = Run(simulate(config, tmp_path).folder)
+    axes = draw("sim-timeline", [run]).axes[0]
+    assert axes.get_xlabel() == "simulated time since the run's start (s), rounds 1 to 5"
+    found = {name: np.array(spans) for name, spans in boxes(axes).items()}
+    rows, rounds = run.columns("clients"), run.columns("rounds")
+    begins = (rounds["sim_clock"] - rounds["sim_seconds"])[rows["round"]]
+    np.testing.assert_allclose(rows["sim_start"], begins)
+    used = rows["status"] == "ok"
+    clients = np.unique(rows["client"]).tolist()
+    at = begins
+    for name, column in (("download", "sim_down"), ("training", "sim_train"), ("upload", "sim_up")):
+        until = at + rows[column]
+        of = [(a, b, clients.index(c)) for a, b, c in zip(at[used], until[used], rows["client"][used], strict=True)]
+        np.testing.assert_allclose(found[name], sorted(of), rtol=1e-6)
+        at = until
+    ends = rounds["sim_clock"][rows["round"]]
+    assert set(found["waits"][:, 1].round(3)) <= set(ends.round(3))
+    assert len(found["waits"]) + 5 == used.sum()  # the last of a round does not
+    lost = [(a, b, clients.index(c)) for a, b, c in zip(begins[~used], ends[~used], rows["client"][~used], strict=True)]
+    np.testing.assert_allclose(found["late or lost"], sorted(lost), rtol=1e-6)
+    for start, stop, row in found["away"]:
+        middle = np.array([(start + stop) / 2])
+        assert not config.clock.state(config.seed, np.array([clients[round(row)]]), middle)[0]
+
+
+def test_clients_of_asynchronous_rounds_begin_when_they_are_sent_a_model(tmp_path: Path) -> None:
+    rounds = {"total": 9, "participation": 0.6, "selection": {"fedbuff": {"buffer": 2}}}
+    run = Run(simulate(tiny(clock=CLOCK, rounds=rounds), tmp_path).folder)
+    rows, clock = run.columns("clients"), run.columns("rounds")["sim_clock"]
+    returned = rows["sim_start"] + rows["sim_down"] + rows["sim_train"] + rows["sim_up"]
+    np.testing.assert_allclose([returned[rows["round"] == t].max() for t in range(9)], clock)
+    moments = np.array([0.0, *returned])
+    assert all(np.isclose(moments, start).any() for start in rows["sim_start"])  # when another has returned
+    assert (rows["sim_start"] > 0).any()
+    assert {"download", "training", "upload", "waits"} <= boxes(draw("sim-timeline", [run]).axes[0]).keys()
+
+
+def test_curves_over_rounds_take_another_axis(stored: dict[str, Run], tmp_path: Path) -> None:
+    run = Run(simulate(tiny(clock={"speed": 10}), tmp_path).folder)
+    [line] = draw("norm:clock", [run]).axes[0].lines
+    np.testing.assert_allclose(line.get_xdata(), run.columns("rounds")["sim_clock"])
+    assert draw("norm:uplink", [run]).axes[0].get_xlabel() == "sent by clients (MB)"
+    with pytest.raises(
+        ReportError, match="partition is no curve over rounds, so it has no other axis: leave out 'clock'"
+    ):
+        draw("partition:clock", [run])
+    with pytest.raises(NoData, match="its clock is not set"):
+        draw("sim-timeline", [stored["ldf"]])
+
+
 def tick_labels(axis: Axis) -> list[Text]:
     """Those that are drawn: matplotlib keeps some beyond the limits of the axis."""
     low, high = sorted(axis.get_view_interval())
@@ -589,7 +664,8 @@ def drawn(runs: list[Run]) -> Iterator[tuple[str, Figure]]:
 
 def test_every_figure_has_labels_that_fit(stored: dict[str, Run], measured: Path, tmp_path: Path) -> None:
     shown = set()
-    for name, figure in drawn([raysim.load(measured), *stored.values(), with_metric(tmp_path / "a", [0.5])]):
+    timed = Run(simulate(tiny(clock=CLOCK), tmp_path / "timed").folder)
+    for name, figure in drawn([raysim.load(measured), *stored.values(), with_metric(tmp_path / "a", [0.5]), timed]):
         shown.add(name.partition(":")[0])
         figure.draw_without_rendering()
         assert figure.get_figwidth() in (COLUMN, PAGE), name
