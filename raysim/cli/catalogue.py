@@ -1,4 +1,4 @@
-"""`raysim list`, `raysim explain` and `raysim data show`: what there is to choose from."""
+"""`raysim list`, `raysim explain` and `raysim data`: what there is to choose from."""
 
 from __future__ import annotations
 
@@ -99,6 +99,24 @@ def data_show(
             print(f"raysim: no chart: {error}", file=sys.stderr)
         else:
             print(f"\nThe chart of clients and classes is in {printable(str(path.resolve()))}")
+
+
+def data_devices(
+    file: Annotated[Path, typer.Argument(help="FedScale's client_device_capacity or client_behave_trace.")],
+    out: Annotated[Path, typer.Argument(metavar="PARQUET", help="The table to write.")],
+) -> None:
+    """Write measured devices, or when they were available, as a table that `clock` reads."""
+    import pyarrow as pa
+    from pyarrow.parquet import write_table
+
+    from raysim.data.devices import read_devices
+    from raysim.store.atomic import replacing
+
+    with reported():
+        columns = read_devices(file)
+        with replacing(out) as temporary:
+            write_table(pa.table(columns), temporary)
+        print(f"{printable(str(out))}: {len(columns['client']):,} rows of {', '.join(columns)}")
 
 
 def catalogues(what: Listed) -> dict[str, Mapping[str, Any]]:
