@@ -166,7 +166,7 @@ class Table(MutableMapping[str, T], Generic[T]):
     def __repr__(self) -> str:
         return f"<the registry's {self.kind} table>"
 
-    __hash__ = object.__hash__  # a table is equal to itself alone, so that it can stand in an annotation
+    __hash__ = object.__hash__  # a table is equal only to itself, so that it can stand in an annotation
 
     def __eq__(self, other: object) -> bool:
         return self is other

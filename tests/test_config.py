@@ -151,7 +151,6 @@ def test_all_faults_are_reported_at_once_each_with_path_value_and_nearest_word(t
         "recrd": "unknown field (set to {}). Did you mean 'record'?",
         "data.name": "no data set 'digts'. Did you mean 'digits'?",
         "data.partition.dirichlet_counts.clents": "unknown field (set to 100). Did you mean 'clients'? It takes alpha,",
-        "model.name": "no model 'smal_cnn'. Did you mean 'small_cnn'?",
         "rounds.total": "must be a whole number > 0, but is '10' (text).",
         "local.batch_size": "must be a whole number > 0, but is 8.5.",
         "local.lr": "must be a number > 0, but is 'fast'.",
@@ -162,13 +161,19 @@ def test_all_faults_are_reported_at_once_each_with_path_value_and_nearest_word(t
         "server.1": "Fields go one level deeper: server.1.shrink.beta=0.1.",
         "evaluate.personal": "must be after_init, after_train or null, but is 'after'. Did you mean 'after",
         "engine.ray.fan_in": "must be a whole number >= 2, but is 1.",
-        # found by looking at several fields, in spite of the faults above
-        "client": "'starter' and 'other_starter' both own the hook 'start'; a stack can have one.",
-        "weighting.0": "learner learns on proxy data, but data.proxy.samples is 0.",
     }
     found = dict(line.removeprefix(f"{path}: ").split(": ", 1) for line in caught.value.faults)
     assert found.keys() == expected.keys()
     assert not [(path, found[path]) for path, part in expected.items() if part not in found[path]]
+
+
+def test_faults_of_several_settings_are_reported_at_once_when_each_can_be_read():
+    changes = {"model": {"name": "smal_cnn"}, "client": ["starter", "other_starter"], "weighting": [{"learner": 30}]}
+    assert faults_of(plain(**changes)) == [
+        "model.name: there is no model 'smal_cnn'. Did you mean 'small_cnn'? `raysim list models` shows all.",
+        "client: 'starter' and 'other_starter' both own the hook 'start'; a stack can have one.",
+        "weighting.0: learner learns on proxy data, but data.proxy.samples is 0.",
+    ]
 
 
 @pytest.mark.parametrize(
@@ -242,7 +247,7 @@ def test_all_faults_are_reported_at_once_each_with_path_value_and_nearest_word(t
             {"evaluate": {"clients": 5}},
             "evaluate.clients: is how many clients evaluate.personal: after_init tests, which is not set.",
         ),
-        ({"record": {"trace": [3, 20]}}, "record.trace: there is no round 20; rounds are 0 to 19."),
+        ({"record": {"trace": [4, 21]}}, "record.trace: there is no round 21; rounds are 1 to 20."),
         ({"record": {"instruments": ["stethoscope"]}}, "record.instruments.0: there is no instrument 'stethoscope'."),
         ({"engine": "loca"}, "engine: there is no engine 'loca'. Did you mean 'local'?"),
     ],
@@ -380,7 +385,7 @@ def test_a_preset_comes_first_and_explicit_keys_win(monkeypatch: pytest.MonkeyPa
             "client": st.sampled_from([[], ["starter"], [{"starter": {"eta": 1e-7}}]]),
             "server": st.sampled_from([[], ["shrink"], [{"shrink": {"beta": 3, "clamp": [0, 1]}}]]),
             "engine": st.sampled_from(["local", "ray", {"ray": {"clients_per_actor": 2, "gpu_per_client": 1}}]),
-            "record": st.fixed_dictionaries({}, optional={"trace": st.just("rounds") | st.lists(st.integers(0, 19))}),
+            "record": st.fixed_dictionaries({}, optional={"trace": st.just("rounds") | st.lists(st.integers(1, 20))}),
         }
     )
 )

@@ -114,7 +114,7 @@ def shrunk(config: Config) -> dict[str, Any]:
         raw["model"] |= {"name": "mlp", "options": {"hidden": [16, 16]}}
     elif len(shape) == 3:
         raw["model"] |= {"name": "tiny_bn_cnn", "options": {}}
-    raw["record"] |= {"trace": [0, 1] if raw["record"]["trace"] else []}
+    raw["record"] |= {"trace": [1, 2] if raw["record"]["trace"] else []}
     for entry in itertools.chain(raw["client"], raw["weighting"], raw["server"]):
         ((_, options),) = entry.items()
         limits = {"epochs": STEPS, "ft_epochs": 2, "start_round": 1, "stop_round": 1}

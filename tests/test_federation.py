@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from case import UNITS, Traced
 from clocks import ManualClock
 from conftest import simulate, table, tiny
+from reference import partition_of
 from safetensors.numpy import load_file
 
 from raysim.config import ConfigError, LocalConfig, load
@@ -486,7 +487,7 @@ def test_tables_are_complete_and_agree(traced):
         assert all(row["start"] <= row["stop"] <= table[t]["wall"] for row in timeline)
 
     partition = tables.read(folder, "partition")
-    assert type(federation.partition).from_table(partition).sha256() == federation.partition.sha256()
+    assert partition_of(partition).sha256() == federation.partition.sha256()
     manifest = json.loads((folder / "manifest.json").read_text())
     assert manifest["seed"] == federation.config.seed
     assert manifest["partition_sha256"] == federation.partition.sha256()
@@ -524,8 +525,8 @@ def test_trace_is_one_story(traced):
 
 
 def test_only_the_asked_rounds_are_traced(tmp_path):
-    simulate(tiny(record={"trace": [1]}, rounds={"total": 2}), tmp_path / "one")
-    assert [folder.name for folder in (tmp_path / "one" / "trace").iterdir()] == ["round-0001"]
+    simulate(tiny(record={"trace": [2]}, rounds={"total": 2}), tmp_path / "one")
+    assert [folder.name for folder in (tmp_path / "one" / "trace").iterdir()] == ["round-0002"]
     simulate(tiny(rounds={"total": 2}), tmp_path / "none")
     assert not (tmp_path / "none" / "trace").exists()
 

@@ -216,7 +216,7 @@ def test_the_best_model_is_that_of_the_best_evaluation(whole: Path, tmp_path: Pa
     assert run.result["best_round"] == best
     from safetensors.torch import load_file
 
-    traced = load_file(whole / "trace" / f"round-{best:04d}" / "after.safetensors")
+    traced = load_file(whole / "trace" / f"round-{best + 1:04d}" / "after.safetensors")
     model = run.model("best").state_dict()
     assert all(torch.equal(model[name], tensor) for name, tensor in traced.items())
     simulate(config(), tmp_path)

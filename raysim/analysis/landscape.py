@@ -18,15 +18,40 @@ if TYPE_CHECKING:
     from raysim.federation.saved import SavedRun
 
 
+@dataclass(frozen=True, kw_only=True)
+class OfModels(Measure):
+    """A measure of global models."""
+
+    rounds: tuple[PositiveInt, ...] = ()
+    """Traced rounds (from 1) whose models are taken; empty: the final model."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class OnSamples(Measure):
+    """A measure of the loss on samples."""
+
+    samples: PositiveInt = 1000
+    """At most so many samples make the loss."""
+    part: Literal["test", "train"] = "test"
+    """Whose samples: the server's test set, or the clients' training samples."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class OfCurvature(OfModels, OnSamples):
+    """A measure of the Hessian's eigenvectors."""
+
+    tolerance: NonNegativeFloat = 1e-3
+    """Relative accuracy of the eigenvalues; 0: machine precision."""
+    packages: ClassVar[tuple[str, ...]] = ("curvlinops", "scipy")
+
+
 @dataclass(frozen=True)
-class Histogram(Measure):
+class Histogram(OfModels):
     """Histogram of the global model's parameters (FedLAW, 2023, figure 4; FedLWS, 2025, figures 3b and 8).
 
     Of the final model, or after traced `rounds`. `near_zero` is the share of parameters smaller than `near`.
     """
 
-    rounds: tuple[int, ...] = ()
-    """Traced rounds (from 0) whose models are taken; empty: the final model."""
     bins: PositiveInt = 101
     """Bins of the histogram."""
     limit: PositiveFloat = 0.2
@@ -48,14 +73,12 @@ class Histogram(Measure):
 
 
 @dataclass(frozen=True)
-class Rescaling(Measure):
+class Rescaling(OfModels, OnSamples):
     """Loss of c·w for factors c around 1 (FedLAW, 2023, figure 4): how much the model would gain by shrinking.
 
     Of the final model, or after traced `rounds`. Running statistics stay as they are.
     """
 
-    rounds: tuple[int, ...] = ()
-    """Traced rounds (from 0) whose models are taken; empty: the final model."""
     low: float = 0.9
     """Smallest factor."""
     high: float = 1.1
@@ -64,8 +87,6 @@ class Rescaling(Measure):
     """How many factors are tried, evenly spaced."""
     samples: PositiveInt = 10_000
     """At most so many samples are tested."""
-    part: Literal["test", "train"] = "test"
-    """Whose samples: the server's test set, or the clients' training samples."""
 
     def take(self, run: SavedRun) -> Taken:
         score = run.score(run.rows(self.part, self.samples))
@@ -86,25 +107,15 @@ class Rescaling(Measure):
 
 
 @dataclass(frozen=True)
-class Hessian(Measure):
+class Hessian(OfCurvature):
     """Largest eigenvalues λ₁, λ₂, … of the loss's Hessian in eval mode (FedLAW, 2023, figure 10).
 
     Needs `raysim[analysis]`. Of the final model, or after traced `rounds`, on a fixed draw of `samples`: curvlinops
     multiplies the Hessian by vectors, and SciPy's Lanczos iteration does the rest.
     """
 
-    rounds: tuple[int, ...] = ()
-    """Traced rounds (from 0) whose models are taken; empty: the final model."""
     top: PositiveInt = 5
     """How many eigenvalues."""
-    samples: PositiveInt = 1000
-    """At most so many samples make the loss."""
-    part: Literal["test", "train"] = "test"
-    """Whose samples: the server's test set, or the clients' training samples."""
-    tolerance: NonNegativeFloat = 1e-3
-    """Relative accuracy of the eigenvalues; 0: machine precision."""
-
-    packages: ClassVar[tuple[str, ...]] = ("curvlinops", "scipy")
 
     def take(self, run: SavedRun) -> Taken:
         if not 1 <= self.top < run.layers.P:
@@ -119,26 +130,16 @@ class Hessian(Measure):
 
 
 @dataclass(frozen=True)
-class Slice(Measure):
+class Slice(OfCurvature):
     """Loss along the Hessian's first eigenvector v₁, L(w + a v₁) (FedLAW, 2023, figure 4).
 
     Needs `raysim[analysis]`. Of the final model, or after traced `rounds`; v₁ has length 1.
     """
 
-    rounds: tuple[int, ...] = ()
-    """Traced rounds (from 0) whose models are taken; empty: the final model."""
     reach: float = 1.0
     """Greatest step along the eigenvector, in both directions."""
     points: PositiveInt = 41
     """How many steps, evenly spaced."""
-    samples: PositiveInt = 1000
-    """At most so many samples make the loss."""
-    part: Literal["test", "train"] = "test"
-    """Whose samples: the server's test set, or the clients' training samples."""
-    tolerance: NonNegativeFloat = 1e-3
-    """Relative accuracy of the eigenvalue; 0: machine precision."""
-
-    packages: ClassVar[tuple[str, ...]] = ("curvlinops", "scipy")
 
     def take(self, run: SavedRun) -> Taken:
         rows_of_data = run.rows(self.part, self.samples)
@@ -157,7 +158,7 @@ class Slice(Measure):
 
 
 @dataclass(frozen=True)
-class Simplex(Measure):
+class Simplex(OnSamples):
     """Loss of all mixtures λ₁w₁ + λ₂w₂ + λ₃w₃ of three clients' models (FedLAW, 2023, figure 12).
 
     For each of the traced `rounds`, or all of them, on a triangular grid of λ; without `clients`, the first three of
@@ -165,23 +166,19 @@ class Simplex(Measure):
     parameters. `p` is where the mixture by samples lies.
     """
 
-    rounds: tuple[int, ...] = ()
-    """Traced rounds (from 0) whose models are taken; empty: all of them."""
+    rounds: tuple[PositiveInt, ...] = ()
+    """Traced rounds (from 1) whose models are taken; empty: all of them."""
     clients: tuple[int, int, int] | None = None
     """The three clients; null: the first three of the first round's cohort."""
     step: Annotated[float, Field(gt=0, le=1)] = 0.02
     """Distance of neighbouring points of the grid."""
-    samples: PositiveInt = 1000
-    """At most so many samples make the loss."""
-    part: Literal["test", "train"] = "test"
-    """Whose samples: the server's test set, or the clients' training samples."""
 
     def take(self, run: SavedRun) -> Taken:
         rounds = run.of_rounds(self.rounds)
         clients = tuple(self.clients or run.cohort(rounds[0])[:3])
         if len(set(clients)) != 3:
             raise MeasureError(
-                f"{run.folder}: round {rounds[0]} has {len(set(clients))} clients; a simplex needs three."
+                f"{run.folder}: round {rounds[0] + 1} has {len(set(clients))} clients; a simplex needs three."
             )
         together = [t for t in rounds if set(clients) <= set(run.cohort(t))]
         if not together:

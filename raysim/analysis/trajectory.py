@@ -30,8 +30,8 @@ class Trajectory(Measure):
 
     client: NonNegativeInt | None = None
     """The client; null: the first of the first round's cohort."""
-    rounds: tuple[int, ...] = ()
-    """Traced rounds (from 0); empty: all of them."""
+    rounds: tuple[PositiveInt, ...] = ()
+    """Traced rounds (from 1); empty: all of them."""
     grid: Annotated[int, Field(ge=2)] = 25
     """Points along each side of the grid."""
     margin: NonNegativeFloat = 0.2

@@ -26,8 +26,8 @@ class Transport(Measure):
     distance is the root of what the best plan costs, by POT. Updates are 1 − cos(Δ_i, Δ_j) apart.
     """
 
-    round: int | None = None
-    """The traced round (from 0); null: the first of them."""
+    round: PositiveInt | None = None
+    """The traced round (from 1); null: the first of them."""
     clients: tuple[int, ...] = ()
     """The clients; empty: the first 12 of that round's cohort."""
     samples: PositiveInt = 500
@@ -47,7 +47,9 @@ class Transport(Measure):
         t = run.of_rounds(() if self.round is None else (self.round,))[0]
         clients = self.clients or tuple(run.cohort(t)[:12])
         if len(clients) < 3:
-            raise MeasureError(f"{run.folder}: round {t} has {len(clients)} clients; ranks need the pairs of three.")
+            raise MeasureError(
+                f"{run.folder}: round {t + 1} has {len(clients)} clients; ranks need the pairs of three."
+            )
         before = run.read(t, "before")[: run.layers.P]
         updates = torch.stack([run.read(t, f"client-{c:04d}")[: run.layers.P] - before for c in clients]).double()
         unit = updates / updates.norm(dim=1, keepdim=True)

@@ -46,7 +46,7 @@ def _changes(settings: Mapping[str, Any]) -> list[tuple[str, Any]]:
 
 
 def _named(path: str, value: Any) -> tuple[str, Any]:
-    """A setting in which every object has a name: so that all else knows one way alone."""
+    """A setting in which every object has a name: so that all else knows only one way."""
     if path in ("data", "data.name") and not isinstance(value, str | DataConfig | DataSource):
         if not isinstance(value, Mapping) or not {"train", "x_train"}.isdisjoint(value):
             return "data.name", Given.of(as_dataset(value))

@@ -72,7 +72,7 @@ class Topic:
     def rows(self) -> tuple[Row, ...]:
         return tuple(self.read())
 
-    def alone(self, row: Row) -> Topic:
+    def option(self, row: Row) -> Topic:
         kind = "setting" if self.kind == "section" else f"option of this {self.kind}"
         return Topic(f"{self.name}.{row.key}".lstrip("."), kind, "", lambda: [row])
 
@@ -100,7 +100,7 @@ def explain(name: str | None = None) -> str:
     last = [topic for topic in sections if topic.name.rpartition(".")[2] == name]
     if found := [topic for topic in every if topic.name == name] or last:
         return "\n\n".join(map(str, found))
-    settings = [topic.alone(row) for topic in every for row in topic.rows]
+    settings = [topic.option(row) for topic in every for row in topic.rows]
     found = [setting for setting in settings if setting.name == name]
     found = found or [setting for setting in settings if setting.rows[0].key == name]
     if not found and name.removeprefix("torchvision.") in torchvision.architectures():

@@ -23,7 +23,7 @@ def report(
         typer.Option("--column", metavar="HEADING", help="With --format: only these columns, in this order."),
     ] = None,
 ) -> None:
-    """Compare runs in one page: tables and figures; runs that differ in the seed alone are averaged."""
+    """Compare runs in one page: tables and figures; runs that differ only in the seed are averaged."""
     from raysim.report import ReportError
     from raysim.report.groups import compare
     from raysim.report.page import write

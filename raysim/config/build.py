@@ -3,7 +3,7 @@
 A section is a dataclass. An entry of a catalogue is written `name`, `{name: {field: value}}`, or `{name: value}` for its
 first field; in canonical form it is `{name: {field: value}}`. Whatever may be written may also be an object that has
 been made in Python. pydantic reads single values; the walk from section to section is our own, because a value with a
-fault must not hide faults in other values, or in how values combine.
+fault must not hide faults in other values.
 """
 
 from __future__ import annotations
@@ -22,34 +22,6 @@ from raysim.config.fields import STACKS, catalogue_of, fields_of, is_section, st
 from raysim.config.messages import Faults, as_json, describe, match, nearest, show, words_of
 from raysim.core.bounds import GREATEST_FLOAT, GREATEST_INT
 from raysim.registry import Catalogue, name_in
-
-
-class Unreadable:
-    """Stands for a value that has a fault, so that checks of the rest of the configuration can go on without it.
-
-    What is looked up in it is unreadable too; computing with it raises `TypeError`.
-    """
-
-    def __getattr__(self, name: str) -> Unreadable:
-        if name.startswith("__"):
-            raise AttributeError(name)
-        return self
-
-    def __bool__(self) -> bool:
-        raise TypeError("a value that has a fault")
-
-    __eq__ = __bool__  # type: ignore[assignment]
-    __hash__ = None  # type: ignore[assignment]
-
-
-def readable(value: Any, path: str) -> bool:
-    """Whether nothing on the `path` into a built value is `Unreadable`."""
-    for key in path.split("."):
-        place = isinstance(value, tuple) and key.isdecimal() and int(key) < len(value)
-        value = value[int(key)] if place else getattr(value, key, None)
-        if isinstance(value, Unreadable):
-            return False
-    return True
 
 
 def canonical(annotation: Any, raw: Any) -> Any:
@@ -92,14 +64,14 @@ def _canonical_entry(catalogue: Catalogue, raw: Any) -> Any:
 
 
 def build(annotation: Any, raw: Any, path: str, faults: Faults) -> Any:
-    """The value that `annotation` describes, from canonical `raw`; where it has faults, as much of it as can be read."""
+    """The value that `annotation` describes, from canonical `raw`; None where it has faults."""
     if catalogue := catalogue_of(annotation):
         return _build_entry(catalogue, raw, path, faults)
     if entry := stack_of(annotation):
         if isinstance(raw, list):
             return tuple(build(entry, one, f"{path}.{i}", faults) for i, one in enumerate(raw))
         faults.add(path, f"must be a list, each {describe(entry)}, but is {show(raw)}.")
-        return Unreadable()
+        return None
     if is_section(annotation):
         return _build_section(annotation, raw, path, faults)
     try:
@@ -111,13 +83,13 @@ def build(annotation: Any, raw: Any, path: str, faults: Faults) -> Any:
         if percent and _reads(annotation, raw / 100):
             near = f" It is a fraction: {raw / 100:g}."
         faults.add(path, f"must be {describe(annotation)}{limit}, but is {show(raw)}.{near}")
-        return Unreadable()
+        return None
 
 
 def _build_entry(catalogue: Catalogue, raw: Any, path: str, faults: Faults) -> Any:
     if is_section(type(raw)):
         faults.add(path, f"{type(raw).__name__} is not registered as {catalogue}; raysim.registry gives it a name.")
-        return Unreadable()
+        return None
     if not isinstance(raw, dict) or len(raw) != 1:
         message = f"must be the name of {catalogue}, or {{name: {{field: value}}}}, but is {show(raw)}."
         if isinstance(raw, dict) and len(raw) > 1:
@@ -126,7 +98,7 @@ def _build_entry(catalogue: Catalogue, raw: Any, path: str, faults: Faults) -> A
             deeper = [f"{path}.{name}.{key}={show(value)}" for key, value in raw.items() if key != name]
             message += f" {path}=NAME replaces it." if several else f" Fields go one level deeper: {', '.join(deeper)}."
         faults.add(path, message)
-        return Unreadable()
+        return None
     ((name, values),) = raw.items()
     if name in catalogue.entries:
         return build(catalogue.entries[name], values, f"{path}.{name}", faults)
@@ -135,32 +107,22 @@ def _build_entry(catalogue: Catalogue, raw: Any, path: str, faults: Faults) -> A
     meant = f" Did you mean {{{ending}: {name}}}?" if ending in catalogue.entries and ending != name else ""
     hint = f" It belongs under '{home}'." if home else meant or f"{nearest(name, catalogue.entries)}{catalogue.hint}"
     faults.add(path, f"there is no {catalogue.role} {show(name)}.{hint}")
-    return Unreadable()
+    return None
 
 
 def _build_section(cls: type, raw: Any, path: str, faults: Faults) -> Any:
     before = len(faults.lines)
     values = read_fields(cls, raw, path, faults)
-    if values is None:
-        return Unreadable()
     if len(faults.lines) == before:
         try:
             return cls(**values)
         except (ValueError, TypeError) as error:  # a rule of the dataclass's own, in __post_init__
             faults.add(path, f"{error}".removeprefix(f"{path.rpartition('.')[2]}: "))
-    return partly(cls, values)
+    return None
 
 
-def partly(cls: type, values: dict[str, Any]) -> Any:
-    """An object with these values that has not passed its class's own rules, which need not hold of half a value."""
-    partial: Any = object.__new__(cls)
-    for name, value in values.items():
-        object.__setattr__(partial, name, value)
-    return partial
-
-
-def read_fields(cls: type, raw: Any, path: str, faults: Faults) -> dict[str, Any] | None:
-    """Field → value of canonical `raw`, `Unreadable` where it has a fault; None where `raw` is no mapping."""
+def read_fields(cls: type, raw: Any, path: str, faults: Faults) -> dict[str, Any]:
+    """Field → value of canonical `raw`; not all of them where there are faults."""
     fields = fields_of(cls)
     takes = f"It takes {', '.join(fields)}." if fields else "It takes no fields."
     inside = f"{path}." if path else ""
@@ -169,7 +131,7 @@ def read_fields(cls: type, raw: Any, path: str, faults: Faults) -> dict[str, Any
         meant = first is not None and not is_section(fields[first][1]) and _reads(fields[first][1], raw)
         way = f"Did you mean {inside}{first}={show(raw)}?" if meant else takes
         faults.add(path, f"must be a mapping of fields, but is {show(raw)}. {way}")
-        return None
+        return {}
     for key in raw:
         if key not in fields:
             near = _elsewhere(cls, raw, key) or nearest(key, fields, listed=False)
@@ -179,17 +141,14 @@ def read_fields(cls: type, raw: Any, path: str, faults: Faults) -> dict[str, Any
     misspelt = {match(key, fields) for key in raw if key not in fields}
     values: dict[str, Any] = {}
     for key, (f, hint) in fields.items():
-        if key not in raw and key in misspelt:
-            values[f.name] = Unreadable()  # its default is not what was meant
-        elif key in raw:
+        if key in raw:
             values[f.name] = build(hint, raw[key], f"{inside}{key}", faults)
         elif f.default is not MISSING:
             values[f.name] = f.default
         elif f.default_factory is not MISSING:
             values[f.name] = f.default_factory()
-        else:
+        elif key not in misspelt:
             faults.add(f"{inside}{key}", f"is missing; it must be {describe(hint)}.")
-            values[f.name] = Unreadable()
     return values
 
 

@@ -50,7 +50,7 @@ def _entry(catalogue: Catalogue) -> dict[str, Any]:
 
 
 def _options(cls: type) -> dict[str, Any]:
-    """The fields of an entry, nothing, or the value of the first one alone."""
+    """The fields of an entry, nothing, or only the value of the first one."""
     section = _section(cls)
     first = [*section["properties"].values()][:1]
     about = " ".join((cls.__doc__ or "").partition("\n\n")[0].split())

@@ -10,11 +10,11 @@ from typing import Annotated, Any
 
 import yaml
 
-from raysim.config.build import build, canonical, partly, read_fields
+from raysim.config.build import build, canonical, read_fields
 from raysim.config.fields import STACKS, catalogue_of, fields_of, is_section
-from raysim.config.messages import Faults, match, show
+from raysim.config.messages import Faults, match, nearest, show
 from raysim.config.presets import PRESETS
-from raysim.config.rules import violations
+from raysim.config.rules import check
 from raysim.config.schema import Config
 from raysim.errors import ConfigError
 from raysim.paths import LONGEST, command, slug
@@ -58,7 +58,7 @@ def read_entry(catalogue: Catalogue, name: str, overrides: Sequence[str] = ()) -
 
 def from_dict(raw: Mapping[str, Any], source: str = "configuration", overrides: Sequence[Override] = ()) -> Config:
     """Build and check a configuration from nested mappings over its preset, changed by `overrides`; `source` names it in
-    the faults."""
+    the faults. What its settings have wrong together is looked for once each can be read."""
     wrong, changed, raw = [], {}, canonical(Config, dict(raw))
     for change in overrides:
         written = change[:200] if isinstance(change, str) else change[0]
@@ -74,11 +74,12 @@ def from_dict(raw: Mapping[str, Any], source: str = "configuration", overrides: 
     faults.lines += wrong
     preset = raw.get("preset", "raysim")
     known = PRESETS.get(preset, {}) if isinstance(preset, str) else {}
+    if isinstance(preset, str) and preset not in PRESETS:
+        faults.add("preset", f"there is no preset {preset!r}.{nearest(preset, PRESETS)}")
     values = read_fields(Config, _over_preset(known, canonical(Config, raw)), "", faults)
-    assert values is not None
-    config: Config = partly(Config, values)
-    violations(config, faults)
     faults.report()
+    config = Config(**values)
+    check(config, faults)
     return config
 
 

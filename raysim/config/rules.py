@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import itertools
 import os
 import re
 from collections.abc import Callable, Iterator
@@ -13,10 +14,9 @@ from typing import Any
 
 from pydantic.errors import PydanticUserError
 
-from raysim.config.build import Unreadable, build, readable
+from raysim.config.build import build
 from raysim.config.fields import STACKS
 from raysim.config.messages import Faults, nearest
-from raysim.config.presets import PRESETS
 from raysim.config.schema import Config
 from raysim.core.client import EXCLUSIVE, overrides
 from raysim.core.facts import RunFacts
@@ -28,11 +28,6 @@ from raysim.registry import REGISTRY, name_in
 from raysim.store.documents import TORCH_SUFFIXES
 
 Found = Iterator[tuple[str, str]]  # path and message of each fault
-
-
-def _check_preset(config: Config) -> Found:
-    if config.preset not in PRESETS:
-        yield "preset", f"there is no preset {config.preset!r}.{nearest(config.preset, PRESETS)}"
 
 
 def _check_cohort(config: Config) -> Found:
@@ -93,7 +88,7 @@ def _check_written(config: Config) -> Found:
         for path, written in (("data.cache", data.cache), ("record.dir", config.record.dir)):
             if written and Path(written).resolve().is_relative_to(folder.resolve()):
                 counts = f"{written} lies in {folder}, where every file counts as data of {data.name.name}."
-                yield path, f"{counts} Set data.root to a folder that holds data alone."
+                yield path, f"{counts} Set data.root to a folder that holds only data."
 
 
 def _check_task(config: Config) -> Found:
@@ -186,8 +181,7 @@ def _methods(config: Config, *stacks: str) -> Iterator[tuple[str, str, Any]]:
     """Path, name and value of every method in `stacks`."""
     for stack in stacks:
         for i, method in enumerate(getattr(config, stack)):
-            if not isinstance(method, Unreadable):
-                yield f"{stack}.{i}", method.name, method
+            yield f"{stack}.{i}", method.name, method
 
 
 def _check_twice(config: Config) -> Found:
@@ -237,8 +231,6 @@ def _check_download(config: Config) -> Found:
 
 def _check_selection(config: Config) -> Found:
     selection = config.rounds.selection
-    if isinstance(selection, Unreadable):
-        return
     path = f"rounds.selection.{selection.name}"
     if problem := selection.check(facts_of(config)):
         yield path, problem
@@ -317,8 +309,8 @@ def _check_evaluation(config: Config) -> Found:
 def _check_record(config: Config) -> Found:
     if config.record.trace != "rounds":
         for t in config.record.trace:
-            if t >= config.rounds.total:
-                yield "record.trace", f"there is no round {t}; rounds are 0 to {config.rounds.total - 1}."
+            if t > config.rounds.total:
+                yield "record.trace", f"there is no round {t}; rounds are 1 to {config.rounds.total}."
 
 
 def _check_instruments(config: Config) -> Found:
@@ -327,7 +319,7 @@ def _check_instruments(config: Config) -> Found:
     for i, (name, instrument) in enumerate(zip(names, config.record.instruments, strict=True)):
         if name in names[:i]:
             yield f"record.instruments.{i}", f"'{name}' is listed twice; a run can have it once."
-        if not isinstance(instrument, Unreadable) and (problem := instrument.check(facts)):
+        if problem := instrument.check(facts):
             yield f"record.instruments.{i}.{name}", problem
 
 
@@ -342,10 +334,6 @@ def _check_methods(config: Config) -> Found:
 def facts_of(config: Config) -> RunFacts:
     """What methods and instruments may know of the run."""
     local = config.local
-    stacks = {
-        stack: tuple(method for method in getattr(config, stack) if not isinstance(method, Unreadable))
-        for stack in STACKS
-    }
     return RunFacts(
         rounds=config.rounds.total,
         participation=config.rounds.participation,
@@ -355,14 +343,13 @@ def facts_of(config: Config) -> RunFacts:
         lr=local.lr,
         optimizer=OptimizerSpec(local.optimizer, local.momentum, local.nesterov, local.weight_decay, local.betas),
         persist=local.state == "persist",
-        **stacks,
-        selection=None if isinstance(config.rounds.selection, Unreadable) else config.rounds.selection,
+        selection=config.rounds.selection,
+        **{stack: getattr(config, stack) for stack in STACKS},
     )
 
 
 _CHECKS = (
     *(
-        _check_preset,
         _check_cohort,
         _check_min_clients,
         _check_until,
@@ -381,20 +368,9 @@ _CHECKS = (
 )
 
 
-def violations(config: Config, faults: Faults) -> None:
-    """Add what several settings together have wrong. What comes of a value with a fault is left out."""
-    for check in _CHECKS:
-        try:
-            for path, message in check(config):
-                if readable(config, path):
-                    faults.add(path, message)
-        except Exception:
-            if not faults.lines:
-                raise
-
-
-def check(config: Config, source: str = "configuration") -> None:
-    """Apply the rules between sections; raises `ConfigError` with every fault, each line beginning with `source`."""
-    faults = Faults(source)
-    violations(config, faults)
+def check(config: Config, faults: Faults | None = None) -> None:
+    """Apply the rules between settings, each of which can be read; raises `ConfigError` with every fault."""
+    faults = faults or Faults("configuration")
+    for path, message in itertools.chain.from_iterable(check(config) for check in _CHECKS):
+        faults.add(path, message)
     faults.report()

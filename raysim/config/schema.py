@@ -218,8 +218,8 @@ class RecordConfig:
     pairs: bool = True
     """Whether methods that weigh clients against clients (FedAMP, FedFomo, APPLE) note a number for each pair that meets in a
     round."""
-    trace: Literal["rounds"] | tuple[NonNegativeInt, ...] = ()
-    """Rounds (from 0) whose models are all written, so that they can be recomputed by hand; `rounds`: all of them."""
+    trace: Literal["rounds"] | tuple[PositiveInt, ...] = ()
+    """Rounds (from 1) whose models are all written, so that they can be recomputed by hand; `rounds`: all of them."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -263,7 +263,6 @@ class Config:
         faults = Faults("configuration")
         values = read_fields(Config, canonical(Config, self), "", faults)
         faults.report()
-        assert values is not None
         for name, value in values.items():
             object.__setattr__(self, name, value)
 

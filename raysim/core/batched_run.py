@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator, Sequence
 
-from raysim.core.local_run import LocalRun
+from raysim.core.local_run import LocalRun, StepView
 from raysim.core.optim import Rows
 from raysim.core.outputs import Outputs, mapped
 from raysim.lazy import Tensor, nn, torch
@@ -18,7 +18,7 @@ class BatchedRun:
     """The local training of k clients, those with most samples first.
 
     Clients whose next batches have the same size step together: one forward and one backward pass through all their
-    models, and one step of the optimiser. Nothing is padded, so that BatchNorm sees the samples of one client alone.
+    models, and one step of the optimiser. Nothing is padded, so that BatchNorm sees only the samples of one client.
     """
 
     def __init__(self, runs: Sequence[LocalRun], values: Tensor):
@@ -124,23 +124,20 @@ class BatchedRun:
         return (z, outputs) if low is None else mapped(torch.Tensor.float, (z, outputs))
 
     def _objective(self, seen: Seen, x: Tensor, y: Tensor, z: Tensor, loss: Tensor) -> Tensor:
-        return _Row(self.runs[0], seen).objective(x, y, z.flatten(0, -2), loss)
+        return self._view(seen).objective(x, y, z.flatten(0, -2), loss)
 
     def _correct(self, seen: Seen) -> Tensor:
-        row = _Row(self.runs[0], seen)
-        row.correct()
-        return row.grad
+        view = self._view(seen)
+        view.correct()
+        return view.grad
 
-
-class _Row(LocalRun):
-    """What the hooks of a step see of a run that is one of several. What belongs to a client and is not here cannot be asked
-    for: the clients then train one by one."""
-
-    def __init__(self, any_run: LocalRun, seen: Seen):
-        self.round_info, self.lr, self.settings = any_run.round_info, any_run.lr, any_run.settings
-        self.flat, self.layers, self.stack, self.shared = any_run.flat, any_run.layers, any_run.stack, any_run.shared
-        self.trained = slice(None)
-        self.params, self.grad, self.received, self._for_steps = seen
+    def _view(self, seen: Seen) -> StepView:
+        """What the hooks of a step see of one row. Among the clients of a round they are alike in the rest."""
+        params, grad, received, for_steps = seen
+        run = self.runs[0]
+        return StepView(
+            run.round_info, run.flat, run.settings, run.stack, run.shared, received, params, grad, for_steps
+        )  # fmt: skip
 
 
 def _in_rows(tensors: Sequence[Tensor]) -> Tensor:

@@ -129,7 +129,7 @@ class ClientMethod(Method):
 
 
 def overrides(method: object, hook: str) -> bool:
-    """Whether the method's class has a `hook` of its own."""
+    """Whether the method's class overrides the `hook`."""
     return getattr(type(method), hook) is not getattr(ClientMethod, hook)
 
 
@@ -150,9 +150,10 @@ class ClientStack:
                 names = " and ".join(m.name for m in owners)
                 raise ValueError(f"{names} both own the hook {hook!r}; a stack can have one")
             setattr(self, hook, getattr(owners[0] if owners else plain, hook))
-        self.penalties: list[Callable[[LocalRun, Tensor, Tensor, Tensor, Tensor], Tensor | float]]
-        self.observers: list[Callable[[LocalRun], None]]
-        self.corrections: list[Callable[[LocalRun], None]]
+        # Of a `StepView`, or of the run that is one.
+        self.penalties: list[Callable[..., Tensor | float]]
+        self.observers: list[Callable[..., None]]
+        self.corrections: list[Callable[..., None]]
         self.beginners = [m.begin for m in self.methods if overrides(m, "begin")]
         self.penalties = [m.penalty for m in self.methods if overrides(m, "penalty")]
         self.observers = [m.observe_grad for m in self.methods if overrides(m, "observe_grad")]

@@ -238,7 +238,7 @@ def own_types(callers: Sequence[nn.Module], modules: Mapping[str, nn.Module], co
 
 
 def inexact(counter: Tensor) -> str:
-    """What is wrong with a counter of which fp32 loses digits."""
+    """What is wrong with a counter whose digits fp32 loses."""
     return f"it holds {int(counter.abs().max())}; integers that training changes are exact up to 2^24 = {1 << 24} only"
 
 

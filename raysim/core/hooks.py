@@ -1,7 +1,7 @@
 """What the hooks of methods, metrics and instruments return or leave, checked where they do so.
 
 A hook is what a user writes: `plan` of a weighting, `penalty` of a client method, the function of a metric. Checks look at
-types and shapes alone where a device would have to be waited for.
+only types and shapes where a device would have to be waited for.
 """
 
 from __future__ import annotations

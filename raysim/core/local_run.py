@@ -71,7 +71,60 @@ class ClientState:
     optimizer: dict[str, Tensor] | None = None  # with `local.state: persist`
 
 
-class LocalRun:
+class StepView:
+    """What the hooks of a training step (`penalty`, `observe_grad`, `correct_grad`) see of a client. Where several clients step
+    together, there is no more of each: a hook that asks for more cannot train several at once."""
+
+    def __init__(
+        self, round_info: RoundInfo, flat: FlatModel, settings: LocalSettings, stack: ClientStack,
+        shared: Mapping[str, Tensor], received: Tensor, params: Tensor, grad: Tensor,
+        for_steps: dict[str, dict[str, Tensor]] | None = None,
+    ):  # fmt: skip
+        """`for_steps` has what methods have made for their steps, by method and name."""
+        self.round_info, self.flat, self.settings, self.stack = round_info, flat, settings, stack
+        self.shared, self.received, self.params, self.grad = shared, received, params, grad
+        self.layers: LayerMap = flat.layers
+        self.lr = round_info.lr
+        self.trained = slice(None)  # the parameters that an optimiser step moves
+        self._for_steps = {} if for_steps is None else for_steps
+
+    @property
+    def t(self) -> int:
+        return self.round_info.t
+
+    def for_steps(self, method: ClientMethod) -> dict[str, Tensor]:
+        """What `method` has made for its steps; the same tensors on every call."""
+        return self._for_steps[method.name]
+
+    def objective(self, x: Tensor, y: Tensor, z: Tensor, loss: Tensor) -> Tensor:
+        """The task's `loss` of a batch with all penalties."""
+        objective = loss
+        for penalty in self.stack.penalties:
+            objective = objective + check_term(penalty, penalty(self, x, y, z, loss))
+        return objective
+
+    def correct(self) -> None:
+        """Make of the objective's gradient the one by which a step moves."""
+        grad = self.grad
+        for hook in (*self.stack.observers, *self.stack.corrections):
+            hook(self)
+            if self.grad is not grad:
+                raise replaced(hook, "grad")
+        self.clip()
+
+    def clip(self) -> None:
+        """Shorten the gradient of what is trained to `local.grad_clip`."""
+        if self.settings.grad_clip is not None:
+            grad = self.grad[self.trained]
+            grad.mul_((self.settings.grad_clip / grad.norm().clamp_min(1e-12)).clamp_max(1.0))
+
+    def features(self, value: Tensor, x: Tensor) -> Tensor:
+        """Latents [B, D] of another model `value` [S], in the present mode; none of its buffers changes. A sequence with
+        outputs at each of T positions has T latents."""
+        return self.flat.features_of(value, x).flatten(0, -2)
+
+
+class LocalRun(StepView):
     """One client in one round; built by the host, seen by the hooks.
 
     `value` [S], `params` [P], `buffers` [B] and `grad` [P] are the model's own storage. `received` [S], `shared` and
@@ -84,20 +137,17 @@ class LocalRun:
         data: ClientData, received: Tensor, shared: Mapping[str, Tensor], peers: Mapping[int, Tensor],
         client_state: ClientState,
     ):  # fmt: skip
-        self.client, self.round_info, self.flat, self.task, self.settings = client, round_info, flat, task, settings
-        self.stack, self.data, self.shared, self.peers = stack, data, shared, peers
-        self.layers: LayerMap = flat.layers
-        self.value, self.grad = flat.value, flat.grad
-        self.params, self.buffers = flat.params, flat.buffers
+        super().__init__(round_info, flat, settings, stack, shared, received, flat.params, flat.grad)
+        self.client, self.task, self.data, self.peers = client, task, data, peers
+        self.value, self.buffers = flat.value, flat.buffers
         self.uploaded = flat.value  # [S] what the server gets to see, for probes: a method may send another model
         self.client_state = client_state
-        self.received = received if client_state.personal is None else self._with_personal(received.clone())
-        self.lr = round_info.lr
+        if client_state.personal is not None:
+            self.received = self._with_personal(received.clone())
         self.optimizer: SGD | Adam = stack.optimizer(settings.optimizer).build(self.params, self.grad, self.lr)
         self.optimizer.private = self.layers.span(stack.personal_layers) if stack.personal_layers else None
         if settings.persist and client_state.optimizer is not None:
             self.optimizer.load(client_state.optimizer)
-        self.trained = slice(None)  # the parameters that an optimiser step moves
         self.first_stage = 0  # stages before this one are not trained and need no graph
         self.epoch, self.epochs = 0, settings.epochs
         self.steps = 0
@@ -109,12 +159,7 @@ class LocalRun:
         self.batch_probes: Sequence[Probe] = ()
         self.orders: list[tuple[str, Tensor]] | None = None  # purpose and samples of every batch, when traced
         self._streams: dict[str, torch.Generator] = {}
-        self._for_steps: dict[str, dict[str, Tensor]] = {}
         self.receive()
-
-    @property
-    def t(self) -> int:
-        return self.round_info.t
 
     @property
     def model(self) -> nn.Module:
@@ -137,12 +182,12 @@ class LocalRun:
         return states[name]
 
     def for_steps(self, method: ClientMethod) -> dict[str, Tensor]:
-        """What `method` has made for its steps; the same tensors on every call."""
-        name = method.name
-        if name not in self._for_steps:
+        """What `method` makes for its steps, when it is first asked for."""
+        if method.name not in self._for_steps:
             made = method.for_steps(self)
-            self._for_steps[name] = check_type(method.for_steps, made, dict, "Return a dict of tensors by name")
-        return self._for_steps[name]
+            check_type(method.for_steps, made, dict, "Return a dict of tensors by name")
+            self._for_steps[method.name] = made
+        return super().for_steps(method)
 
     def generator(self, purpose: str) -> torch.Generator:
         """The client's random stream for `purpose` in this round; the same object on every call."""
@@ -205,7 +250,7 @@ class LocalRun:
             yield x[part], y[part]
 
     def fit(self, epochs: int | None = None, only: str = "all", purpose: str = "batches") -> None:
-        """Epochs of `step` over the training samples; `only` ("head", "body") trains those layers alone.
+        """Epochs of `step` over the training samples; `only` ("head", "body") trains only those layers.
 
         A pass besides the main training has a `purpose` of its own, so that it does not reorder that one's batches.
         """
@@ -223,7 +268,7 @@ class LocalRun:
     def gradient(self, x: Tensor, y: Tensor, corrected: bool = True, stage: int | None = None) -> Tensor:
         """Fill `run.grad` with the gradient of the objective on a batch and return the task's loss (0-d, detached).
 
-        Not `corrected`, it is the gradient of that loss alone: no penalties, corrections, clipping or statistics.
+        Not `corrected`, it is the gradient of the plain loss: no penalties, corrections, clipping or statistics.
         Stages before `stage` (default: those that are not trained) run without a graph and get no gradient. Who names it
         learns something else than the model, in fp32 whatever the precision of training. A batch of several passes
         (`local.accumulate`) has the mean of their gradients, weighted by samples and, where they have some, by classes.
@@ -293,30 +338,3 @@ class LocalRun:
             if self.loss_scale == 1 or finite(self.grad) or not objective.isfinite():
                 return
             self.loss_scale /= 2
-
-    def objective(self, x: Tensor, y: Tensor, z: Tensor, loss: Tensor) -> Tensor:
-        """The task's `loss` of a batch with all penalties."""
-        objective = loss
-        for penalty in self.stack.penalties:
-            objective = objective + check_term(penalty, penalty(self, x, y, z, loss))
-        return objective
-
-    def correct(self) -> None:
-        """Make of the objective's gradient the one by which a step moves."""
-        grad = self.grad
-        for hook in (*self.stack.observers, *self.stack.corrections):
-            hook(self)
-            if self.grad is not grad:
-                raise replaced(hook, "grad")
-        self.clip()
-
-    def clip(self) -> None:
-        """Shorten the gradient of what is trained to `local.grad_clip`."""
-        if self.settings.grad_clip is not None:
-            grad = self.grad[self.trained]
-            grad.mul_((self.settings.grad_clip / grad.norm().clamp_min(1e-12)).clamp_max(1.0))
-
-    def features(self, value: Tensor, x: Tensor) -> Tensor:
-        """Latents [B, D] of another model `value` [S], in the present mode; none of its buffers changes. A sequence with
-        outputs at each of T positions has T latents."""
-        return self.flat.features_of(value, x).flatten(0, -2)

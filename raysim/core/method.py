@@ -19,7 +19,7 @@ class Needs:
     classes: bool = False
     """Every sample has one class."""
     head: Literal["its parameters", "its latents"] | None = None
-    """The model has a head, of which it takes this."""
+    """The model has a head; what the method takes of it."""
     proxy: bool = False
     """The server has proxy samples."""
     global_model: bool = False
@@ -40,7 +40,7 @@ FORMER = {
     "needs_global": "global_model=True", "keeps_params": 'previous="trained"', "initial_previous": 'previous="initial"',
     "peer_models": 'peers="mixed"', "reads_total_rounds": "total_rounds=True", "reads_gather_bytes": "gather_bytes=True",
 }  # fmt: skip
-"""What stood in a class of its own, and what to write instead."""
+"""Former class attributes, and what to write instead."""
 
 
 class Method(Named):

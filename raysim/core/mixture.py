@@ -76,7 +76,7 @@ class Mixture:
         return replace(self, sent=sent)
 
     def with_first_buffers(self) -> Mixture:
-        """Each buffer is sent by the first client alone of those that would and that count."""
+        """Each buffer is sent only by the first client of those that would and that count."""
         sent = self.sent.clone()
         buffers = sent[:, self.layers.T :]
         buffers &= (self.lam > 0)[:, None]

@@ -20,7 +20,7 @@ class Robust(Weighting):
 
     base_weights: ClassVar[str | None] = "uniform"
     whole: ClassVar[bool] = False
-    """Whether it compares whole updates, of which no layer may be missing."""
+    """Whether it compares whole updates, in which no layer may be missing."""
 
     def check(self, facts: RunFacts) -> str | None:
         for method in facts.client:
@@ -28,7 +28,7 @@ class Robust(Weighting):
                 return f"{method.name} averages more than the clients' models, which would go unprotected."
         for other in facts.weighting:
             if self.whole and other.stage == "select":
-                return f"compares whole updates, of which {other.name} lets clients send parts."
+                return f"compares whole updates, but {other.name} lets clients send parts of them."
         return None
 
     def plan(self, cohort: Cohort, server: Server, prior: Mixture) -> Mixture:

@@ -57,7 +57,7 @@ class Asked:
     ends: float | None = None
     """Simulated seconds since the run's start at which the round ends; None: when the slowest client has sent."""
     lost: Mapping[int, str] = field(default_factory=dict)
-    """Clients of which nothing is used, and why; they need not be trained."""
+    """Clients whose work is not used, and why; they need not be trained."""
     lasts: float | None = None
     """Simulated seconds of the round, where some are lost; None: until the slowest client has sent."""
     idle: float = 0.0
@@ -130,5 +130,5 @@ class UniformSelection(Selection):
 
 
 def sample(seed: int, t: int, clients: int, cohort: int) -> tuple[int, ...]:
-    """The sorted cohort of round t: drawn without replacement from (seed, round) alone, so that methods share it."""
+    """The sorted cohort of round t: drawn without replacement only from (seed, round), so that methods share it."""
     return tuple(sorted(draw(clients, cohort, stream_seed(seed, t, SERVER, "cohort"))))

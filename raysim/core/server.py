@@ -269,7 +269,7 @@ class ServerStep(Method):
     remembers: ClassVar[bool] = False
     """Whether it remembers updates, which must be those of a model that no step has refined."""
     reads_models: ClassVar[bool] = True
-    """Whether it reads the clients' models; False: it works on the aggregate alone, so that models need not be stored."""
+    """Whether it reads the clients' models; False: it works only on the aggregate, so that models need not be stored."""
 
     @property
     def compares_models(self) -> bool:

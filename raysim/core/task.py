@@ -1,6 +1,6 @@
 """A task defines the loss that is trained on and the scores of a model's outputs.
 
-A data set names its task, and everything else asks the task: cross-entropy and accuracy are known here alone. To add a
+A data set names its task, and everything else asks the task: cross-entropy and accuracy are known only here. To add a
 loss, subclass `Task` or a task below and define `losses`; to add a metric, add a `Metric` to `metrics`.
 """
 
@@ -72,7 +72,7 @@ class Task:
         return ()
 
     def share(self, part: Tensor, y: Tensor) -> float:
-        """How much the mean loss of the labels `part` counts in that of all labels `y`, of which they are some."""
+        """How much the mean loss of `part`, some of the labels `y`, counts in that of all of them."""
         return len(part) / len(y)
 
     def losses_of_batches(self, outputs: Tensor, y: Tensor) -> Tensor:

@@ -29,7 +29,7 @@ def sent_pieces(mix: Mixture) -> list[ColumnPiece]:
 
 
 def batched(pieces: Sequence[ColumnPiece], columns: int) -> Iterator[list[ColumnPiece]]:
-    """Neighbouring pieces, of so many columns together, or one alone."""
+    """Neighbouring pieces, of so many columns together, or a single one."""
     batch: list[ColumnPiece] = []
     for piece in pieces:
         if batch and (piece.stop - batch[0].start > columns or piece.start != batch[-1].stop):

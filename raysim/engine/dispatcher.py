@@ -91,7 +91,7 @@ class WorkQueue:
         return [(host, self._waiting[host].pop(0)) for host in turns.values()]
 
     def lost(self, host: int, unit: WorkUnit) -> bool:
-        """A process died under a unit, which waits again: at first whole, then each group alone. False where a client was
+        """A process died under a unit, which waits again: at first whole, then group by group. False where a client was
         tried `ATTEMPTS` times."""
         self.tries.update(unit)
         if max(self.tries[c] for c in unit) >= ATTEMPTS:

@@ -38,7 +38,7 @@ from raysim.lazy import Tensor, nn, torch
 from raysim.models import Inputs, builder
 
 SCATTERED = 8  # times a client's samples, that are read for it
-SCATTERED_CLIENTS = 100  # of which this is checked
+SCATTERED_CLIENTS = 100  # at most, whose rows are looked at
 SENT_BYTES = 1 << 38  # of models in a round, where a method does not limit how many are sent
 
 MakeEngine = Callable[[Config, HostSpec, Dataset, Partition, int], Engine]  # the last one: clients in a cohort
@@ -348,7 +348,7 @@ def host_spec(config: Config, data: Dataset) -> HostSpec:
         local.batch_size if local.accumulate > 1 else None, class_weights(config, data), local.label_smoothing,
     )  # fmt: skip
     # On CPUs channels-last convolutions are a third faster. Models are stored, and noise for them is drawn, in this
-    # layout: it follows from the configuration and the data alone, not from where a run computes or goes on.
+    # layout: it follows only from the configuration and the data, not from where a run computes or goes on.
     channels_last = config.model.memory_format != "contiguous" and len(data.sample_shape) == 3
     companions = [step for method in config.client for step in method.server_steps()]
     watchers = (

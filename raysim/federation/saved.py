@@ -88,8 +88,8 @@ class SavedRun:
 
     @property
     def traced(self) -> list[int]:
-        """Rounds whose models were written (`record.trace`)."""
-        return sorted(int(path.name[6:]) for path in (self.folder / "trace").glob("round-*"))
+        """Rounds, from 0, whose models were written (`record.trace`)."""
+        return sorted(int(path.name[6:]) - 1 for path in (self.folder / "trace").glob("round-*"))
 
     def cohort(self, t: int) -> list[int]:
         """Clients of a traced round whose models were written, sorted."""
@@ -108,32 +108,38 @@ class SavedRun:
         return self.layers.flatten(read_tensors(path))
 
     def models(self, rounds: tuple[int, ...]) -> list[tuple[int, Tensor]]:
-        """Rounds and the global models [S] after them; of no rounds, the last round and the final model."""
-        return [(t, self.model(t)) for t in rounds] if rounds else [(self.rounds_done - 1, self.model())]
+        """Rounds, from 0, and the global models [S] after `rounds`, from 1; of none, the last round and the final model."""
+        return (
+            [(number - 1, self.model(number - 1)) for number in rounds]
+            if rounds
+            else [(self.rounds_done - 1, self.model())]
+        )
 
     def read(self, t: int, name: str) -> Tensor:
         """[S] a model of a traced round: before, after, client-0007 as it was sent, client-0007.init as it started."""
         path = self._trace(t) / f"{name}.safetensors"
         if not path.exists():
             who = ", ".join(map(str, self.cohort(t)))
-            raise MeasureError(f"{self.folder}: round {t} has no model {name}; its clients are {who}.")
+            raise MeasureError(f"{self.folder}: round {t + 1} has no model {name}; its clients are {who}.")
         return self.layers.flatten(read_tensors(path))
 
     def _trace(self, t: int) -> Path:
         if t not in self.traced:
-            saved = f"those saved are {', '.join(map(str, self.traced))}" if self.traced else "none were saved"
-            raise MeasureError(
-                f"{self.folder}: the models of round {t} were not saved ({saved}). record.trace: [{t}] saves them."
+            saved = (
+                f"those saved are {', '.join(str(t + 1) for t in self.traced)}" if self.traced else "none were saved"
             )
-        return self.folder / "trace" / f"round-{t:04d}"
+            raise MeasureError(
+                f"{self.folder}: the models of round {t + 1} were not saved ({saved}). record.trace: [{t + 1}] saves them."
+            )
+        return self.folder / "trace" / f"round-{t + 1:04d}"
 
     def of_rounds(self, rounds: tuple[int, ...]) -> tuple[int, ...]:
-        """`rounds`, or all traced ones where none are named. Raises `MeasureError` where there are none."""
+        """`rounds`, from 1, as numbers from 0; all traced ones where none are named. Raises `MeasureError` where there are none."""
         if not (rounds or self.traced):
             raise MeasureError(
-                f"{self.folder}: no round's models were saved. record.trace: [0, 1] saves those of two rounds, rounds all."
+                f"{self.folder}: no round's models were saved. record.trace: [1, 2] saves those of two rounds, rounds all."
             )
-        return rounds or tuple(self.traced)
+        return tuple(number - 1 for number in rounds) or tuple(self.traced)
 
     # Samples.
 

@@ -60,8 +60,8 @@ def _misfit(outputs: Outputs, y: Tensor, task: Task, classes: int) -> str | None
         else:
             keys = f" of {', '.join(map(str, outputs))}" if isinstance(outputs, Mapping) else ""
             return (
-                f"its forward returns a {type(outputs).__name__}{keys}, from which {task.name} cannot make its loss. Return the "
-                f"tensor of outputs [B, {classes}] alone, or give a task of your own that knows the {type(outputs).__name__}"
+                f"its forward returns a {type(outputs).__name__}{keys}, from which {task.name} cannot make its loss. Return only "
+                f"the tensor of outputs [B, {classes}], or give a task of your own that knows the {type(outputs).__name__}"
             )
         labels = [1, *y.shape[1:]]
         return f"its {made} do not fit labels {labels}{form} (task {task.name}: {error})"

@@ -212,7 +212,7 @@ class Writer:
 
 
 def client_rows(done: Round, run: RunParts) -> Rows:
-    """One row for each client drawn, of which those without training samples were not asked; then for each candidate that was
+    """One row for each client drawn, those without training samples too, which were not asked; then for each candidate that was
     not chosen."""
     cohort, trained, nodes = done.cohort, done.cohort.trained, run.engine.nodes
     weights = {}

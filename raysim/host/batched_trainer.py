@@ -40,7 +40,7 @@ class BatchedTrainer(Trainer):
         super().__init__(spec, flat, samples, evaluator)
         self._obstacle = obstacle(spec, flat)
         self._download: Download | None = None
-        self._ready: dict[int, Trained | str] = {}  # of the download's clients; of one that is to train alone, why
+        self._ready: dict[int, Trained | str] = {}  # of the download's clients; of one that is to train by itself, why
 
     def train(
         self, download: Download, client: int, update: Tensor, check: bool = True

@@ -119,7 +119,7 @@ class ClientHost:
         return TrainReply(results, started, stopped, self.sums.early(request.sums_to) if request.sums_to else {})
 
     def initialize(self, request: TrainRequest, value: np.ndarray, shared: Arrays, *objects: Arrays) -> TrainReply:
-        """The clients' local initialisation alone: their results have a state and nothing else."""
+        """Only the clients' local initialisation: their results have a state and nothing else."""
         started, download = self.clock.wall(), Download.of(request, value, shared, objects, self.device)
         with self._global_streams():
             results = {c: self._stored(self.trainer.initialize(download, c)) for c in request.clients}
@@ -196,8 +196,8 @@ class ClientHost:
         self, function: Callable[..., Tensor], seed: int, pieces: Sequence[ColumnPiece], payload: Sequence[Any],
         places: Sequence[Sequence[int]], *slices: np.ndarray,
     ) -> list[np.ndarray]:  # fmt: skip
-        """`function(updates, *payload)` of each piece of some adjacent columns, of which the `slices` have all clients' updates:
-        at `places`, where in the cohort each row is."""
+        """`function(updates, *payload)` of each piece of some adjacent columns. The `slices` have all clients' updates of
+        these, at `places`: where in the cohort each row is."""
         rows = torch.empty(sum(map(len, places)), pieces[-1].stop - pieces[0].start, device=self.device)
         for at, rows_of_host in zip(places, slices, strict=True):
             rows[list(at)] = on_device(rows_of_host, self.device)

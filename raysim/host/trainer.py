@@ -117,7 +117,7 @@ class Trainer:
             result.test = self.evaluator.personal(client)
 
     def initialize(self, download: Download, client: int) -> ClientResult:
-        """The client's local initialisation alone: its result has a state and nothing else."""
+        """Only the client's local initialisation: its result has a state and nothing else."""
         try:
             run = self._begin(download, client)
             self._stack.start(run)

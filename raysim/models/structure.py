@@ -81,7 +81,7 @@ def called(model: nn.Module, x: Tensor) -> Any:
 
 def _advice(model: nn.Module, error: Exception) -> str:
     if isinstance(error, TypeError) and "required positional argument" in str(error):
-        return " raysim calls forward(x) with the samples alone; labels go to the task."
+        return " raysim calls forward(x) with only the samples; labels go to the task."
     recurrent = isinstance(model, nn.Sequential) and any(isinstance(part, nn.RNNBase) for part in model)
     if recurrent and isinstance(error, TypeError):
         return (

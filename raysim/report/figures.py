@@ -1,4 +1,4 @@
-"""All figures by name. `accuracy:uplink` is the variant `uplink` of `accuracy`; a name alone is the first variant. What is a
+"""All figures by name. `accuracy:uplink` is the variant `uplink` of `accuracy`; a name without one is the first variant. What is a
 curve over rounds takes one of `series.AGAINST` for its axis, last: `norm:clock`, `metric:mae:clock`."""
 
 from __future__ import annotations

@@ -83,7 +83,7 @@ class PaperTable:
 
 
 def chosen(paper_table: PaperTable, headings: Sequence[str]) -> PaperTable:
-    """The table with these columns alone, in this order; without headings, all. Raises `ReportError` for one that is not there."""
+    """The table with only these columns, in this order; without headings, all. Raises `ReportError` for one that is not there."""
     by_heading = {column.heading: column for column in paper_table.columns}
     if unknown := [heading for heading in headings if heading not in by_heading]:
         raise ReportError(f"there is no column {unknown[0]!r}; there are {', '.join(map(repr, by_heading))}.")

@@ -212,14 +212,14 @@ def _unfinished(runs: Sequence[RunFolder]) -> str:
         for state, words in (("running", "still going"), ("failed", "failed"), ("stopped", "stopped before the end"))
         if state in states
     ]
-    alone = {
+    single = {
         "running": "The run is still going",
         "failed": "The run failed",
         "stopped": "The run was stopped before its end",
     }
     if not parts:
         return ""
-    first = alone[states[0]] if len(runs) == 1 else f"Of {len(runs)} runs, {' and '.join(parts)}"
+    first = single[states[0]] if len(runs) == 1 else f"Of {len(runs)} runs, {' and '.join(parts)}"
     return f"{first}: these are not the final numbers."
 
 

@@ -111,7 +111,7 @@ def own_folder(path: Path) -> bool:
 
 
 def remove(path: Path) -> None:
-    """Remove a file of raysim's, if it is there; of a link the link alone. Raises `Foreign` for a folder."""
+    """Remove a file of raysim's, if it is there; of a link only the link. Raises `Foreign` for a folder."""
     try:
         path.unlink(missing_ok=True)
     except OSError:

@@ -25,12 +25,12 @@ class Changes(NamedTuple):
     """How the code of a run differs from what it was when the run began."""
 
     changed: list[str]  # a sentence for each entry, and the lines that differ
-    unknown: list[str]  # a sentence for each entry of which it cannot be said
+    unknown: list[str]  # a sentence for each entry whose source is not known
 
 
 def record(folder: Path, definitions: Definitions, before: Iterable[Recorded] = ()) -> list[Recorded]:
     """Write the texts of definitions into the folder of a run; returns what the manifest has to say of them, after what it
-    said `before`: an entry that has changed has several there, of which the last one counts."""
+    said `before`: an entry that has changed has several there, and the last one counts."""
     records = [*before]
     known = {(one["kind"], one["name"]): one["sha256"] for one in records}
     for (kind, name), definition in definitions.items():

@@ -252,7 +252,7 @@ class Recorder:
         self.close()
 
     def add(self, table: str, /, **columns: Any) -> None:
-        """Append rows. Sequences and [n] arrays give n rows, and scalars are repeated; scalars alone give one row.
+        """Append rows. Sequences and [n] arrays give n rows, and scalars are repeated; only scalars give one row.
 
         A nullable column that is not given becomes null (NaN stays NaN). Values are copied. Raises ValueError for
         unknown or missing columns and for unequal lengths; a wrong type shows at the flush.
@@ -298,7 +298,7 @@ class Recorder:
 
 
 def _plain(value: Any) -> Any:
-    """A Python scalar, or a list of its own."""
+    """A Python scalar, or a new list."""
     dimensions = getattr(value, "ndim", None)
     if dimensions is None:
         return value if isinstance(value, str) or not hasattr(value, "__len__") else list(value)

@@ -17,9 +17,9 @@ if TYPE_CHECKING:
 
 
 class Trace:
-    """Writes the tensors of chosen rounds to `trace/round-0003/<name>.safetensors` in the run folder.
+    """Writes the tensors of chosen rounds to `trace/round-0003/<name>.safetensors`, of the third round, in the run folder.
 
-    `rounds` is 'rounds' for all of them, or the numbers of some, from 0. Names are such as before, after, client-0007,
+    `rounds` is 'rounds' for all of them, or the numbers of some, from 1. Names are such as before, after, client-0007,
     client-0007.init, client-0007.state.before. Raises ValueError for any other text.
     """
 
@@ -31,13 +31,14 @@ class Trace:
 
     def wants(self, t: int) -> bool:
         """Whether round `t`, from 0, is traced."""
-        return self._rounds is None or t in self._rounds
+        return self._rounds is None or t + 1 in self._rounds
 
     def path(self, t: int, name: str) -> Path:
-        return below(self.folder, f"round-{t:04d}/{name}.safetensors")
+        """The file for a name in round `t`, from 0."""
+        return below(self.folder, f"round-{t + 1:04d}/{name}.safetensors")
 
     def write(self, t: int, name: str, tensors: Mapping[str, Tensor | np.ndarray]) -> None:
-        """Write tensors under their `state_dict` names."""
+        """Write tensors of round `t`, from 0, under their `state_dict` names."""
         path = self.path(t, name)
         subfolder(self.folder)
         subfolder(path.parent)

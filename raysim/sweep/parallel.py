@@ -146,7 +146,7 @@ def start(
     log = os.fdopen(open_to_append(point.folder / LOG), "a", encoding="utf-8")
     process = subprocess.Popen(
         [sys.executable, "-m", "raysim.sweep.child"], stdin=subprocess.PIPE, stdout=log, stderr=log, text=True,
-        process_group=0,  # a terminal's Ctrl-C reaches this process alone, which passes it on
+        process_group=0,  # a terminal's Ctrl-C reaches only this process, which passes it on
     )  # fmt: skip
     assert process.stdin is not None
     process.stdin.write(json.dumps(task) + "\n")

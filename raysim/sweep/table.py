@@ -13,8 +13,8 @@
       small: {only: [alpha 0.1], set: {rounds.total: 20}, seeds: [8, 9, 10], minutes: 12}
       medium: {only: [alpha 0.1], set: {rounds.total: 120}, minutes: 90}
 
-`rows` and `columns` are a mapping of names to settings, or a list of such mappings, every combination of which is a row
-or a column. Settings are those of the column, then of the row, of `cells` and of the scale; later ones win.
+`rows` and `columns` are a mapping of names to settings, or a list of such mappings: every combination is a row or a
+column. Settings are those of the column, then of the row, of `cells` and of the scale; later ones win.
 
 `against` makes a figure of the scores: {local epochs: {E = 1: 1, E = 2: 2}} is a panel in which these choices have these
 places. With `over: FedAvg` it shows what an accuracy gains over the run that differs in having this choice.

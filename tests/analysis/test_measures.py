@@ -33,7 +33,7 @@ from raysim.store import tables
 
 def flat(folder: Path, t: int, name: str) -> torch.Tensor:
     """The parameters of a traced model, in the order of the state_dict."""
-    state = load_file(folder / "trace" / f"round-{t:04d}" / f"{name}.safetensors")
+    state = load_file(folder / "trace" / f"round-{t + 1:04d}" / f"{name}.safetensors")
     return torch.cat([v.flatten() for k, v in state.items() if "running" not in k and "num_batches" not in k]).double()
 
 
@@ -165,7 +165,7 @@ def test_an_eigenvector_in_the_order_of_the_flat_model(measured: Path) -> None:
 
 def test_corners_of_the_simplex_are_the_clients(measured: Path) -> None:
     run = SavedRun(measured)
-    taken = Simplex(rounds=(2,), clients=(1, 4, 6), step=0.5, samples=500).take(run)
+    taken = Simplex(rounds=(3,), clients=(1, 4, 6), step=0.5, samples=500).take(run)
     losses = {
         point: loss
         for *point_, loss in zip(*list(taken.columns.values())[1:], strict=True)
@@ -182,7 +182,7 @@ def test_corners_of_the_simplex_are_the_clients(measured: Path) -> None:
 
 
 def test_updates_are_compared_by_their_angle(measured: Path) -> None:
-    taken = Transport(round=1, clients=(0, 3, 5), samples=10).take(SavedRun(measured)).columns
+    taken = Transport(round=2, clients=(0, 3, 5), samples=10).take(SavedRun(measured)).columns
     updates = {c: flat(measured, 1, f"client-{c:04d}") - flat(measured, 1, "before") for c in (0, 3, 5)}
     for one, other, found in zip(taken["client"], taken["other"], taken["update_distance"], strict=True):
         assert found == pytest.approx(1 - float(F.cosine_similarity(updates[one], updates[other], dim=0)), abs=1e-6)
@@ -191,7 +191,7 @@ def test_updates_are_compared_by_their_angle(measured: Path) -> None:
 def test_transport_needs_classes(tmp_path: Path) -> None:
     data = {"name": "diabetes", "partition": {"iid_equal": {"clients": 3}}}
     rounds = {"total": 1, "participation": 1.0}
-    simulate(tiny(data=data, model={"name": "mlp"}, rounds=rounds, record={"trace": [0]}), tmp_path)
+    simulate(tiny(data=data, model={"name": "mlp"}, rounds=rounds, record={"trace": [1]}), tmp_path)
     with pytest.raises(MeasureError, match="its task is regression"):
         Transport().take(SavedRun(tmp_path))
 
@@ -258,10 +258,10 @@ def test_every_measure_is_a_table_of_the_run(measured: Path) -> None:
 def test_what_was_measured_of_a_run_is_not_shown_of_a_longer_one(tmp_path: Path) -> None:
     """But for measures of rounds that they name, whose models stay what they were."""
     rounds = {"total": 2, "participation": 1.0, "evaluate_every": 1}
-    run = raysim.run(tiny(rounds=rounds, record={"trace": [0, 1]}), out=tmp_path / "run", progress=False)
+    run = raysim.run(tiny(rounds=rounds, record={"trace": [1, 2]}), out=tmp_path / "run", progress=False)
     taken: dict[str, dict[str, Any]] = {"confusion": {}, "correlation": {}, "rescaling": {"points": 3}}
     taken |= {"trajectory": {"grid": 4}, "histogram": {"rounds": (1,)}}
-    taken["transport"] = {"round": 0, "samples": 20, "components": 4}
+    taken["transport"] = {"round": 1, "samples": 20, "components": 4}
     for name, options in taken.items():
         write(name, MEASURES[name](**options), SavedRun(run.folder))
     assert {*taken, "class-accuracy"} <= {name.partition(":")[0] for name in run.figures}

@@ -194,7 +194,7 @@ def drops(inputs: Inputs) -> nn.Module:
         ({"weighting": ["ccn"]}, "LatentMean watches the batches of one client"),
         ({"local": {"accumulate": 2}}, "a step takes several passes (local.accumulate)"),
         ({"client": ["looks"]}, "RuntimeError: vmap: It looks like you're calling .item()"),
-        ({"client": ["asks"]}, "AttributeError: '_Row' object has no attribute 'client'"),
+        ({"client": ["asks"]}, "AttributeError: 'StepView' object has no attribute 'client'"),
     ],
 )
 def test_what_cannot_train_together_trains_one_by_one_and_says_so_once(

@@ -457,7 +457,7 @@ def recurrent(inputs: Inputs) -> nn.Module:
         (Remembers, r"theirs remembers something that its state_dict does not have \(state\)"),
         (
             Dictionary,
-            r"its forward returns a dict of logits, loss, from which .* Return the tensor of outputs \[B, 3\] alone",
+            r"its forward returns a dict of logits, loss, from which .* Return only the tensor of outputs \[B, 3\]",
         ),
         (Labelled, r"theirs: its forward does not take a batch .* labels go to the task"),
         (Unseeded, r"theirs is another one each time that it is made: noise differs"),

@@ -78,7 +78,7 @@ def unsendable(own: Sequence[OwnEntry]) -> ConfigError | None:
         except Exception as error:
             return ConfigError(
                 f"the {kind} {name!r} cannot be sent to Ray's processes ({type(error).__name__}: {error}). It, or a global that "
-                "its code names, holds what belongs to this process alone, such as a lock or an open file. Make that inside the "
+                "its code names, holds what only this process has, such as a lock or an open file. Make that inside the "
                 "code, or use engine=local."
             )
     return None

@@ -72,7 +72,7 @@ def persistent_cluster() -> PersistentCluster | None:
 
 @contextmanager
 def private() -> Iterator[Path]:
-    """Let Ray start a cluster that listens on the loopback interface alone, asks for a token, and publishes no
+    """Let Ray start a cluster that listens only on the loopback interface, asks for a token, and publishes no
     metrics (unless `METRICS` in the environment asks for them). Yields where its files go: a folder that only this user
     can open, and that is removed at the end. The token lies there, too."""
     parent = _parent()
