@@ -67,24 +67,14 @@ if TYPE_CHECKING:
     from raysim.report.runs import Run as Run
     from raysim.report.runs import load as load
 
+_DECORATORS = (
+    "availability", "dataset", "instrument", "method", "metric", "model", "partition", "schedule", "task", "trait",
+)  # fmt: skip
 _HOMES = {
     "raysim.api.functions": ("continued", "read_config", "resume", "run", "stream"),
     "raysim.api.simulation": ("RoundResult", "Simulation"),
     "raysim.report.runs": ("Run", "load"),
-    "raysim.plugins": (
-        *(
-            "availability",
-            "dataset",
-            "instrument",
-            "method",
-            "metric",
-            "model",
-            "partition",
-            "schedule",
-            "task",
-            "trait",
-        ),
-    ),
+    "raysim.plugins": _DECORATORS,
     "raysim.config": ("Config", "ConfigError"),
     "raysim.core.availability": ("Availability",),
     "raysim.core.client": ("ClientMethod", "LocalRun", "Upload"),

@@ -1,5 +1,5 @@
-"""PyTorch, and of Arrow what computes, imported when something of them is first used. Their import takes seconds, which a
-command that computes nothing does not wait for: modules of raysim take them from here.
+"""PyTorch, torchvision's transforms, and of Arrow what computes, imported when something of them is first used. Their import
+takes seconds, which a command that computes nothing does not wait for: modules of raysim take them from here.
 
 `Tensor` is for annotations; code that asks what a value is uses `torch.Tensor`.
 """
@@ -12,7 +12,7 @@ from importlib import import_module
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
-__all__ = ["F", "Tensor", "nn", "no_grad", "pc", "pq", "torch"]
+__all__ = ["F", "Tensor", "nn", "no_grad", "pc", "pq", "torch", "v2"]
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -33,8 +33,10 @@ if TYPE_CHECKING:
     import torch
     import torch.nn.functional as F
     from torch import Tensor, nn
+    from torchvision.transforms import v2
 else:
     F, nn, torch = map(_Lazy, ("torch.nn.functional", "torch.nn", "torch"))
+    v2 = _Lazy("torchvision.transforms.v2")
     pc, pq = map(_Lazy, ("pyarrow.compute", "pyarrow.parquet"))
     Tensor = Any
 

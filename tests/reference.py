@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -121,3 +122,21 @@ def close(actual: Mapping[str, Tensor], expected: Mapping[str, Tensor], toleranc
     assert actual.keys() == expected.keys()
     for n, tensor in expected.items():
         assert (actual[n] - tensor).abs().max() <= tolerance * max(1.0, tensor.abs().max()), n
+
+
+def partition_of(table: Any) -> Any:
+    """The `Partition` that a run's table `partition` describes, row for row."""
+    from raysim.data import Partition
+    from raysim.data.partition.shards import Shards
+
+    header = json.loads(table.schema.metadata[b"raysim.partition"])
+    sample, client, split = (table[name].to_numpy() for name in ("sample", "client", "split"))
+
+    def rows(use: str) -> np.ndarray:
+        return sample[split == use].astype(np.int64)
+
+    def shards(use: str) -> Shards:
+        return Shards(rows(use), np.searchsorted(client[split == use], np.arange(header["clients"] + 1)))
+
+    label_map = None if header["label_map"] is None else np.array(header["label_map"], np.int64)
+    return Partition(*map(shards, ("train", "test", "val")), *map(rows, ("server_test", "proxy")), label_map)

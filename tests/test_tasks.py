@@ -6,6 +6,7 @@ import math
 import numpy as np
 import pytest
 from conftest import simulate, tiny
+from reference import partition_of
 
 import raysim
 from raysim.analysis import MEASURES
@@ -15,7 +16,7 @@ from raysim.api.progress import scores
 from raysim.config import ConfigError, load
 from raysim.config.shipped import find
 from raysim.core.task import Classification
-from raysim.data import DataError, Dataset, Partition, Proxy, make_partition
+from raysim.data import DataError, Dataset, Proxy, make_partition
 from raysim.data.partition import DirichletCounts, IIDEqual, LabelSwap, Pathological
 from raysim.data.sources import Characters, Diabetes, Multilabel
 from raysim.federation import Federation
@@ -125,7 +126,7 @@ def test_partitions_by_class_are_refused_with_a_way_out(source):
     assert part.label_counts(data).tolist() == [[size] for size in part.sizes]
     assert len(part.proxy) == 5
     assert part.to_table(data)["label"].to_pylist() == [0] * len(data.y)  # those of nobody as well
-    assert Partition.from_table(part.to_table(data)).sha256() == part.sha256()
+    assert partition_of(part.to_table(data)).sha256() == part.sha256()
 
 
 @pytest.mark.parametrize(

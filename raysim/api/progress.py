@@ -16,10 +16,8 @@ if TYPE_CHECKING:
     from raysim.api.simulation import RoundResult
 
 MINUTE = 60.0
-ANNOUNCED, REDRAWN = (
-    0.5,
-    5.0,
-)  # seconds after which a notebook's line and its curve are new; tables are up to five seconds old
+# Seconds after which a notebook's line and its curve are new; tables are up to five seconds old.
+ANNOUNCED, REDRAWN = 0.5, 5.0
 
 
 def progress() -> Bar | Lines:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -18,19 +18,24 @@ ConfigName = Annotated[
         autocompletion=complete.configurations,
     ),
 ]
-Overrides = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--set",
-        metavar="PATH=VALUE",
-        help="Override a setting: rounds.total=5, server.0.fedlws.beta=0.2.",
-        autocompletion=complete.settings,
-    ),
-]
-Changes = Annotated[
-    list[str] | None,
-    typer.Argument(metavar="[PATH=VALUE]...", help="The same as --set.", autocompletion=complete.settings),
-]
+
+
+def _overrides(metavar: str, words: str) -> Any:
+    """`--set`."""
+    return typer.Option("--set", metavar=metavar, help=words, autocompletion=complete.settings)
+
+
+def _changes(metavar: str) -> Any:
+    """The same without `--set`."""
+    return typer.Argument(metavar=metavar, help="The same as --set.", autocompletion=complete.settings)
+
+
+Words = list[str] | None
+Overrides = Annotated[Words, _overrides("PATH=VALUE", "Override a setting: rounds.total=5, server.0.fedlws.beta=0.2.")]
+OtherSettings = Annotated[Words, _overrides("PATH=VALUE", "Change a setting, e.g. rounds.total=200 to train longer.")]
+Varied = Annotated[Words, _overrides("PATH=V,V,...", "Vary a setting: server.0.fedlws.beta=0.01,0.1.")]
+Changes = Annotated[Words, _changes("[PATH=VALUE]...")]
+VariedChanges = Annotated[Words, _changes("[PATH=V,V,...]...")]
 Address = Annotated[
     str | None,
     typer.Option(

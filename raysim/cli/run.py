@@ -9,8 +9,7 @@ import typer
 
 from raysim.api.errors import reported
 from raysim.api.terminal import run_in_terminal
-from raysim.cli import complete
-from raysim.cli.options import AcceptChangedCode, Address, Changes, ConfigName, Overrides
+from raysim.cli.options import AcceptChangedCode, Address, Changes, ConfigName, OtherSettings, Overrides
 from raysim.printable import printable
 
 
@@ -47,15 +46,7 @@ def run(
 def resume(
     folder: Annotated[Path, typer.Argument(metavar="RUN", help="Folder of a run that was stopped or is complete.")],
     changes: Changes = None,
-    overrides: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--set",
-            metavar="PATH=VALUE",
-            help="Change a setting, e.g. rounds.total=200 to train longer.",
-            autocompletion=complete.settings,
-        ),
-    ] = None,
+    overrides: OtherSettings = None,
     accept_changed_code: AcceptChangedCode = False,
     address: Address = None,
 ) -> None:

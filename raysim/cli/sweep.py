@@ -22,6 +22,8 @@ from raysim.cli.options import (
     Seeds,
     TableFormat,
     Target,
+    Varied,
+    VariedChanges,
     runs_at_once,
     seed_numbers,
 )
@@ -35,19 +37,8 @@ if TYPE_CHECKING:
 def sweep(
     config: ConfigName,
     out: Annotated[Path, typer.Option(metavar="DIR", help="Folder in which each run has its own.")],
-    changes: Annotated[
-        list[str] | None,
-        typer.Argument(metavar="[PATH=V,V,...]...", help="The same as --set.", autocompletion=complete.settings),
-    ] = None,
-    overrides: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--set",
-            metavar="PATH=V,V,...",
-            help="Vary a setting: server.0.fedlws.beta=0.01,0.1.",
-            autocompletion=complete.settings,
-        ),
-    ] = None,
+    changes: VariedChanges = None,
+    overrides: Varied = None,
     seeds: Seeds = "",
     target: Target = None,
     parallel: Parallel = "1",

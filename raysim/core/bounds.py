@@ -14,6 +14,7 @@ MOST = 10**7
 Positive = Annotated[float, Gt(0)]
 NonNegative = Annotated[float, Ge(0)]
 Fraction = Annotated[float, Ge(0), Lt(1)]
+OpenFraction = Annotated[float, Gt(0), Lt(1)]
 BelowHalf = Annotated[float, Ge(0), Lt(0.5)]
 Share = Annotated[float, Gt(0), Le(1)]
 Probability = Annotated[float, Ge(0), Le(1)]

@@ -270,16 +270,13 @@ class ServerStep(Method):
     """Whether it remembers updates, which must be those of a model that no step has refined."""
     reads_models: ClassVar[bool] = True
     """Whether it reads the clients' models; False: it works only on the aggregate, so that models need not be stored."""
+    only_scales: ClassVar[bool] = False
+    """Whether it does nothing to the model but scale layers."""
 
     @property
     def compares_models(self) -> bool:
         """Whether it compares the clients' models, which must have begun at one; False: at most their updates."""
         return self.reads_models
-
-    @property
-    def only_scales(self) -> bool:
-        """Whether it does nothing to the model but scale layers."""
-        return False
 
     @property
     def probes(self) -> tuple[Probe, ...]:

@@ -7,16 +7,6 @@ from raysim.data.partition import PARTITIONS, Partition, Proxy, Scheme, make_par
 from raysim.data.sources import SOURCES, Source
 
 __all__ = [
-    "OF_FILES",
-    "PARTITIONS",
-    "SOURCES",
-    "DataError",
-    "Dataset",
-    "Partition",
-    "Proxy",
-    "Scheme",
-    "Source",
-    "Storage",
-    "load",
-    "make_partition",
-]
+    "OF_FILES", "PARTITIONS", "SOURCES", "DataError", "Dataset", "Partition", "Proxy", "Scheme", "Source", "Storage",
+    "load", "make_partition",
+]  # fmt: skip

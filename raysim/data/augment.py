@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from raysim.core.bounds import Fraction, NonNegative, NonNegativeInt
-from raysim.lazy import Tensor, torch
+from raysim.lazy import Tensor, torch, v2
 
 
 class Augmentation(ABC):
@@ -28,8 +28,6 @@ class RandomCrop(Augmentation):
     """Pixels."""
 
     def transform(self, size: tuple[int, int], black: list[float]) -> Any:
-        from torchvision.transforms import v2
-
         return v2.RandomCrop(size, padding=self.padding, fill=black)
 
 
@@ -41,8 +39,6 @@ class HorizontalFlip(Augmentation):
     """Probability."""
 
     def transform(self, size: tuple[int, int], black: list[float]) -> Any:
-        from torchvision.transforms import v2
-
         return v2.RandomHorizontalFlip(self.p)
 
 
@@ -54,8 +50,6 @@ class VerticalFlip(Augmentation):
     """Probability."""
 
     def transform(self, size: tuple[int, int], black: list[float]) -> Any:
-        from torchvision.transforms import v2
-
         return v2.RandomVerticalFlip(self.p)
 
 
@@ -67,8 +61,6 @@ class RandomRotation(Augmentation):
     """Largest angle to either side."""
 
     def transform(self, size: tuple[int, int], black: list[float]) -> Any:
-        from torchvision.transforms import v2
-
         return v2.RandomRotation(self.degrees, interpolation=v2.InterpolationMode.BILINEAR, fill=black)
 
 
@@ -80,8 +72,6 @@ class RandomErasing(Augmentation):
     """Probability."""
 
     def transform(self, size: tuple[int, int], black: list[float]) -> Any:
-        from torchvision.transforms import v2
-
         return v2.RandomErasing(self.p, value=black)
 
 

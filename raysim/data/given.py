@@ -75,7 +75,7 @@ def _parts(name: str, data: Any) -> dict[str, Any]:
 
 
 def _is_pair(part: Any) -> bool:
-    """Whether it is (x, y), two arrays, of which x may be a table."""
+    """Whether it is (x, y), two arrays; x may be a table."""
     arrays = isinstance(part, tuple) and len(part) == 2 and all(hasattr(one, "__array__") for one in part)
     return arrays and not hasattr(part[1], "columns")
 
@@ -144,7 +144,7 @@ def _of_samples(name: str, split: str, samples: Any, how: Reading, client: Any) 
 
 
 def _of_sample(place: str, sample: Any, part: int, how: Reading) -> np.ndarray:
-    """The sample itself (part 0) or its label (1), in memory of its own."""
+    """The sample itself (part 0) or its label (1), as a copy."""
     if not isinstance(sample, tuple | list) or len(sample) < 2:
         raise DataError(f"{place} is a {type(sample).__name__}; it must be a pair of a tensor and a label")
     value = sample[part]
@@ -177,9 +177,8 @@ def _table(part: Any) -> pyarrow.Table | None:
         return None
     import pyarrow
 
-    return pyarrow.table(
-        part.reset_index(drop=True) if hasattr(part, "reset_index") else part
-    )  # pandas' index is no column
+    # pandas' index is no column
+    return pyarrow.table(part.reset_index(drop=True) if hasattr(part, "reset_index") else part)
 
 
 def _class_names(part: Any, label: Any) -> Sequence[str] | None:
@@ -208,8 +207,8 @@ def _of_table(
         client = [client(row) for row in table.to_pylist()]
     clients = columns[client] if isinstance(client, str) else None if client is None else np.asarray(client)
     left = [column for column in table.column_names if column not in columns]
-    alone = next((column for column in ("image", "img", "text") if column in left), None)
-    features = [alone] if alone and how.features is None else left if how.features is None else [*how.features]
+    single = next((column for column in ("image", "img", "text") if column in left), None)
+    features = [single] if single and how.features is None else left if how.features is None else [*how.features]
     if not features:
         raise DataError(f"{place}: has the columns {', '.join(table.column_names)}, and none for the samples")
     parts = [_column(place, table, column) for column in features]

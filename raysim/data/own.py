@@ -50,14 +50,11 @@ def scheme_of(function: Callable[..., Sequence[np.ndarray]]) -> type[Scheme]:
             )
         return [rows[np.asarray(share, np.int64)] for share in shares]
 
-    seed = ("seed", int | None, field(default=None))
-    scheme: type[Scheme] = _with_settings(function, Scheme, {"split": split}, skipped=(labels, rng), more=[seed])
+    scheme: type[Scheme] = _with_settings(function, Scheme, {"split": split}, skipped=(labels, rng))
     return scheme
 
 
-def _with_settings(
-    function: Callable[..., Any], base: type, methods: dict[str, Any], skipped: Sequence[str], more: Sequence[Any] = ()
-) -> Any:
+def _with_settings(function: Callable[..., Any], base: type, methods: dict[str, Any], skipped: Sequence[str]) -> Any:
     """A frozen dataclass under the function's name, with a field for each of its parameters."""
     hints = get_type_hints(function)
     fields = [
@@ -68,7 +65,7 @@ def _with_settings(
     fields.sort(key=lambda one: one[2].default is not MISSING)  # those without a default come first
     place = {"__module__": function.__module__, "__qualname__": function.__qualname__}  # where its source is
     namespace = methods | place | {"__doc__": inspect.getdoc(function)}
-    return make_dataclass(function.__name__, [*fields, *more], bases=(base,), frozen=True, namespace=namespace)
+    return make_dataclass(function.__name__, fields, bases=(base,), frozen=True, namespace=namespace)
 
 
 def _hashable(default: Any) -> Any:

@@ -6,10 +6,14 @@ A text becomes the classifier token, then its words, padded with 0 or cut to a f
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import numpy as np
+from annotated_types import Ge, Le
 
+from raysim.core.bounds import MOST
+
+VocabularySize = Annotated[int, Ge(4), Le(MOST)]  # with the three special tokens
 PAD, UNKNOWN, CLASSIFIER = 0, 1, 2  # the three ids that no word gets
 
 _SPACING = str.maketrans({'"': "", ";": " ", ":": " ", **{mark: f" {mark} " for mark in "'.,()!?"}})

@@ -23,9 +23,8 @@ from raysim.engine.shares import WorkUnit, assign
 from raysim.engine.sums import aggregation, destinations, merge_up
 from raysim.host.messages import ClientResult, SumDestination, SumRequest, TrainReply
 
-WORK_UNIT_BYTES = (
-    1 << 30
-)  # states and models that a host holds back until a work unit ends; after it they may be spilled
+# States and models that a host holds back until a work unit ends; after it they may be spilled.
+WORK_UNIT_BYTES = 1 << 30
 Result = TypeVar("Result")
 
 

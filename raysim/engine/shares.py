@@ -12,9 +12,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-ALIKE = (
-    1.25  # hosts whose speeds differ by less are taken to be equally fast: times vary by that much from round to round
-)
+# Hosts whose speeds differ by less are taken to be equally fast: times vary by that much from round to round.
+ALIKE = 1.25
 
 WorkUnit = tuple[int, ...]  # clients that a host trains in one call
 

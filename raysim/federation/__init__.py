@@ -15,16 +15,6 @@ from raysim.federation.loop import Federation
 from raysim.federation.round import Round, run_round
 
 __all__ = [
-    "Federation",
-    "MakeEngine",
-    "Round",
-    "RoundFailed",
-    "RunParts",
-    "aggregator",
-    "build",
-    "host_spec",
-    "partitioned",
-    "prepare",
-    "run_round",
-    "sample",
-]
+    "Federation", "MakeEngine", "Round", "RoundFailed", "RunParts", "aggregator", "build", "host_spec", "partitioned",
+    "prepare", "run_round", "sample",
+]  # fmt: skip

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-from raysim.core.bounds import NonNegative
+from raysim.core.bounds import NonNegative, PositiveInt, Share
 from raysim.core.client import ClientMethod, LocalRun, Upload
 from raysim.core.cohort import Cohort
 from raysim.core.facts import RunFacts
@@ -48,12 +48,12 @@ class APPLE(ClientMethod, DownlinkRule):
     """Fraction of the run's rounds in which that pull acts."""
     schedule: Literal["cos", "epsilon"] = "cos"
     """How the pull fades (λ_t): along a cosine, or exponentially down to `epsilon`."""
-    epsilon: float = 1e-3
+    epsilon: Share = 1e-3
     """With `schedule: epsilon`: what is left of the pull when it ends, in (0, 1]."""
-    models: int | None = None
+    models: PositiveInt | None = None
     """How many cores a client is sent, its own included; null: all."""
     initial: Literal["uniform", "own"] = "uniform"
-    """What π is at first: 1/N for every client, or 1 for the client's own core alone."""
+    """What π is at first: 1/N for every client, or 1 for the client's own core and 0 for the others."""
     official: bool = False
     """Compute as FedALA's authors coded it."""
     needs: ClassVar[Needs] = Needs(peers="whole", total_rounds=True)
@@ -63,9 +63,7 @@ class APPLE(ClientMethod, DownlinkRule):
             return (
                 f"it needs all clients in each round, not {facts.participation:g} of them: set rounds.participation: 1."
             )
-        if self.models is not None and self.models < 1:
-            return f"models is {self.models}; at least the client's own must be sent."
-        return None if 0 < self.epsilon <= 1 else f"epsilon is {self.epsilon:g}; it must be in (0, 1]."
+        return None
 
     def new_state(self, layers: LayerMap) -> Relations:
         return Relations()
@@ -162,10 +160,7 @@ class KnowRelations(ServerStep):
 
     name: ClassVar[str] = "apple"
     reads_models: ClassVar[bool] = False
-
-    @property
-    def only_scales(self) -> bool:
-        return True
+    only_scales: ClassVar[bool] = True
 
     def prepare(self, server: Server) -> None:
         sizes = server.population.sizes.double()

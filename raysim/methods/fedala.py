@@ -7,9 +7,8 @@ from typing import ClassVar, Literal
 
 import numpy as np
 
-from raysim.core.bounds import NonNegative, NonNegativeInt
+from raysim.core.bounds import NonNegative, NonNegativeInt, PositiveInt, Share
 from raysim.core.client import ClientMethod, LocalRun
-from raysim.core.facts import RunFacts
 from raysim.core.layers import LayerMap
 from raysim.core.method import Needs
 from raysim.lazy import Tensor, torch
@@ -46,11 +45,11 @@ class FedALA(ClientMethod):
 
     eta: NonNegative = 1.0
     """Step size of the weights W (η)."""
-    fraction: float = 0.8
+    fraction: Share = 0.8
     """Share of the client's samples on which W is learned each round, in (0, 1] (s %)."""
-    layers: int = 1
+    layers: PositiveInt = 1
     """How many stages from the top are mixed (p)."""
-    tensors: int | None = None
+    tensors: NonNegativeInt | None = None
     """Mix this many of the last parameter tensors instead of whole stages; 0: all, null: use `layers`."""
     threshold: NonNegative = 0.01
     """Standard deviation of the last ten epochs' losses below which W has settled."""
@@ -60,7 +59,7 @@ class FedALA(ClientMethod):
     """Who mixes: the round's cohort, or also those that are not drawn, which then keep the mix as Θ_i."""
     freeze: bool = False
     """Leave W as the first optimisation made it."""
-    epochs: int = 1
+    epochs: PositiveInt = 1
     """Passes once W has settled; also the least number of the first optimisation (6 in figure 3)."""
     drop_last: bool | None = None
     """Leave out a shorter last batch where W is learned; null: as `local.drop_last` does in training."""
@@ -68,15 +67,6 @@ class FedALA(ClientMethod):
     """Round (from 0) before which the download is taken as it is (155 in figure 4)."""
     needs: ClassVar[Needs] = Needs(previous="trained")
     batched: ClassVar[bool] = True
-
-    def check(self, facts: RunFacts) -> str | None:
-        if not 0 < self.fraction <= 1:
-            return f"fraction is {self.fraction}; it must be in (0, 1]."
-        if self.layers < 1:
-            return f"layers is {self.layers}; at least the last stage must be mixed."
-        if self.epochs < 1:
-            return f"epochs is {self.epochs}; W is learned in one pass at least, or not at all with freeze: true."
-        return f"tensors is {self.tensors}; 0 means all." if self.tensors is not None and self.tensors < 0 else None
 
     def own_pass(self, samples: np.ndarray, drop_last: bool) -> tuple[np.ndarray, bool] | None:
         return self._count(samples), drop_last if self.drop_last is None else self.drop_last

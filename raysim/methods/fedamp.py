@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-from raysim.core.bounds import NonNegative
+from raysim.core.bounds import NonNegative, Positive
 from raysim.core.client import ClientMethod, LocalRun
 from raysim.core.facts import RunFacts
 from raysim.core.method import Needs
@@ -28,11 +28,11 @@ class FedAMP(ClientMethod, DownlinkRule):
     Wrong choice for many clients: the distance of every pair of their models is measured.
     """
 
-    alpha: float = 1000.0
+    alpha: Positive = 1000.0
     """Step size of the attraction (α); the proximal term is divided by it."""
     lam: NonNegative = 1.0
     """Strength of the proximal term (λ)."""
-    sigma: float = 0.1
+    sigma: Positive = 0.1
     """Squared distance at which the attraction of two models has fallen to 1/e (σ)."""
     clip: bool = False
     """Scale the others' weights down to a sum of 1 where they exceed it, so that a client's own is not negative."""
@@ -46,8 +46,6 @@ class FedAMP(ClientMethod, DownlinkRule):
             return (
                 f"it needs all clients in each round, not {facts.participation:g} of them: set rounds.participation: 1."
             )
-        if min(self.alpha, self.sigma) <= 0:
-            return f"alpha is {self.alpha:g} and sigma {self.sigma:g}; both must be above 0."
         if self.init == "own" and any(method.starts_elsewhere for method in facts.client if method is not self):
             return "starts from the client's own model; beside a method that starts otherwise, set init: cloud."
         return None

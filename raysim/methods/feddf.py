@@ -25,7 +25,7 @@ class FedDF(ServerFT):
     have not raised the accuracy on validation samples. Here a share `validation` of the proxy samples is held out for
     that and tested after every epoch.
 
-    Wrong choice where proxy samples are unlike the clients': the mean of the teachers is learned on them alone.
+    Wrong choice where proxy samples are unlike the clients': the mean of the teachers is learned only on them.
     """
 
     epochs: NonNegativeInt = 100

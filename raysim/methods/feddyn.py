@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
+from raysim.core.bounds import NonNegative
 from raysim.core.client import ClientMethod, LocalRun, Upload
 from raysim.core.cohort import Cohort
-from raysim.core.facts import RunFacts
 from raysim.core.layers import LayerMap
 from raysim.core.method import Needs
 from raysim.core.mixture import Mixture
@@ -36,7 +36,7 @@ class FedDyn(ClientMethod):
     Wrong choice where clients take part seldom: g_k is as old as a client's last round.
     """
 
-    alpha: float = 0.01
+    alpha: NonNegative = 0.01
     """Strength of the dynamic regulariser (α)."""
     unsquared: bool = False
     """Penalise the distance to the global model instead of its square."""
@@ -51,9 +51,6 @@ class FedDyn(ClientMethod):
     @property
     def base_weights(self) -> str:  # type: ignore[override]
         return self.weights
-
-    def check(self, facts: RunFacts) -> str | None:
-        return f"alpha is {self.alpha}; a negative one pushes the model away." if self.alpha < 0 else None
 
     def new_state(self, layers: LayerMap) -> LinearTerm | None:
         return LinearTerm(torch.zeros(layers.P)) if self.alpha else None

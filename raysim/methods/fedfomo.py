@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
+from raysim.core.bounds import PositiveInt, Probability
 from raysim.core.client import ClientMethod, LocalRun, Upload
 from raysim.core.cohort import Cohort
 from raysim.core.facts import RunFacts
@@ -40,18 +41,16 @@ class FedFomo(ClientMethod, DownlinkRule):
     Wrong choice where the downlink is tight: each client is sent `models` whole models, and by default those of all.
     """
 
-    models: int | None = None
+    models: PositiveInt | None = None
     """How many models a client is sent (M); null: all."""
-    epsilon: float = 0.0
+    epsilon: Probability = 0.0
     """Probability that one of them is replaced by another model (ε)."""
     needs: ClassVar[Needs] = Needs(peers="whole")
 
     def check(self, facts: RunFacts) -> str | None:
         if not facts.client_val_frac:
             return "weighs models on validation samples, but data.client_val_frac is 0. FedALA's authors use 0.2."
-        if self.models is not None and self.models < 1:
-            return f"models is {self.models}; at least one must be sent."
-        return None if 0 <= self.epsilon <= 1 else f"epsilon is {self.epsilon:g}; it is a probability."
+        return None
 
     def new_state(self, layers: LayerMap) -> Origin:
         return Origin()
@@ -130,10 +129,7 @@ class AddPreferences(ServerStep):
 
     name: ClassVar[str] = "fedfomo"
     reads_models: ClassVar[bool] = False
-
-    @property
-    def only_scales(self) -> bool:
-        return True
+    only_scales: ClassVar[bool] = True
 
     def prepare(self, server: Server) -> None:
         server.memory[self] = Pairs.none(len(server.population.sizes)).memory

@@ -25,7 +25,7 @@ class FedLDF(Weighting):
     The clients that move most, often those with many samples, are chosen again and again. The model then takes
     longer steps than FedAvg's: where it swings or does not learn, lower `local.lr`.
 
-    Wrong choice when bytes alone count: after 240 MB, HDFL's error was 8.0 points lower (docs/papers/fedldf.md).
+    Wrong choice when only bytes count: after 240 MB, HDFL's error was 8.0 points lower (docs/papers/fedldf.md).
     """
 
     top_n: int

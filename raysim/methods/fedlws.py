@@ -7,6 +7,7 @@ from typing import ClassVar, Literal
 
 import numpy as np
 
+from raysim.core.bounds import NonNegative
 from raysim.core.cohort import Cohort
 from raysim.core.facts import RunFacts
 from raysim.core.mixture import Mixture
@@ -33,12 +34,12 @@ class FedLWS(ServerStep):
     Wrong choice where accuracy should rise: with SimpleCNN no gain over FedAvg showed (docs/papers/fedlws.md).
     """
 
-    beta: float = 0.1
+    beta: NonNegative = 0.1
     """How strongly disagreement shrinks a layer (β)."""
     per: Literal["layer", "model"] = "layer"
     """`layer`: a γ for each layer; `model`: one γ from the norms of the whole model (the paper's Eq. 7)."""
     variant: Literal["full", "only_opt", "only_reg"] = "full"
-    """What γ scales: the whole new model (γ ŵ), the update alone (w + γ d), or the old model alone (ŵ − (1 − γ) w)."""
+    """What γ scales: the whole new model (γ ŵ), only the update (w + γ d), or only the old model (ŵ − (1 − γ) w)."""
     tau_stat: Literal["mean", "rms"] = "mean"
     """How τ averages distances; `rms` is an upper bound of the mean that asks the clients nothing."""
     tau_clamp: tuple[float, float] | None = None
@@ -50,7 +51,7 @@ class FedLWS(ServerStep):
     refines: ClassVar[bool] = True
 
     @property
-    def only_scales(self) -> bool:
+    def only_scales(self) -> bool:  # type: ignore[override]
         return self.variant == "full"
 
     @property
@@ -68,7 +69,7 @@ class FedLWS(ServerStep):
     def check(self, facts: RunFacts) -> str | None:
         if self.tau_clamp is not None and not 0 <= self.tau_clamp[0] <= self.tau_clamp[1]:
             return f"tau_clamp is {list(self.tau_clamp)}; it must be a lower and an upper bound."
-        return f"beta is {self.beta}; it must not be negative." if self.beta < 0 else None
+        return None
 
     def measures_distances_to(self, mixture: Mixture) -> Mixture | None:
         return mixture.support() if self.tau_stat == "mean" and self.lws_stats == "parameters" else None

@@ -5,9 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-from raysim.core.bounds import NonNegative
+from raysim.core.bounds import NonNegative, Probability
 from raysim.core.client import ClientMethod, LocalRun, Upload
-from raysim.core.facts import RunFacts
 from raysim.core.layers import LayerMap
 from raysim.core.method import Needs
 from raysim.lazy import Tensor, torch
@@ -34,7 +33,7 @@ class FedPHP(ClientMethod):
     Wrong choice where the time of a step counts: every batch passes through two models.
     """
 
-    mu: float = 0.9
+    mu: Probability = 0.9
     """Share of the inherited model that remains at the end of the run (μ); it grows linearly from 0."""
     lam: NonNegative = 0.01
     """Weight of the MMD term against the cross-entropy (λ)."""
@@ -42,9 +41,6 @@ class FedPHP(ClientMethod):
     """Which model is tested as the client's own."""
     needs: ClassVar[Needs] = Needs(total_rounds=True, head="its latents")
     batched: ClassVar[bool] = True
-
-    def check(self, facts: RunFacts) -> str | None:
-        return None if 0 <= self.mu <= 1 else f"mu is {self.mu:g}; it must be in [0, 1]."
 
     def new_state(self, layers: LayerMap) -> PrivateModel:
         return PrivateModel()

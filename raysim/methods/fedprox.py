@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
+from raysim.core.bounds import NonNegative
 from raysim.core.client import ClientMethod, LocalRun
-from raysim.core.facts import RunFacts
 from raysim.core.method import Needs
 from raysim.core.optim import OptimizerSpec
 
@@ -22,15 +22,12 @@ class FedProx(ClientMethod):
     (docs/papers/fedala.md).
     """
 
-    mu: float = 0.001
+    mu: NonNegative = 0.001
     """Strength of the proximal term (μ)."""
     official_sgd: bool = False
     """Train without momentum and weight decay."""
     needs: ClassVar[Needs] = Needs(global_model=True)
     batched: ClassVar[bool] = True
-
-    def check(self, facts: RunFacts) -> str | None:
-        return f"mu is {self.mu}; a negative one pushes the model away without bound." if self.mu < 0 else None
 
     def optimizer(self, spec: OptimizerSpec) -> OptimizerSpec:
         return replace(spec, momentum=0.0, nesterov=False, weight_decay=0.0) if self.official_sgd else spec

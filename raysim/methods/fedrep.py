@@ -17,7 +17,7 @@ class FedRep(ClientMethod):
     """A shared body under each client's own head (FedRep, Collins et al., 2021): the head is trained, then the body.
 
     `head_epochs` with the body frozen (its BatchNorm statistics go on moving), then `local.epochs` with the head
-    frozen; the body alone is sent. A personal model is the received body under the client's head.
+    frozen; only the body is sent. A personal model is the received body under the client's head.
 
     At a rate that suits FedAvg the body of one client can explode and, through the mean, spoil that of all. Then lower
     `local.lr`, or set `local.grad_clip`.

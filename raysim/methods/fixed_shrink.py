@@ -29,10 +29,7 @@ class FixedShrink(ServerStep):
     """How much smaller the factor of each further layer is."""
     reads_models: ClassVar[bool] = False
     refines: ClassVar[bool] = True
-
-    @property
-    def only_scales(self) -> bool:
-        return True
+    only_scales: ClassVar[bool] = True
 
     @property
     def scales(self) -> bool:

@@ -5,9 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from raysim.core.bounds import NonNegative
+from raysim.core.bounds import NonNegative, Positive
 from raysim.core.client import ClientMethod, LocalRun
-from raysim.core.facts import RunFacts
 from raysim.core.method import Needs
 from raysim.lazy import F, Tensor, torch
 
@@ -25,13 +24,10 @@ class MOON(ClientMethod):
 
     mu: NonNegative = 1.0
     """Weight of the contrastive term (μ)."""
-    tau: float = 0.5
+    tau: Positive = 0.5
     """Temperature of the contrastive term (τ)."""
     needs: ClassVar[Needs] = Needs(previous="initial", global_model=True, head="its latents")
     batched: ClassVar[bool] = True
-
-    def check(self, facts: RunFacts) -> str | None:
-        return f"tau is {self.tau}; a temperature is positive." if self.tau <= 0 else None
 
     def for_steps(self, run: LocalRun) -> dict[str, Tensor]:
         assert run.previous is not None

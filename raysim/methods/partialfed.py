@@ -5,9 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from raysim.core.bounds import NonNegative, Positive
+from raysim.core.bounds import NonNegative, NonNegativeInt, Positive, PositiveInt
 from raysim.core.client import ClientMethod, LocalRun
-from raysim.core.facts import RunFacts
 from raysim.core.layers import LayerMap
 from raysim.core.method import Needs
 from raysim.lazy import Tensor, torch
@@ -35,11 +34,11 @@ class PartialFed(ClientMethod):
     Wrong choice with few batches a round: where there are no more than `model_batches`, the logits are never trained.
     """
 
-    model_batches: int = 8
+    model_batches: PositiveInt = 8
     """Batches in a row that train the weights."""
-    choice_batches: int = 2
+    choice_batches: NonNegativeInt = 2
     """Batches in a row that train the logits."""
-    tau: float = 5.0
+    tau: Positive = 5.0
     """Temperature of the Gumbel-softmax in round 0 (τ)."""
     tau_decay: Positive = 0.965
     """Factor on the temperature after every round."""
@@ -48,11 +47,6 @@ class PartialFed(ClientMethod):
     logits: tuple[float, float] = (0.0, 0.0)
     """Logits at first, of the global and of the client's own layer."""
     needs: ClassVar[Needs] = Needs(previous="trained")
-
-    def check(self, facts: RunFacts) -> str | None:
-        if self.model_batches < 1 or self.choice_batches < 0:
-            return f"model_batches is {self.model_batches} and choice_batches {self.choice_batches}; at least 1 and 0."
-        return None if self.tau > 0 else f"tau is {self.tau:g}; a temperature is positive."
 
     def new_state(self, layers: LayerMap) -> Choice:
         return Choice(torch.tensor([self.logits] * layers.L, dtype=torch.float64))

@@ -6,7 +6,7 @@ import warnings
 from dataclasses import dataclass
 from typing import Literal
 
-from raysim.core.bounds import NonNegative
+from raysim.core.bounds import NonNegative, PositiveInt
 from raysim.core.client import ClientMethod, LocalRun
 from raysim.core.facts import RunFacts
 from raysim.core.layers import LayerMap
@@ -38,7 +38,7 @@ class pFedMe(ClientMethod):
     """Step size of the personal model θ."""
     lam: NonNegative = 15.0
     """Strength of the spring between θ and w (λ)."""
-    inner_steps: int = 5
+    inner_steps: PositiveInt = 5
     """Steps of θ on each batch (K)."""
     mu: NonNegative = 0.001
     """Weight decay of θ."""
@@ -48,8 +48,6 @@ class pFedMe(ClientMethod):
     """Which model is tested as the client's own."""
 
     def check(self, facts: RunFacts) -> str | None:
-        if self.inner_steps < 1:
-            return f"inner_steps is {self.inner_steps}; without a step nothing moves."
         if (pull := facts.lr * self.lam) > 1:
             warnings.warn(f"pfedme: local.lr times lam is {pull:g}; above 1 w overshoots θ", stacklevel=1)
         return None

@@ -26,7 +26,7 @@ class PowerSGD(Compressor):
     A tensor is the matrix of its first dimension and all others. One of one dimension, or with r(n + m) ≥ nm, is sent whole.
     The paper averages P over workers before it makes Q; here each client does both, so that one message is enough.
 
-    Wrong choice for networks of small tensors, of which most are sent whole.
+    Wrong choice for networks of small tensors: most of them are sent whole.
     """
 
     rank: PositiveInt = 2

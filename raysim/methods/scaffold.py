@@ -94,9 +94,7 @@ class SCAFFOLD(ClientMethod):
 class AverageControls(ServerStep):
     """The server's half: c ← c + (1/N) Σ_k (c_k⁺ − c_k), N being the clients with training samples."""
 
-    @property
-    def only_scales(self) -> bool:
-        return True
+    only_scales: ClassVar[bool] = True
 
     def prepare(self, server: Server) -> None:
         server.shared["scaffold"] = torch.zeros(server.layers.P)

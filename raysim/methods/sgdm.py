@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
 
+from raysim.core.bounds import Fraction
 from raysim.core.client import ClientMethod, LocalRun, Upload
 from raysim.core.cohort import Cohort
 from raysim.core.facts import RunFacts
@@ -26,13 +27,11 @@ class SGDM(ClientMethod):
 
     reading: Literal["local", "mfl"] = "local"
     """Where the momentum starts each round: at zero, or at the global momentum of MFL."""
-    rho: float = 0.9
+    rho: Fraction = 0.9
     """Share of the last direction in the new one (ρ)."""
     batched: ClassVar[bool] = True
 
     def check(self, facts: RunFacts) -> str | None:
-        if not 0 <= self.rho < 1:
-            return f"rho is {self.rho}; it must be in [0, 1)."
         if facts.optimizer.name != "sgd":
             return f"its momentum is sgd's, but local.optimizer is {facts.optimizer.name}."
         if facts.optimizer.momentum:
@@ -66,9 +65,7 @@ class SGDM(ClientMethod):
 class AverageMomentum(ServerStep):
     """The server's half of `mfl`: d = Σ_k λ_k d_k, with the weights of the models."""
 
-    @property
-    def only_scales(self) -> bool:
-        return True
+    only_scales: ClassVar[bool] = True
 
     def prepare(self, server: Server) -> None:
         server.shared["sgdm"] = torch.zeros(server.layers.P)

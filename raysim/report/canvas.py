@@ -120,6 +120,12 @@ class Canvas(Figure):
         return content.getvalue()
 
 
+def panel(width: float, height: float) -> tuple[Canvas, Axes]:
+    """A figure of these inches with one pair of axes."""
+    figure = Canvas(width, height)
+    return figure, figure.add_subplot()
+
+
 def _themed(found: re.Match[str]) -> str:
     name = THEME.get(found[2])
     return f"{found[1]}: var(--{name}, {found[2]})" if name else found[0]

@@ -10,7 +10,7 @@ from matplotlib.axes import Axes
 from matplotlib.collections import PathCollection
 
 from raysim.report import NoData
-from raysim.report.canvas import COLUMN, Canvas, colour, mark
+from raysim.report.canvas import COLUMN, Canvas, colour, mark, panel
 from raysim.report.folder import RunFolder
 from raysim.report.groups import Group
 
@@ -41,8 +41,7 @@ def scatter_groups(
     clouds = [cloud for cloud in found if len(cloud.points)]
     if not clouds:
         raise NoData(missing)
-    figure = Canvas(COLUMN, 2.5)
-    axes = figure.add_subplot()
+    figure, axes = panel(COLUMN, 2.5)
     return figure, axes, clouds, scatter(axes, clouds)
 
 

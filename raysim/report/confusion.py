@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from raysim.report import NoData
-from raysim.report.canvas import COLUMN, INK, PAGE, Canvas, colour, every_nth, heat_map, legend, mark, name_rows
+from raysim.report.canvas import COLUMN, INK, PAGE, Canvas, colour, every_nth, heat_map, legend, mark, name_rows, panel
 from raysim.report.clouds import scatter_groups
 from raysim.report.folder import RunFolder
 from raysim.report.groups import Group
@@ -28,8 +28,7 @@ def confusion(run: RunFolder) -> Canvas:
     names = _names(run, len(counts))
     width = COLUMN if len(counts) <= 2 * WRITTEN else PAGE
     height = float(np.clip(0.9 + 0.2 * len(counts), 2.2, 0.85 * width))
-    figure = Canvas(width, height)
-    axes = figure.add_subplot()
+    figure, axes = panel(width, height)
     heat_map(axes, shares, "test samples of the class (%)", limits=(0, 100))
     if len(counts) <= WRITTEN:
         for (row, column), share in np.ndenumerate(shares):
@@ -51,8 +50,7 @@ def class_accuracy(groups: Sequence[Group]) -> Canvas:
     if others:
         raise NoData(f"Class by class, runs with {classes} classes cannot be compared with runs with {others[0]}.")
     wide = classes > 12 or classes * len(held) > TOUCHING
-    figure = Canvas(PAGE if wide else COLUMN, 2.4)
-    axes = figure.add_subplot()
+    figure, axes = panel(PAGE if wide else COLUMN, 2.4)
     marks = []
     for place, (number, _, matrices) in enumerate(held):
         counts = np.stack(matrices)  # [seeds, C, C]

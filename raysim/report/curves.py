@@ -11,7 +11,7 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 
 from raysim.report import NoData
-from raysim.report.canvas import COLUMN, INK, Canvas, colour, decades, legend, mark, named_rows
+from raysim.report.canvas import COLUMN, INK, Canvas, colour, decades, legend, mark, named_rows, panel
 from raysim.report.folder import of_loss
 from raysim.report.groups import Group, runs_of
 from raysim.report.series import Chart, Curve
@@ -74,8 +74,7 @@ def final_scores(groups: Sequence[Group]) -> Canvas:
     """Score at the end of each run. Of several seeds: circles are the runs, a diamond their mean with one deviation."""
     by = judged_by(runs_of(groups))
     held = _ends(groups, by)
-    figure = Canvas(COLUMN, 0.7 + 0.24 * len(held))
-    axes = figure.add_subplot()
+    figure, axes = panel(COLUMN, 0.7 + 0.24 * len(held))
     for row, (group, values) in enumerate(held):
         shade = colour(group.number)
         if len(values) > 1:
@@ -102,8 +101,7 @@ def pareto(groups: Sequence[Group]) -> Canvas:
     held = [(g, v, np.mean([total(run, "MB up") or 0.0 for run in g.runs])) for g, v in _ends(groups, by)]
     if len(held) < 2:
         raise NoData("A comparison of scores and bytes needs two configurations.")
-    figure = Canvas(COLUMN, 2.5)
-    axes = figure.add_subplot()
+    figure, axes = panel(COLUMN, 2.5)
     dots: list[Any] = []
     for group, values, sent in held:
         std = values.std(ddof=1) if len(values) > 1 else None

@@ -1,4 +1,4 @@
-"""Which runs differ in the seed alone, and how the others differ."""
+"""Which runs differ only in the seed, and how the others differ."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def compare(runs: Sequence[RunFolder]) -> list[Group]:
 def _numbers(keys: Sequence[tuple[str, str]]) -> list[int]:
     """A number for each (methods, settings); modulo HUES it is a colour.
 
-    The colour follows from the methods' names alone, whatever they are compared with. Several configurations of one
+    The colour follows only from the methods' names, whatever they are compared with. Several configurations of one
     colour differ in what else follows from the number: dashes and marks. Where all are of the same methods,
     colours distinguish the settings."""
     alike = len({stack for stack, _ in keys}) == 1

@@ -12,7 +12,7 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator, NullFormatter
 
 from raysim.report import NoData
-from raysim.report.canvas import COLUMN, INK, SEQUENTIAL, Canvas, colour, dash, legend, whole_rounds
+from raysim.report.canvas import COLUMN, INK, SEQUENTIAL, Canvas, colour, dash, legend, panel, whole_rounds
 from raysim.report.folder import RunFolder, of_loss
 from raysim.report.groups import Group, runs_of
 from raysim.report.measured import at_last_round, measured, tables_of
@@ -26,8 +26,7 @@ def _mean_curves(
 ) -> tuple[Canvas, Axes, list[tuple[int, np.ndarray, np.ndarray, Line2D]]]:
     """`y` against `x` of a measure, at the last measured round, the mean over seeds that have the same options. `mark` is
     what diamonds are."""
-    figure = Canvas(COLUMN, 2.3)
-    axes = figure.add_subplot()
+    figure, axes = panel(COLUMN, 2.3)
     drawn, labels = [], []
     for i, label, tables in tables_of(groups, name):
         places = at_last_round(tables[0], x)[0]
@@ -79,8 +78,7 @@ def hessian(groups: Sequence[Group], variant: str) -> Canvas:
         axes.set(xlabel="index", ylabel="eigenvalue of the Hessian", ylim=(0, None))
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
         return figure
-    figure = Canvas(COLUMN, 2.2)
-    axes = figure.add_subplot()
+    figure, axes = panel(COLUMN, 2.2)
     held, lines = tables_of(groups, "hessian"), []
     if all(len(np.unique(tables[0]["round"])) == 1 for *_, tables in held):
         raise NoData("The Hessian was measured in a single round.")
@@ -137,8 +135,7 @@ def simplex(run: RunFolder, variant: str) -> Canvas:
 
 
 def _triangle(clients: Sequence[int]) -> tuple[Canvas, Axes]:
-    figure = Canvas(COLUMN, 2.9)
-    axes = figure.add_subplot()
+    figure, axes = panel(COLUMN, 2.9)
     axes.set_aspect("equal")
     axes.axis("off")
     axes.plot(*CORNERS[[0, 1, 2, 0]].T, color=INK, linewidth=0.8)
@@ -155,8 +152,7 @@ def trajectory(run: RunFolder) -> Canvas:
     way = table.get("way", np.zeros(len(table["kind"]), int))  # older tables have one
     beside = about.get("options", {}).get("beside")
     names = [run.folder.resolve().name, *([Path(beside).name] if beside else [])]
-    figure = Canvas(COLUMN, 2.9)
-    axes = figure.add_subplot()
+    figure, axes = panel(COLUMN, 2.9)
     _loss_surface(axes, table)
     marks: dict[str, Line2D] = {}
     for i, name in enumerate(names):

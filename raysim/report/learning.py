@@ -7,7 +7,7 @@ from textwrap import fill
 import numpy as np
 
 from raysim.report import NoData, ReportError
-from raysim.report.canvas import COLOURS, COLUMN, Canvas, legend
+from raysim.report.canvas import COLOURS, COLUMN, Canvas, legend, panel
 from raysim.report.folder import RunFolder
 from raysim.report.quantities import PLACES, Quantity, label, quantities
 from raysim.report.series import plot
@@ -30,8 +30,7 @@ def learning(run: RunFolder, name: str) -> Canvas:
     curves = _curves(quantity, client)
     # Index 0 of a weight is where learning starts, of a loss its first epoch.
     epochs = np.array([int(place.partition("–")[0]) for place in quantity.labels["index"]]) + name.endswith(".loss")
-    figure = Canvas(COLUMN, 2.3)
-    axes = figure.add_subplot()
+    figure, axes = panel(COLUMN, 2.3)
     lines = []
     for i, values in enumerate(curves.values()):
         (known,) = np.nonzero(~np.isnan(values))

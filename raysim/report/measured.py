@@ -10,7 +10,7 @@ from matplotlib.ticker import MaxNLocator
 
 from raysim.paths import command
 from raysim.report import NoData
-from raysim.report.canvas import COLUMN, PAGE, Canvas, colour, dash, every_nth, heat_map, legend
+from raysim.report.canvas import COLUMN, PAGE, Canvas, colour, dash, every_nth, heat_map, legend, panel
 from raysim.report.clouds import Cloud, pearson, scatter, spearman
 from raysim.report.folder import RunFolder
 from raysim.report.groups import Group
@@ -97,8 +97,7 @@ def correlation(groups: Sequence[Group]) -> Canvas:
 
 def histogram(groups: Sequence[Group]) -> Canvas:
     """Share of the global model's parameters by their value, at the last measured round."""
-    figure = Canvas(COLUMN, 2.3)
-    axes = figure.add_subplot()
+    figure, axes = panel(COLUMN, 2.3)
     lines, labels = [], []
     for i, label, tables in tables_of(groups, "histogram"):
         low, high = at_last_round(tables[0], "low", "high")

@@ -23,7 +23,7 @@ def partition_chart(counts: np.ndarray, classes: Sequence[str], title: str) -> C
     need("matplotlib.figure")
     from matplotlib.ticker import MaxNLocator
 
-    from raysim.report.canvas import COLOURS, COLUMN, PAGE, Canvas, styled
+    from raysim.report.canvas import COLOURS, COLUMN, PAGE, panel, styled
 
     clients, labels = counts.shape
     rim, head = 0.35 + 0.07 * min(16, max(map(len, classes))), 0.75  # inches for names and titles
@@ -32,8 +32,7 @@ def partition_chart(counts: np.ndarray, classes: Sequence[str], title: str) -> C
     if clients > WIDE:
         return _map(counts, classes, title, float(height))
     with styled():
-        figure = Canvas(width, height)
-        axes = figure.add_subplot()
+        figure, axes = panel(width, height)
         client, label = np.nonzero(counts)
         across, down = (width - rim) / (clients + 0.4), (height - head) / (labels + 0.4)  # inches of a cell
         # points²: the largest bubble just fits its cell; where cells are narrow it may cover its neighbours' rims
@@ -60,13 +59,12 @@ def partition_chart(counts: np.ndarray, classes: Sequence[str], title: str) -> C
 
 def _map(counts: np.ndarray, classes: Sequence[str], title: str, height: float) -> Canvas:
     """Blank: the client has no sample of the class. Of very many clients, neighbours are one column, with their mean."""
-    from raysim.report.canvas import PAGE, Canvas, heat_map, name_rows, styled
+    from raysim.report.canvas import PAGE, heat_map, name_rows, panel, styled
 
     shares = blocks.means(counts.astype(float)).T[::-1]  # [C, columns], the first class at the bottom, as with bubbles
     alike = shares.shape[1] < len(counts)
     with styled():
-        figure = Canvas(PAGE, min(height, 4.5))
-        axes = figure.add_subplot()
+        figure, axes = panel(PAGE, min(height, 4.5))
         words = f"samples, mean of {len(counts) // shares.shape[1]} neighbours" if alike else "samples"
         heat_map(axes, np.where(shares > 0, shares, np.nan), f"{title}; {words}")
         axes.set(xlabel="client", ylabel="class")

@@ -12,7 +12,7 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
 from raysim.report import NoData
-from raysim.report.canvas import COLUMN, INK, Canvas, colour, dash, decades, legend, mark, whole_rounds
+from raysim.report.canvas import COLUMN, INK, Canvas, colour, dash, decades, legend, mark, panel, whole_rounds
 from raysim.report.folder import RunFolder
 from raysim.report.groups import Group
 from raysim.report.summary import COSTS
@@ -97,8 +97,7 @@ class Chart:
         unit, divisor = ("", 1.0)
         if self.against == "time":
             unit, divisor = unit_of(max(curve.spent("time")[-1] for curve in self.curves))
-        figure = Canvas(COLUMN, 2.3)
-        axes = figure.add_subplot()
+        figure, axes = panel(COLUMN, 2.3)
         lines: list[Any] = []
         for curve in self.curves:
             x = curve.spent(self.against) / divisor

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from raysim.report import NoData
-from raysim.report.canvas import COLUMN, Canvas, colour, legend
+from raysim.report.canvas import COLUMN, Canvas, colour, legend, panel
 from raysim.report.clouds import pearson, scatter_groups
 from raysim.report.folder import RunFolder
 from raysim.report.groups import Group, runs_of
@@ -52,8 +52,7 @@ def ratios(groups: Sequence[Group], variant: str) -> Canvas:
     values = values[~np.isnan(values)]
     if len(values) < 2:
         raise NoData("No run has recorded the ratio with the instrument balance.")
-    figure = Canvas(COLUMN, 2.2)
-    axes = figure.add_subplot()
+    figure, axes = panel(COLUMN, 2.2)
     count, edges = np.histogram(values, bins=min(40, max(5, len(values) // 5)), density=True)
     bars = axes.stairs(count, edges, fill=True, color=colour(0), alpha=0.6)
     handles: list[Any] = [bars]

@@ -11,7 +11,7 @@ from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 
 from raysim.report import NoData
-from raysim.report.canvas import COLUMN, PAGE, Canvas, colour, heat_map, legend, name_rows, whole_rounds
+from raysim.report.canvas import COLUMN, PAGE, Canvas, colour, heat_map, legend, name_rows, panel, whole_rounds
 from raysim.report.clouds import scatter_groups
 from raysim.report.folder import RunFolder, of_loss
 from raysim.report.groups import Group
@@ -88,8 +88,7 @@ def classes(run: RunFolder) -> Canvas:
         raise NoData("The run has no instrument heterogeneity.")
     names = run.shares.classes or [str(c) for c in range(values.shape[1])]
     height = float(np.clip(0.75 + 0.14 * len(names), 1.8, 3.4))
-    figure = Canvas(COLUMN, height)
-    axes = figure.add_subplot()
+    figure, axes = panel(COLUMN, height)
     heat_map(axes, 100 * values.T, "share of the class in the round (%)", left=1)
     axes.set(xlabel="round", ylabel="class")
     name_rows(axes, names, height - 0.75)

@@ -30,13 +30,7 @@ from raysim.config.messages import nearest
 from raysim.paths import UnsafeName, below, digits, slug
 from raysim.store.documents import DamagedFile, parse_yaml, read_yaml
 
-CATALOGUES = (
-    *STACKS,
-    "data",
-    "model",
-    "partition",
-    "engine",
-)  # settings whose values are names
+CATALOGUES = (*STACKS, "data", "model", "partition", "engine")  # settings whose values are names
 Choice = tuple[str, list[str]]  # how it is called in the folder's name, if it is, and its overrides
 OPTION = re.compile(rf"({'|'.join(STACKS)})\.\d+\.(\w+)(.*)", re.S)  # server.0.fedlws.beta=0.2
 

@@ -1,16 +1,4 @@
-"""Search with Ray Tune: a configuration as a trainable.
-
-from ray import tune
-from raysim.sweep.tune import trainable
-
-space = {"local.lr": tune.loguniform(0.001, 0.1), "server.0.fedlws.beta": tune.choice([0.01, 0.1])}
-tuner = tune.Tuner(
-    trainable("quickstart", ["server=[fedlws]"]),
-    param_space=space,
-    tune_config=tune.TuneConfig(metric="accuracy", mode="max", num_samples=20),
-)
-print(tuner.fit().get_best_result().config)
-"""
+"""Search with Ray Tune: a configuration as a trainable. docs/howto/sweep.md has an example."""
 
 from __future__ import annotations
 

@@ -14,8 +14,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
+from conftest import tiny
 from PIL import Image
 
+from raysim.config import ConfigError
 from raysim.data import SOURCES, DataError, Dataset
 from raysim.data.given import as_dataset
 from raysim.data.pickles import read_arrays
@@ -247,8 +249,8 @@ def test_parquet_faults_of_whole_files(tmp_path):
     (tmp_path / "test.parquet").write_bytes(whole[:60] + bytes(60) + whole[120:])
     with pytest.raises(DataError, match=r"test\.parquet"):
         Parquet(str(tmp_path), classes=3).load(None)
-    with pytest.raises(DataError, match="max_vocab 3"):
-        Parquet("x", max_vocab=3)
+    with pytest.raises(ConfigError, match=r"parquet\.max_vocab: must be a whole number >= 4"):
+        tiny(data={"name": {"parquet": {"path": "x", "max_vocab": 3}}})
 
 
 def test_real_data():

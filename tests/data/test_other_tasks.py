@@ -2,10 +2,12 @@
 
 import numpy as np
 import pytest
+from conftest import tiny
 
 from raysim.core.task import TASKS
 from raysim.data import DataError, Dataset
 from raysim.data.sources import Characters, Diabetes, Multilabel, Npz
+from raysim.errors import ConfigError
 
 
 def test_characters_are_windows_and_what_follows(tmp_path):
@@ -37,8 +39,8 @@ def test_texts_that_cannot_be_used(text, sentence, tmp_path):
     with pytest.raises(DataError, match=sentence):
         Characters("text.txt").load(tmp_path)
     assert "is missing" in Characters("other.txt").check(tmp_path)
-    with pytest.raises(DataError, match="at least one character"):
-        Characters(length=0)
+    with pytest.raises(ConfigError, match=r"characters\.length: must be a whole number > 0"):
+        tiny(data={"name": {"characters": {"length": 0}}})
 
 
 def test_diabetes_is_in_standard_deviations_of_the_training_rows():
@@ -62,8 +64,8 @@ def test_multilabel_samples_are_sums_of_prototypes():
     assert rank == 8
     assert residual.max() < 1e-6
     assert data.y.mean() == pytest.approx(0.3, abs=0.03)
-    with pytest.raises(DataError, match="the share must lie between 0 and 1"):
-        Multilabel(share=1).load(None)
+    with pytest.raises(ConfigError, match=r"multilabel\.share: must be a number > 0 and < 1"):
+        tiny(data={"name": {"multilabel": {"share": 1}}})
 
 
 @pytest.mark.parametrize(

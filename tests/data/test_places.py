@@ -13,11 +13,11 @@ import pyarrow as pa
 import pyarrow.ipc
 import pyarrow.parquet as pq
 import pytest
+from conftest import tiny
 from PIL import Image
 from pyarrow import fs
 
 import raysim
-from raysim.config import from_dict
 from raysim.data import DataError, load
 from raysim.data.sources import HuggingFace, Parquet, Torchvision, vision
 
@@ -198,11 +198,13 @@ def test_where_all_below_the_root_are_data_nothing_is_written_there(way, tmp_pat
 
     def faults(record: str, name: str = "SVHN", **more: str) -> str:
         data = {"name": {"torchvision": name}, "root": "data", "partition": "iid_equal"} | more
-        with pytest.raises(raysim.ConfigError) as caught:  # a model is missing at least
-            from_dict({"data": data, "record": {"dir": record}})
-        return str(caught.value)
+        try:
+            tiny(data=data, record={"dir": record})
+        except raysim.ConfigError as error:
+            return str(error)
+        return ""
 
-    sentence = "lies in data, where every file counts as data of SVHN. Set data.root to a folder that holds data alone."
+    sentence = "lies in data, where every file counts as data of SVHN. Set data.root to a folder that holds only data."
     assert f"record.dir: data/runs {sentence}" in faults("data/runs", **way)
     assert (f"data.cache: data/cache {sentence}" in faults("runs", **way)) == ("cache" in way)
     assert sentence not in faults("data/runs", "CIFAR10", **way) + faults("runs", storage="stream") + faults(

@@ -167,7 +167,7 @@ def test_models_are_counted(tmp_path):
 def test_refused():
     with pytest.raises(ConfigError, match=r"not 0\.4 of them"):
         tiny(client=["apple"])
-    with pytest.raises(ConfigError, match="models is 0"):
+    with pytest.raises(ConfigError, match=r"apple\.models: must be a whole number > 0"):
         tiny(client=[{"apple": {"models": 0}}], rounds=ALL)
-    with pytest.raises(ConfigError, match="epsilon is 0"):
+    with pytest.raises(ConfigError, match=r"apple\.epsilon: must be a number > 0"):
         tiny(client=[{"apple": {"epsilon": 0.0}}], rounds=ALL)

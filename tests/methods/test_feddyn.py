@@ -100,5 +100,5 @@ def test_nothing_moves_where_no_client_moves():
 
 
 def test_a_negative_alpha_is_refused():
-    with pytest.raises(ConfigError, match="alpha is -1"):
+    with pytest.raises(ConfigError, match=r"feddyn\.alpha: must be a number >= 0"):
         tiny(client=[{"feddyn": {"alpha": -1.0}}])

@@ -163,8 +163,8 @@ def test_models_sent_are_counted(tmp_path):
 
 @pytest.mark.parametrize(
     ("changes", "fault"),
-    [({}, "data.client_val_frac is 0"), ({"fields": {"models": 0}, "data": VAL}, "models is 0"),
-     ({"fields": {"epsilon": 2.0}, "data": VAL}, "epsilon is 2")],
+    [({}, "data.client_val_frac is 0"), ({"fields": {"models": 0}, "data": VAL}, r"fedfomo\.models: must be a whole number > 0"),
+     ({"fields": {"epsilon": 2.0}, "data": VAL}, r"fedfomo\.epsilon: .* <= 1, but is 2")],
 )  # fmt: skip
 def test_refused(changes, fault):
     with pytest.raises(ConfigError, match=fault):

@@ -166,7 +166,7 @@ def released(round_: Traced) -> State:
 
 
 def final(folder, **fedlws) -> tuple[dict, Traced]:
-    config = tiny(model={"layer_by": "bias_group"}, server=[{"fedlws": fedlws}], record={"trace": [2]})
+    config = tiny(model={"layer_by": "bias_group"}, server=[{"fedlws": fedlws}], record={"trace": [3]})
     round_ = Traced(folder, 2, simulate(config, folder))
     return round_.after, round_
 
@@ -193,7 +193,10 @@ def test_each_official_switch_matters(change, official, tmp_path):
 
 
 def test_refusals():
-    for fields, reason in (({"beta": -0.1}, "beta is -0.1"), ({"tau_clamp": [0.2, 0.01]}, "tau_clamp is")):
+    for fields, reason in (
+        ({"beta": -0.1}, r"fedlws\.beta: must be a number >= 0"),
+        ({"tau_clamp": [0.2, 0.01]}, "tau_clamp is"),
+    ):
         with pytest.raises(ConfigError, match=reason):
             tiny(server=[{"fedlws": fields}])
     with pytest.raises(ConfigError, match="FedLWS"):

@@ -77,5 +77,5 @@ def test_tested_is_the_local_or_the_private_model():
 
 
 def test_mu_beyond_one_is_refused():
-    with pytest.raises(ConfigError, match=r"mu is 1\.5"):
+    with pytest.raises(ConfigError, match=r"fedphp\.mu: .* <= 1, but is 1\.5"):
         tiny(client=[{"fedphp": {"mu": 1.5}}])

@@ -50,5 +50,5 @@ def test_fednova_is_told_of_the_spring():
 
 
 def test_a_negative_mu_is_refused():
-    with pytest.raises(ConfigError, match="mu is -1"):
+    with pytest.raises(ConfigError, match=r"fedprox\.mu: must be a number >= 0, but is -1"):
         tiny(client=[{"fedprox": {"mu": -1.0}}])

@@ -48,7 +48,7 @@ def test_between_equal_models_there_is_no_pull():
 
 def test_a_newcomers_last_model_is_the_initial_one(tmp_path):
     """In the third round, too; who has been there has its own."""
-    federation = simulate(tiny(client=["moon"], record={"trace": [0, 1, 2]}), tmp_path)
+    federation = simulate(tiny(client=["moon"], record={"trace": [1, 2, 3]}), tmp_path)
     initial = Traced(tmp_path, 0, federation).before
     clients = {(t, c.id): c for t in range(3) for c in Traced(tmp_path, t, federation).clients}
     seen = {}
@@ -60,5 +60,5 @@ def test_a_newcomers_last_model_is_the_initial_one(tmp_path):
 
 
 def test_a_temperature_is_positive():
-    with pytest.raises(ConfigError, match="tau is 0"):
+    with pytest.raises(ConfigError, match=r"moon\.tau: must be a number > 0"):
         tiny(client=[{"moon": {"tau": 0.0}}])

@@ -130,5 +130,5 @@ def test_tested_is_the_choice_of_the_larger_logits():
 
 @pytest.mark.parametrize("field", ["model_batches", "tau"])
 def test_refused(field):
-    with pytest.raises(ConfigError, match=f"{field} is 0"):
+    with pytest.raises(ConfigError, match=rf"partialfed\.{field}: must be a .* > 0"):
         tiny(client=[{"partialfed": {field: 0}}])

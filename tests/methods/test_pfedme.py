@@ -64,7 +64,7 @@ def test_without_inner_steps_or_spring_w_stays():
     """In a configuration no inner steps are refused."""
     for method in (pFedMe(inner_steps=0), pFedMe(lam=0.0)):
         assert Quadratics([method], A, B, start=[3.0]).simulate(2).item() == 3.0
-    with pytest.raises(ConfigError, match="inner_steps is 0"):
+    with pytest.raises(ConfigError, match=r"pfedme\.inner_steps: must be a whole number > 0"):
         tiny(client=[{"pfedme": {"inner_steps": 0}}])
 
 

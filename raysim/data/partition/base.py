@@ -1,10 +1,12 @@
 """What every scheme is, and what several of them share."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from typing import ClassVar
 
 import numpy as np
 
+from raysim.core.bounds import OpenFraction, Seed
 from raysim.data.dataset import Dataset
 from raysim.data.errors import DataError
 from raysim.data.partition.shards import Shards
@@ -15,15 +17,21 @@ NOTHING = np.empty(0, np.int64)
 Draw = tuple[Sequence[np.ndarray], np.ndarray]
 
 
-class Scheme:
+@dataclass(frozen=True)
+class Seeded:
+    """What every scheme draws from."""
+
+    seed: Seed | None = field(default=None, kw_only=True)
+    """Seed of the draws; null takes the seed of the run."""
+
+
+class Scheme(Seeded):
     """A way to partition rows over clients. Subclasses are frozen dataclasses; by default they partition the training
     split."""
 
     needs_classes: ClassVar[bool] = False
     """Whether the scheme works only where every sample has one class."""
 
-    seed: int | None
-    """Seed of the draws; null takes the seed of the run."""
     clients: int | None = None
     """Clients in the federation; null where the data decide."""
     test_frac: float | None = None
@@ -42,11 +50,15 @@ class Scheme:
         return None
 
 
+@dataclass(frozen=True)
 class MergingScheme(Scheme):
     """A scheme of FedALA's library: train and test are one pool, and every client holds out its own test rows."""
 
-    merge: bool
-    test_frac: float
+    merge: bool = field(default=True, kw_only=True)
+    """Whether the test split is partitioned too; false for Tiny-ImageNet."""
+    test_frac: OpenFraction = field(default=0.25, kw_only=True)
+    """Share of each client's rows that is held out for its test; 0 would leave nothing to test on, because the merged test
+    split belongs to the clients."""
 
     def rows(self, data: Dataset) -> np.ndarray:
         return np.arange(len(data.y) if self.merge else data.train_rows)
@@ -127,10 +139,3 @@ def long_tail(sizes: np.ndarray, ratio: float) -> np.ndarray:
 def least_size(least: int | None, n: int, clients: int) -> int:
     """Rows that every client must have; None is what FedALA's library uses now."""
     return min(40, n // (2 * clients)) if least is None else least
-
-
-def check_merged(scheme: str, clients: int, test_frac: float) -> None:
-    """What every `MergingScheme` checks of its settings."""
-    require(clients >= 1, f"{scheme}: clients is {clients}; it must be at least 1")
-    # 0 would leave nothing to test on: the merged test split belongs to the clients.
-    require(0 < test_frac < 1, f"{scheme}: test_frac is {test_frac}; it must lie between 0 and 1")

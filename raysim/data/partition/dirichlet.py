@@ -2,18 +2,18 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import numpy as np
+from annotated_types import Ge, Le
 
-from raysim.core.bounds import Count, NonNegativeInt, Seed
+from raysim.core.bounds import MOST, Count, NonNegativeInt, Positive, PositiveInt
 from raysim.data.dataset import Dataset
 from raysim.data.partition.base import (
     Draw,
     MergingScheme,
     Scheme,
     check_least,
-    check_merged,
     class_pools,
     least_size,
     long_tail,
@@ -30,20 +30,14 @@ PATIENCE = 2000  # redraws of the schemes whose codes redraw for ever; 100 clien
 class DirichletCounts(Scheme):
     """Each class split over clients by Dir(alpha), sizes unequal (FedLAW, Li et al., 2023; FedLWS)."""
 
-    alpha: float
+    alpha: Positive
     """Concentration of the Dirichlet draws; a smaller one gives more skew."""
     clients: Count = 20
     """Number of clients."""
     min_size: NonNegativeInt = 0
     """Training rows that every client must get; 0, as in the codes, lets a client get nothing."""
-    seed: Seed | None = None
-    """Seed of the draws; null takes the seed of the run."""
 
     needs_classes: ClassVar[bool] = True
-
-    def __post_init__(self) -> None:
-        require(self.alpha > 0, f"dirichlet_counts: alpha is {self.alpha}; it must be positive")
-        require(self.clients >= 1, f"dirichlet_counts: clients is {self.clients}; it must be at least 1")
 
     def split(self, data: Dataset, rows: np.ndarray, rng: np.random.RandomState) -> list[np.ndarray]:
         check_least("dirichlet_counts", "min_size", self.min_size, self.clients, len(rows))
@@ -68,26 +62,17 @@ def counts_split(
 class DirichletHybrid(Scheme):
     """Half the clients by Dir(alpha1), the others by Dir(alpha2) on what is left (FedLAW, figs. 5, 13)."""
 
-    alpha1: float = 10.0
+    alpha1: Positive = 10.0
     """Concentration for the balanced half of the clients."""
-    alpha2: float = 0.1
+    alpha2: Positive = 0.1
     """Concentration for the other clients."""
-    clients: Count = 20
+    clients: Annotated[int, Ge(2), Le(MOST)] = 20
     """Number of clients; the first half, rounded down, are the balanced ones."""
     equal_sizes: bool = False
     """Whether only the class mixes are drawn and all clients get equally many rows, as in FedLAW's figure 12 (3
     clients); how rows are filled in is ours."""
-    seed: Seed | None = None
-    """Seed of the draws; null takes the seed of the run."""
 
     needs_classes: ClassVar[bool] = True
-
-    def __post_init__(self) -> None:
-        require(
-            self.alpha1 > 0 and self.alpha2 > 0,
-            f"dirichlet_hybrid: alpha1 is {self.alpha1} and alpha2 {self.alpha2}; both must be positive",
-        )
-        require(self.clients >= 2, f"dirichlet_hybrid: clients is {self.clients}; it must be at least 2")
 
     def split(self, data: Dataset, rows: np.ndarray, rng: np.random.RandomState) -> list[np.ndarray]:
         pools = [rng.permutation(pool) for pool in class_pools(data, rows)]
@@ -125,20 +110,14 @@ def _equal_sizes(pools: Sequence[np.ndarray], counts: np.ndarray, rng: np.random
 class DirichletLongtail(Scheme):
     """Classes thinned to a long tail of ratio rho, then `dirichlet_counts` (FedLAW, table 7)."""
 
-    alpha: float
+    alpha: Positive
     """Concentration of the Dirichlet draws; a smaller one gives more skew."""
-    rho: float = 5.0
+    rho: Annotated[float, Ge(1)] = 5.0
     """Ratio of the long tail: the first class keeps all its rows, the last one in rho."""
     clients: Count = 20
     """Number of clients."""
-    seed: Seed | None = None
-    """Seed of the draws; null takes the seed of the run."""
 
     needs_classes: ClassVar[bool] = True
-
-    def __post_init__(self) -> None:
-        require(self.rho >= 1, f"dirichlet_longtail: rho is {self.rho}; it must be at least 1")
-        DirichletCounts(self.alpha, self.clients)
 
     def split(self, data: Dataset, rows: np.ndarray, rng: np.random.RandomState) -> list[np.ndarray]:
         pools = [rng.permutation(pool) for pool in class_pools(data, rows)]
@@ -174,25 +153,15 @@ class DirichletCapped(MergingScheme):
     FedDisco's NIID-1 is ``least=10, merge=False``.
     """
 
-    alpha: float = 0.1
+    alpha: Positive = 0.1
     """Concentration of the Dirichlet draws; a smaller one gives more skew."""
     clients: Count = 20
     """Number of clients."""
     least: NonNegativeInt | None = 40
     """Rows that every client must have; draws are repeated until it holds. Null is min(40, n / 2N), as the library
     does now."""
-    merge: bool = True
-    """Whether the test split is partitioned too; false for Tiny-ImageNet."""
-    test_frac: float = 0.25
-    """Share of each client's rows that is held out for its test."""
-    seed: Seed | None = None
-    """Seed of the draws; null takes the seed of the run."""
 
     needs_classes: ClassVar[bool] = True
-
-    def __post_init__(self) -> None:
-        require(self.alpha > 0, f"dirichlet_capped: alpha is {self.alpha}; it must be positive")
-        check_merged("dirichlet_capped", self.clients, self.test_frac)
 
     def split(self, data: Dataset, rows: np.ndarray, rng: np.random.RandomState) -> list[np.ndarray]:
         least = least_size(self.least, len(rows), self.clients)
@@ -216,30 +185,16 @@ class ExtendedDirichlet(MergingScheme):
     A try draws both the classes of the clients and the split. What rounding leaves of a class goes to its last holder.
     """
 
-    classes_per_client: int = 2
+    classes_per_client: PositiveInt = 2
     """Classes that a client holds."""
-    alpha: float = 0.1
+    alpha: Positive = 0.1
     """Concentration of the Dirichlet draws; a smaller one gives more skew."""
     clients: Count = 20
     """Number of clients."""
     least: NonNegativeInt = 10
     """Rows that every client must have; draws are repeated until it holds."""
-    merge: bool = True
-    """Whether the test split is partitioned too; false for Tiny-ImageNet."""
-    test_frac: float = 0.25
-    """Share of each client's rows that is held out for its test."""
-    seed: Seed | None = None
-    """Seed of the draws; null takes the seed of the run."""
 
     needs_classes: ClassVar[bool] = True
-
-    def __post_init__(self) -> None:
-        require(
-            self.alpha > 0 and self.classes_per_client >= 1,
-            f"extended_dirichlet: alpha is {self.alpha} and classes_per_client {self.classes_per_client}; alpha must "
-            "be positive, classes_per_client at least 1",
-        )
-        check_merged("extended_dirichlet", self.clients, self.test_frac)
 
     def split(self, data: Dataset, rows: np.ndarray, rng: np.random.RandomState) -> list[np.ndarray]:
         classes = data.num_classes

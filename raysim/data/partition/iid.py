@@ -5,7 +5,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from raysim.core.bounds import Count, NonNegativeInt, Seed
+from raysim.core.bounds import Count, NonNegativeInt, Positive, Probability
 from raysim.data.dataset import Dataset
 from raysim.data.partition.base import Scheme, check_least, equal_shards, redraw, require, rounded_draw, share_out
 from raysim.data.partition.shards import Shards
@@ -17,11 +17,6 @@ class IIDEqual(Scheme):
 
     clients: Count = 20
     """Number of clients."""
-    seed: Seed | None = None
-    """Seed of the draws; null takes the seed of the run."""
-
-    def __post_init__(self) -> None:
-        require(self.clients >= 1, f"iid_equal: clients is {self.clients}; it must be at least 1")
 
     def split(self, data: Dataset, rows: np.ndarray, rng: np.random.RandomState) -> Shards:
         return equal_shards("iid_equal", rows, self.clients, rng)
@@ -34,18 +29,12 @@ class LabelSwap(Scheme):
     The paper does not say which two: every corrupted client draws its own pair.
     """
 
-    fraction: float
+    fraction: Probability
     """Share of the clients that are corrupted, rounded to whole clients; 0.25, 0.5 or 0.75 in the paper."""
     clients: Count = 20
     """Number of clients."""
-    seed: Seed | None = None
-    """Seed of the draws; null takes the seed of the run."""
 
     needs_classes: ClassVar[bool] = True
-
-    def __post_init__(self) -> None:
-        require(0 <= self.fraction <= 1, f"label_swap: fraction is {self.fraction}; it must lie in 0..1")
-        require(self.clients >= 1, f"label_swap: clients is {self.clients}; it must be at least 1")
 
     def split(self, data: Dataset, rows: np.ndarray, rng: np.random.RandomState) -> Shards:
         return equal_shards("label_swap", rows, self.clients, rng)
@@ -63,18 +52,12 @@ class LabelSwap(Scheme):
 class QuantitySkew(Scheme):
     """Sizes by Dir(alpha), labels IID (Li et al., Federated Learning on Non-IID Data Silos, 2022)."""
 
-    alpha: float = 0.5
+    alpha: Positive = 0.5
     """Concentration of the Dirichlet draw of the sizes; a smaller one gives more skew."""
     clients: Count = 20
     """Number of clients."""
     min_size: NonNegativeInt = 10
     """Training rows that every client must get."""
-    seed: Seed | None = None
-    """Seed of the draws; null takes the seed of the run."""
-
-    def __post_init__(self) -> None:
-        require(self.alpha > 0, f"quantity_skew: alpha is {self.alpha}; it must be positive")
-        require(self.clients >= 1, f"quantity_skew: clients is {self.clients}; it must be at least 1")
 
     def split(self, data: Dataset, rows: np.ndarray, rng: np.random.RandomState) -> list[np.ndarray]:
         check_least("quantity_skew", "min_size", self.min_size, self.clients, len(rows))

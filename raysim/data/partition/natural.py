@@ -5,7 +5,7 @@ from typing import Literal
 
 import numpy as np
 
-from raysim.core.bounds import Count, Seed
+from raysim.core.bounds import Count
 from raysim.data.dataset import Dataset
 from raysim.data.errors import DataError
 from raysim.data.partition.base import Scheme, require
@@ -24,8 +24,6 @@ class Natural(Scheme):
     pick: Literal["groups", "largest"] = "groups"
     """How fewer clients are made: groups joins the data's clients at random, largest keeps those with most training
     rows."""
-    seed: Seed | None = None
-    """Seed of the draws; null takes the seed of the run."""
 
     def rows(self, data: Dataset) -> np.ndarray:
         return np.arange(len(data.y))

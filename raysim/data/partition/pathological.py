@@ -6,13 +6,12 @@ from typing import ClassVar, Literal
 
 import numpy as np
 
-from raysim.core.bounds import Count, NonNegativeInt, Seed
+from raysim.core.bounds import Count, NonNegativeInt, PositiveInt
 from raysim.data.dataset import Dataset
 from raysim.data.partition.base import (
     NOTHING,
     MergingScheme,
     Scheme,
-    check_merged,
     class_pools,
     least_size,
     require,
@@ -29,7 +28,7 @@ class Pathological(MergingScheme):
     classes that remain are left out.
     """
 
-    classes_per_client: int = 2
+    classes_per_client: PositiveInt = 2
     """Classes that a client holds."""
     clients: Count = 20
     """Number of clients."""
@@ -40,21 +39,8 @@ class Pathological(MergingScheme):
     sharing: Literal["ceil", "floor"] = "ceil"
     """How N / C · classes_per_client, the number of clients that share a class, is rounded; floor is the code of
     2022."""
-    merge: bool = True
-    """Whether the test split is partitioned too; false for Tiny-ImageNet."""
-    test_frac: float = 0.25
-    """Share of each client's rows that is held out for its test."""
-    seed: Seed | None = None
-    """Seed of the draws; null takes the seed of the run."""
 
     needs_classes: ClassVar[bool] = True
-
-    def __post_init__(self) -> None:
-        require(
-            self.classes_per_client >= 1,
-            f"pathological: classes_per_client is {self.classes_per_client}; it must be at least 1",
-        )
-        check_merged("pathological", self.clients, self.test_frac)
 
     def split(self, data: Dataset, rows: np.ndarray, rng: np.random.RandomState) -> list[np.ndarray]:
         pools = class_pools(data, rows)
@@ -101,8 +87,6 @@ class ClassGroups(Scheme):
     """Number of clients; a multiple of 3, or one for each of `groups`."""
     groups: tuple[tuple[int, ...], ...] | None = None
     """The classes of each client, by number; those that share a class have equal parts of it. Null: the thirds."""
-    seed: Seed | None = None
-    """Seed of the draws; null takes the seed of the run."""
 
     needs_classes: ClassVar[bool] = True
 

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from raysim.data.dataset import Dataset
-from raysim.data.errors import DataError
 from raysim.data.partition.shards import Shards
 
 if TYPE_CHECKING:
@@ -97,29 +96,3 @@ class Partition:
             columns["label"] = np.where(columns["client"] < 0, truth, seen)
             header |= {"data": data.name, "classes": data.label_names}
         return pyarrow.table(columns).replace_schema_metadata({"raysim.partition": json.dumps(header)})
-
-    @classmethod
-    def from_table(cls, table: "pyarrow.Table") -> "Partition":
-        """The partition that `to_table` wrote, row for row. Raises DataError for any other table."""
-        stored = (table.schema.metadata or {}).get(b"raysim.partition")
-        if stored is None or not {"sample", "client", "split"} <= set(table.column_names):
-            raise DataError(
-                "the table is no saved partition: it lacks a column sample, client or split, or its metadata"
-            )
-        header = json.loads(stored)
-        sample, client = (table[name].to_numpy().astype(np.int64) for name in ("sample", "client"))
-        split = table["split"].to_numpy()
-
-        def by_client(name: str) -> Shards:
-            owners = client[split == name]
-            return Shards(sample[split == name], np.searchsorted(owners, np.arange(header["clients"] + 1)))
-
-        label_map = None if header["label_map"] is None else np.array(header["label_map"], np.int64)
-        return cls(
-            by_client("train"),
-            by_client("test"),
-            by_client("val"),
-            sample[split == "server_test"],
-            sample[split == "proxy"],
-            label_map,
-        )

@@ -3,13 +3,14 @@
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 
 from raysim.data.dataset import Dataset
+from raysim.data.decode import Mode, Size
 from raysim.data.encoded import Encoded
 from raysim.data.errors import DataError
 
@@ -61,6 +62,19 @@ class EncodedSource(Source):
         data = self.open(root)
         assert isinstance(data.x, Encoded)
         return replace(data, x=data.x.whole())
+
+
+@dataclass(frozen=True)
+class Pictures(EncodedSource):
+    """A source of encoded images."""
+
+    normalise: Normalise = field(default="half", kw_only=True)
+    """Range of the pixels as the model sees them: half is [-1, 1], unit is [0, 1]."""
+    mode: Mode | None = field(default=None, kw_only=True)
+    """Pillow mode that every image is converted to; null refuses a mix of grey and colour."""
+    resize: Size | None = field(default=None, kw_only=True)
+    """Height and width in pixels that every image is scaled to, bilinearly and whatever its proportions; null refuses
+    unequal sizes."""
 
 
 def files_below(path: Path) -> list[FileFacts]:

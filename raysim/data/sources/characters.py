@@ -3,8 +3,10 @@
 from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
+from typing import Annotated
 
 import numpy as np
+from annotated_types import Ge
 
 from raysim.core.bounds import Count
 from raysim.data.dataset import Dataset
@@ -20,15 +22,8 @@ class Characters(Source):
     """A text file in UTF-8, in which blank lines separate the natural clients; null is the sonnets."""
     length: Count = 40
     """Characters of a sample. Samples do not overlap; a client's rest that fills none is left out."""
-    test_every: int = 5
+    test_every: Annotated[int, Ge(2)] = 5
     """Every so many samples of a client, one is for the test."""
-
-    def __post_init__(self) -> None:
-        if self.length < 1 or self.test_every < 2:
-            raise DataError(
-                f"characters: length is {self.length} and test_every {self.test_every}; a sample has at least one "
-                "character, and at most every second one is for the test"
-            )
 
     def check(self, root: Path | None) -> str | None:
         if self.path is None or located(self.path, root).is_file():

@@ -7,12 +7,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from raysim.core.bounds import Count
+from raysim.core.bounds import Count, Fraction
 from raysim.data.arrays import Reading, assemble
 from raysim.data.dataset import Dataset
 from raysim.data.errors import DataError
 from raysim.data.given import of_table
 from raysim.data.sources.base import FileFacts, Source, files_below, located
+from raysim.data.text import VocabularySize
 
 if TYPE_CHECKING:
     import pyarrow
@@ -26,7 +27,7 @@ class Csv(Source):
     """The file."""
     test: str | None = None
     """Another file, with the test samples; null: `test_frac` draws them."""
-    test_frac: float = 0.0
+    test_frac: Fraction = 0.0
     """Share of the samples that is drawn for the test, always the same."""
     label: str | tuple[str, ...] = "label"
     """Column of the classes, numbers from 0 on or words; or the columns of the targets."""
@@ -42,14 +43,12 @@ class Csv(Source):
     """What stands between two values."""
     length: Count = 200
     """Tokens of a text; longer texts are cut, shorter ones padded."""
-    max_vocab: Count | None = 32_000
+    max_vocab: VocabularySize | None = 32_000
     """Largest number of tokens, with the 3 special ones; null keeps every word."""
 
     def __post_init__(self) -> None:
-        if not 0 <= self.test_frac < 1 or (self.test is not None and self.test_frac):
-            raise DataError(
-                f"csv: test_frac is {self.test_frac}; it must be at least 0 and below 1, and 0 where test names a file"
-            )
+        if self.test is not None and self.test_frac:
+            raise DataError(f"csv: test_frac is {self.test_frac}, but test names a file; leave one of both out")
         if len(self.delimiter) != 1:
             raise DataError(f"csv: delimiter is {self.delimiter!r}; it must be one character")
 

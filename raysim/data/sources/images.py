@@ -2,16 +2,16 @@
 
 import os
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
 
 from raysim.data.dataset import Dataset
-from raysim.data.decode import ImageDecoder, Mode, Size
+from raysim.data.decode import ImageDecoder, Mode
 from raysim.data.encoded import Encoded, SingleFiles
 from raysim.data.errors import DataError
-from raysim.data.sources.base import PREPROCESSING, EncodedSource, FileFacts, Normalise, facts, located
+from raysim.data.sources.base import PREPROCESSING, FileFacts, Pictures, facts, located
 from raysim.paths import UnsafeName, below
 
 _IMAGE_SUFFIXES = {".png", ".jpg", ".jpeg", ".bmp", ".ppm", ".webp"}
@@ -20,18 +20,13 @@ _Labelled = list[tuple[Path, int]]  # files and the numbers of their classes
 
 
 @dataclass(frozen=True)
-class Images(EncodedSource):
+class Images(Pictures):
     """Folder of images, train/CLASS/ and test/CLASS/ (or val/, valid/), as CINIC-10 and Tiny-ImageNet come."""
 
     path: str
     """Folder that holds train/ and, optionally, test/, val/ or valid/."""
-    normalise: Normalise = "half"
-    """Range of the pixels as the model sees them: half is [-1, 1], unit is [0, 1]."""
-    mode: Mode = "RGB"
+    mode: Mode = field(default="RGB", kw_only=True)
     """Pillow mode that every image is converted to, as the papers' codes do: Tiny-ImageNet mixes grey and colour."""
-    resize: Size | None = None
-    """Height and width in pixels that every image is scaled to, bilinearly and whatever its proportions; null refuses
-    unequal sizes."""
     follow_links: bool = False
     """Whether symbolic links in the folder are followed, which may lead out of it."""
 

@@ -13,12 +13,12 @@ import numpy as np
 
 from raysim.core.bounds import Count
 from raysim.data.dataset import Dataset
-from raysim.data.decode import ImageDecoder, Mode, Size
+from raysim.data.decode import ImageDecoder
 from raysim.data.encoded import Encoded
 from raysim.data.errors import DataError
-from raysim.data.sources.base import PREPROCESSING, EncodedSource, FileFacts, Normalise, class_names
+from raysim.data.sources.base import PREPROCESSING, FileFacts, Pictures, class_names
 from raysim.data.sources.tables import ArrowReader, Folder, Kind, ParquetReader, TableColumn, TableFile
-from raysim.data.text import TextEncoder, build_vocabulary
+from raysim.data.text import TextEncoder, VocabularySize, build_vocabulary
 
 if TYPE_CHECKING:
     import pyarrow
@@ -28,7 +28,7 @@ READERS = 8  # files that are open at a time while a data set is looked through
 
 
 @dataclass(frozen=True)
-class Tables(EncodedSource):
+class Tables(Pictures):
     """A folder of tables with a column of images or texts, one of labels and perhaps one of natural clients."""
 
     kind: ClassVar[Kind]
@@ -41,27 +41,10 @@ class Tables(EncodedSource):
     """Column of the natural clients, numbers or words; ignored where the training files lack it."""
     classes: Count | None = None
     """Number of classes; needed where the files name no classes and a class has no training row."""
-    normalise: Normalise = "half"
-    """Range of the pixels as the model sees them: half is [-1, 1], unit is [0, 1]."""
-    mode: Mode | None = None
-    """Pillow mode that every image is converted to; null refuses a mix of grey and colour."""
-    resize: Size | None = None
-    """Height and width in pixels that every image is scaled to, bilinearly and whatever its proportions; null refuses
-    unequal sizes."""
     length: Count = 200
     """Tokens of a text; longer texts are cut, shorter ones padded."""
-    max_vocab: Count | None = 32_000
+    max_vocab: VocabularySize | None = 32_000
     """Largest number of tokens, with the 3 special ones; null keeps every word, as FedALA's 98,635 for AG News."""
-
-    def __post_init__(self) -> None:
-        name = type(self).__name__.lower()
-        if self.length < 1 or (self.max_vocab is not None and self.max_vocab < 4):
-            raise DataError(
-                f"{name}: length is {self.length} and max_vocab {self.max_vocab}; a text has at least the classifier "
-                "token, a vocabulary at least one word beside the 3 special tokens"
-            )
-        if self.resize is not None and min(self.resize) < 1:
-            raise DataError(f"{name}: resize is {list(self.resize)}; height and width are at least 1 pixel")
 
     def check(self, root: Path | None) -> str | None:
         """See `Source`; an object store is not asked before the data are read."""

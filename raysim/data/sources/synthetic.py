@@ -5,7 +5,7 @@ from pathlib import Path
 
 import numpy as np
 
-from raysim.core.bounds import Count, CountOrZero, NonNegative, NonNegativeInt
+from raysim.core.bounds import Count, CountOrZero, NonNegative, NonNegativeInt, OpenFraction
 from raysim.data.dataset import Dataset
 from raysim.data.errors import DataError
 from raysim.data.sources.base import PREPROCESSING, Source
@@ -29,7 +29,7 @@ class Synthetic(Source):
     """Seed of all samples."""
 
     def load(self, root: Path | None) -> Dataset:
-        if len(self.shape) not in (1, 3) or min(self.shape) < 1 or self.samples < self.classes or self.classes < 1:
+        if len(self.shape) not in (1, 3) or self.samples < self.classes:
             raise DataError(
                 f"synthetic: shape {self.shape}, {self.samples} samples, {self.classes} classes; the shape must be "
                 "(C, H, W) or (F,), and every class needs a sample"
@@ -58,7 +58,7 @@ class Multilabel(Source):
     """Numbers of a sample."""
     labels: Count = 8
     """Number of labels."""
-    share: float = 0.3
+    share: OpenFraction = 0.3
     """Probability that a sample has a label."""
     noise: NonNegative = 1.0
     """Standard deviation around sums of prototypes, whose entries have standard deviation 1."""
@@ -66,11 +66,6 @@ class Multilabel(Source):
     """Seed of all samples."""
 
     def load(self, root: Path | None) -> Dataset:
-        if min(self.samples, self.features, self.labels) < 1 or not 0 < self.share < 1:
-            raise DataError(
-                f"multilabel: {self.samples} samples, {self.features} features, {self.labels} labels and a share of "
-                f"{self.share}; there must be at least one of each, and the share must lie between 0 and 1"
-            )
         rng = np.random.default_rng(self.seed)
         prototypes = rng.standard_normal((self.labels, self.features), np.float32)
         n = self.samples + self.test_samples

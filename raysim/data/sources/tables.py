@@ -139,9 +139,8 @@ class ArrowReader:
         batches = self._batches if group is None else [self._batches[group]]
         kind = self.schema.field(column).type
         values = pyarrow.chunked_array([batch.column(column) for batch in batches], kind)
-        values.validate(
-            full=True
-        )  # the bytes are used as they lie in the file: in a damaged one, they may point anywhere
+        # The bytes are used as they lie in the file: in a damaged one, they may point anywhere.
+        values.validate(full=True)
         return values
 
 

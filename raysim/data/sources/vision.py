@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 
 from raysim.data.dataset import Dataset
-from raysim.data.decode import ImageDecoder, Mode, Size
+from raysim.data.decode import ImageDecoder
 from raysim.data.encoded import BATCH, Batch, Encoded
 from raysim.data.errors import DataError
-from raysim.data.sources.base import PREPROCESSING, EncodedSource, FileFacts, Normalise, files_below
+from raysim.data.sources.base import PREPROCESSING, FileFacts, Pictures, files_below
 
 # Classes that give an image and a class, and whose readers run no pickle: one of LSUN's index would run whatever it asks for.
 KNOWN = {
@@ -29,7 +29,7 @@ LABELS = ("targets", "labels", "_labels")  # where the data sets of torchvision 
 
 
 @dataclass(frozen=True)
-class Torchvision(EncodedSource):
+class Torchvision(Pictures):
     """A data set of torchvision with an image and a class for each sample, by its name there, such as SVHN or Flowers102."""
 
     name: str
@@ -38,13 +38,6 @@ class Torchvision(EncodedSource):
     """Further arguments of that class, such as {split: balanced} or {version: 2021_train_mini}."""
     download: bool = True
     """Whether to download the files if they are missing, where torchvision can."""
-    normalise: Normalise = "half"
-    """Range of the pixels as the model sees them: half is [-1, 1], unit is [0, 1]."""
-    mode: Mode | None = None
-    """Pillow mode that every image is converted to; null refuses a mix of grey and colour."""
-    resize: Size | None = None
-    """Height and width in pixels that every image is scaled to, bilinearly and whatever its proportions; null refuses
-    unequal sizes."""
 
     def check(self, root: Path | None) -> str | None:
         from torchvision import datasets

@@ -19,10 +19,8 @@ from raysim.engine.ray.placement import Node, Resources
 from raysim.engine.ray.private import TOKEN, admitted, forking, persistent_cluster, private, without_helpers
 from raysim.errors import ConfigError
 
-THREADS = (
-    160,
-    40,
-)  # of Ray's own processes, and of each worker; fewer end in an abort, or in a hang that nothing can end
+# Of Ray's own processes, and of each worker; fewer end in an abort, or in a hang that nothing can end.
+THREADS = 160, 40
 LOST_SECONDS = 30  # without an answer; after a minute, Ray itself ends the process, without an error that could be read
 QUIET: dict[str, Any] = {"log_to_driver": False, "logging_level": "ERROR"}
 

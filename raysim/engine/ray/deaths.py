@@ -7,78 +7,36 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Self
 
-from ray.exceptions import (
-    ActorAlreadyExistsError,
-    ActorDiedError,
-    ActorHandleNotFoundError,
-    ActorPlacementGroupRemoved,
-    ActorUnavailableError,
-    ActorUnschedulableError,
-    AsyncioActorExit,
-    AuthenticationError,
-    CrossLanguageError,
-    GetTimeoutError,
-    LocalRayletDiedError,
-    NodeDiedError,
-    ObjectFetchTimedOutError,
-    ObjectFreedError,
-    ObjectLostError,
-    ObjectReconstructionFailedError,
-    ObjectRefStreamEndOfStreamError,
-    ObjectStoreFullError,
-    OufOfBandObjectRefSerializationException,
-    OutOfDiskError,
-    OutOfMemoryError,
-    OwnerDiedError,
-    PendingCallsLimitExceeded,
-    PlasmaObjectNotAvailable,
-    RayActorError,
-    RayCgraphCapacityExceeded,
-    RayChannelError,
-    RayChannelTimeoutError,
-    RayDirectTransportError,
-    RayError,
-    RaySystemError,
-    RayTaskError,
-    ReferenceCountingAssertionError,
-    RpcError,
-    RuntimeEnvSetupError,
-    StreamingGeneratorReplayInconsistentError,
-    TaskCancelledError,
-    TaskPlacementGroupRemoved,
-    TaskUnschedulableError,
-    UnserializableException,
-    UserCodeException,
-    WorkerCrashedError,
-)
+from ray import exceptions as rays
 
 from raysim.engine.base import MachineFailure
 
 # An actor, its node or what it held is gone: another does its work again.
 DEATHS = (
-    RayActorError, ActorDiedError, ActorUnavailableError, ActorUnschedulableError, WorkerCrashedError, NodeDiedError,
-    OutOfMemoryError, ObjectLostError, ObjectFetchTimedOutError, OwnerDiedError, ObjectReconstructionFailedError,
-    ObjectFreedError, ReferenceCountingAssertionError,
+    rays.RayActorError, rays.ActorDiedError, rays.ActorUnavailableError, rays.ActorUnschedulableError,
+    rays.WorkerCrashedError, rays.NodeDiedError, rays.OutOfMemoryError, rays.ObjectLostError,
+    rays.ObjectFetchTimedOutError, rays.OwnerDiedError, rays.ObjectReconstructionFailedError, rays.ObjectFreedError,
+    rays.ReferenceCountingAssertionError,
 )  # fmt: skip
 # No machine holds what has to be stored: the run stops, and says what is full.
-FULL = (ObjectStoreFullError, OutOfDiskError)
+FULL = (rays.ObjectStoreFullError, rays.OutOfDiskError)
 # Ray itself has failed, mostly because one of its processes is gone: the run stops.
 BROKEN = (
-    RaySystemError, LocalRayletDiedError, RpcError, RayChannelError, RayChannelTimeoutError, RayCgraphCapacityExceeded,
-    RayDirectTransportError, StreamingGeneratorReplayInconsistentError,
+    rays.RaySystemError, rays.LocalRayletDiedError, rays.RpcError, rays.RayChannelError, rays.RayChannelTimeoutError,
+    rays.RayCgraphCapacityExceeded, rays.RayDirectTransportError, rays.StreamingGeneratorReplayInconsistentError,
 )  # fmt: skip
 # The cluster, as it is set up, takes no run: the run stops.
-REFUSALS = (AuthenticationError, RuntimeEnvSetupError)
+REFUSALS = (rays.AuthenticationError, rays.RuntimeEnvSetupError)
 # An error of code that an actor ran. It is raised as what it was there.
-CODE = (RayTaskError, UserCodeException, UnserializableException)
+CODE = (rays.RayTaskError, rays.UserCodeException, rays.UnserializableException)
 # Not there yet: raysim asks again.
-PENDING = (GetTimeoutError,)
+PENDING = (rays.GetTimeoutError,)
 # Nothing that raysim does raises them: a bug, which keeps its traceback.
 UNEXPECTED = (
-    RayError, ActorAlreadyExistsError, ActorHandleNotFoundError, ActorPlacementGroupRemoved, AsyncioActorExit,
-    CrossLanguageError, ObjectRefStreamEndOfStreamError, OufOfBandObjectRefSerializationException,
-    PendingCallsLimitExceeded, PlasmaObjectNotAvailable, TaskCancelledError, TaskPlacementGroupRemoved,
-    TaskUnschedulableError,
+    rays.RayError, rays.ActorAlreadyExistsError, rays.ActorHandleNotFoundError, rays.ActorPlacementGroupRemoved,
+    rays.AsyncioActorExit, rays.CrossLanguageError, rays.ObjectRefStreamEndOfStreamError,
+    rays.OufOfBandObjectRefSerializationException, rays.PendingCallsLimitExceeded, rays.PlasmaObjectNotAvailable,
+    rays.TaskCancelledError, rays.TaskPlacementGroupRemoved, rays.TaskUnschedulableError,
 )  # fmt: skip
 KINDS = (DEATHS, FULL, BROKEN, REFUSALS, CODE, PENDING, UNEXPECTED)
 
@@ -95,14 +53,14 @@ class Death:
     def of(cls, error: BaseException) -> Self:
         text = str(error)
         # Ray's memory monitor shows as an error of its own, or inside that of a dead actor.
-        memory = isinstance(error, OutOfMemoryError) or "low on memory" in text or "memory pressure" in text
+        memory = isinstance(error, rays.OutOfMemoryError) or "low on memory" in text or "memory pressure" in text
         if memory:
             why = "its node ran out of memory"
-        elif isinstance(error, NodeDiedError | ActorUnschedulableError) or "its node has died" in text:
+        elif isinstance(error, rays.NodeDiedError | rays.ActorUnschedulableError) or "its node has died" in text:
             why = "its node is gone"
-        elif isinstance(error, ActorUnavailableError):
+        elif isinstance(error, rays.ActorUnavailableError):
             why = "it could not be reached"
-        elif isinstance(error, ObjectLostError):
+        elif isinstance(error, rays.ObjectLostError):
             why = "what it held is lost"
         else:
             why = "its process ended"
@@ -118,14 +76,14 @@ def explained() -> Iterator[None]:
         raise MachineFailure(_sentence(error)) from None
 
 
-def _sentence(error: RayError) -> str:
+def _sentence(error: rays.RayError) -> str:
     """What is wrong, and the way out."""
-    if isinstance(error, ObjectStoreFullError):
+    if isinstance(error, rays.ObjectStoreFullError):
         return (
             "Ray's object store is full, and what it holds is in use. Raise engine.ray.state_bytes (on a cluster that is "
             "joined: the object store of its nodes), or lower rounds.participation"
         )
-    if isinstance(error, OutOfDiskError):
+    if isinstance(error, rays.OutOfDiskError):
         return (
             "Ray's object store is full, and so is the disk of a node to which it spills (Ray uses 95 % of one). Free some "
             "space there, set RAY_TMPDIR to a folder on another disk, or raise engine.ray.state_bytes"

@@ -10,9 +10,8 @@ from raysim.errors import Explained
 HOST_BYTES = 600 << 20  # private memory of an actor with torch loaded, before any model
 GPU_BYTES = 256 << 20  # of a GPU's memory for an actor, before any model: samples at hand, the libraries' workspaces
 MEMORY_SHARE = 0.8  # of what is free is planned
-GPU_HOSTS = (
-    8  # actors a GPU that are chosen: small models leave a GPU idle between launches, but more than that never pay
-)
+# Actors a GPU that are chosen: small models leave a GPU idle between launches, but more than that never pay.
+GPU_HOSTS = 8
 _EPS = 1e-9
 
 
