@@ -167,6 +167,10 @@ class SimulatedClock:
     latency: ATrait = Constant(0.0)
     """Seconds of every exchange with the server."""
 
+    jitter: NonNegative = 0.0
+    """Standard deviation of the natural logarithm of a factor on all seconds of a client, with median 1, which is drawn for each
+    client in each round."""
+
     over_select: NonNegative = 0.0
     """So many more clients are asked than a round needs, as a share of them: 0.3 asks 13 for 10. The round ends with the 10th
     that returns, and the others are late (Bonawitz et al., Towards Federated Learning at Scale, 2019)."""
@@ -294,13 +298,19 @@ class SimulatedClock:
         return made[0], np.maximum(made[1], np.nextafter(at, np.inf))  # time goes on, whatever was rounded
 
     def seconds(
-        self, seed: int, clients: Sequence[int], samples: np.ndarray, up: np.ndarray, down: np.ndarray
+        self, seed: int, clients: Sequence[int], samples: np.ndarray, up: np.ndarray, down: np.ndarray,
+        t: int | np.ndarray = 0,
     ) -> Seconds:  # fmt: skip
         """How long `clients` take to receive so many bytes `down`, to train on so many `samples`, counting each as often as
-        it is used, and to send so many bytes `up`; [K] each."""
+        it is used, and to send so many bytes `up`; [K] each. `t` is the round in which they were sent their models, or [K]."""
         amounts = {"down": down, "speed": samples, "up": up}
         received, trained, sent = (amount / self._of(name, seed, clients) for name, amount in amounts.items())
-        return Seconds(self._of("latency", seed, clients), received, trained, sent)
+        made = Seconds(self._of("latency", seed, clients), received, trained, sent)
+        if not self.jitter:
+            return made
+        ids = np.asarray(clients, np.int64)
+        factor = LogNormal(1.0, self.jitter).of(ids, uniform(stream_seed(seed, 0, SERVER, "clock jitter"), ids, t))
+        return Seconds(*(factor * part for part in (made.latency, made.down, made.train, made.up)))
 
     def _of(self, name: str, seed: int, clients: Sequence[int]) -> np.ndarray:
         trait: Trait = getattr(self, name)

@@ -18,7 +18,8 @@ def expected_seconds(run: RunParts, clients: Sequence[int], candidates: Collecti
     among them were sent theirs before."""
     down, up = run.message_bytes
     has = np.isin(clients, [*candidates])
-    return _seconds(run, clients, _work(run, clients), np.array(float(up)), np.where(has, 0.0, float(down))).total
+    sent = np.array(float(up)), np.where(has, 0.0, float(down))
+    return _seconds(run, clients, _work(run, clients), *sent, run.server.t).total
 
 
 def expected_asking(run: RunParts, candidates: Mapping[int, int]) -> float:
@@ -26,25 +27,26 @@ def expected_asking(run: RunParts, candidates: Mapping[int, int]) -> float:
     if not candidates:
         return 0.0
     down, work = np.array(float(run.message_bytes[0])), FORWARD * np.array([*candidates.values()], float)
-    return float(_seconds(run, [*candidates], work, np.array(float(FLOAT)), down).total.max())
+    return float(_seconds(run, [*candidates], work, np.array(float(FLOAT)), down, run.server.t).total.max())
 
 
 def asked_for_losses(
-    run: RunParts, clients: Sequence[int], traffic: Mapping[str, np.ndarray], candidates: Mapping[int, int]
+    run: RunParts, t: int, clients: Sequence[int], traffic: Mapping[str, np.ndarray], candidates: Mapping[int, int]
 ) -> Seconds:
-    """Seconds of each of the `clients` before the round's training: to receive the model, and to say how well it does on so
+    """Seconds of each of the `clients` before the training of round t: to receive the model, and to say how well it does on so
     many samples. `traffic` has a row for each client. Those that are no candidates take 0."""
     has, work = np.isin(clients, [*candidates]), np.array([candidates.get(client, 0) for client in clients], float)
     down = _sum(traffic, "down_") - traffic["down_masks"]
-    took = _seconds(run, clients, FORWARD * work, np.array(float(FLOAT)), down)
+    took = _seconds(run, clients, FORWARD * work, np.array(float(FLOAT)), down, t)
     return Seconds(*(np.where(has, part, 0.0) for part in (took.latency, took.down, took.train, took.up)))
 
 
 def taken(
-    run: RunParts, clients: Sequence[int], traffic: Mapping[str, np.ndarray], candidates: Collection[int] = ()
-) -> list[Seconds]:
+    run: RunParts, sent_in: np.ndarray, clients: Sequence[int], traffic: Mapping[str, np.ndarray],
+    candidates: Collection[int] = (),
+) -> list[Seconds]:  # fmt: skip
     """Seconds of each of the `clients` in the phases of a round's training, from what was sent: the first rows of `traffic`. The
-    server waits for one phase after the other.
+    server waits for one phase after the other. The clients were sent their models in the rounds `sent_in` [K].
 
     There are two phases where the server needs statistics of all before it says who sends what. The `candidates` had the model.
     """
@@ -54,10 +56,10 @@ def taken(
     down = np.where(has, masks, _sum(first, "down_"))
     work = _work(run, clients)
     if all(weighting.plans_early or weighting.stage != "select" for weighting in run.aggregator.weightings):
-        return [_seconds(run, clients, work, up, down)]
+        return [_seconds(run, clients, work, up, down, sent_in)]
     statistics = first["up_scalars"] - FLOAT * has
-    sent = _seconds(run, clients, work, statistics, down - masks)
-    return [sent, _seconds(run, clients, np.zeros(len(clients)), up - statistics, masks)]
+    sent = _seconds(run, clients, work, statistics, down - masks, sent_in)
+    return [sent, _seconds(run, clients, np.zeros(len(clients)), up - statistics, masks, sent_in)]
 
 
 def _sum(traffic: Mapping[str, np.ndarray], way: str) -> np.ndarray:
@@ -73,5 +75,7 @@ def _work(run: RunParts, clients: Sequence[int]) -> np.ndarray:
     return work
 
 
-def _seconds(run: RunParts, clients: Sequence[int], work: np.ndarray, up: np.ndarray, down: np.ndarray) -> Seconds:
-    return run.config.clock.seconds(run.config.seed, clients, work, up, down)
+def _seconds(
+    run: RunParts, clients: Sequence[int], work: np.ndarray, up: np.ndarray, down: np.ndarray, t: int | np.ndarray
+) -> Seconds:
+    return run.config.clock.seconds(run.config.seed, clients, work, up, down, t)

@@ -253,11 +253,12 @@ def clock_columns(
     """Simulated seconds: of the round, which began at `before`, and of its clients."""
     trained, candidates = done.cohort.trained, done.asked.candidates
     asked, came = [*trained.asked], [client in trained.clients for client in trained.asked]
-    phases, began = taken(run, asked, traffic, candidates), before + done.asked.idle
+    sent_in = np.array([done.asked.version(client) if done.asked.versions else done.t for client in asked], np.int64)
+    phases, began = taken(run, sent_in, asked, traffic, candidates), before + done.asked.idle
     spent = [(asked, phase) for phase in phases]
     if candidates:
         everyone = [*asked, *done.others]
-        first = asked_for_losses(run, everyone, traffic, candidates)
+        first = asked_for_losses(run, done.t, everyone, traffic, candidates)
         began += float(first.total.max())
         spent.append((everyone, first))
     ends = began + sum(float(phase.total[came].max()) for phase in phases if any(came))

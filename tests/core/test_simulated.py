@@ -122,6 +122,24 @@ def test_tables_of_no_devices(column: str, fault: str, tmp_path: Path) -> None:
         simulate(tiny(clock=clock), tmp_path / "run")
 
 
+def test_jitter() -> None:
+    """A log-normal factor on all that a client does, another one in every round."""
+    amounts, rates = (
+        np.full(4000, 100.0),
+        {"speed": Constant(10), "up": Constant(20), "down": Constant(50), "latency": Constant(0.5)},
+    )
+    plain = SimulatedClock(**rates)
+    clock = SimulatedClock(**rates, jitter=0.3)
+    usual = plain.seconds(3, range(4000), amounts, amounts, amounts).total
+    factors = np.array([clock.seconds(3, range(4000), amounts, amounts, amounts, t).total / usual for t in (0, 1)])
+    np.testing.assert_allclose(np.log(factors).std(1), 0.3, rtol=0.05)
+    np.testing.assert_allclose(np.median(factors, 1), 1, rtol=0.02)
+    assert abs(np.corrcoef(np.log(factors))[0, 1]) < 0.05
+    parts = clock.seconds(3, [7, 9], amounts[:2], amounts[:2], amounts[:2], np.array([1, 0]))
+    np.testing.assert_allclose(parts.total, usual[0] * factors[[1, 0], [7, 9]])
+    np.testing.assert_allclose(parts.train / parts.latency, 10 / 0.5)
+
+
 @dataclass(frozen=True)
 class Few(Trait):
     """Forgets most clients."""

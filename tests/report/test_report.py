@@ -619,7 +619,7 @@ def test_what_clients_do_in_simulated_time(tmp_path: Path) -> None:
 
 def test_clients_of_asynchronous_rounds_begin_when_they_are_sent_a_model(tmp_path: Path) -> None:
     rounds = {"total": 9, "participation": 0.6, "selection": {"fedbuff": {"buffer": 2}}}
-    run = Run(simulate(tiny(clock=CLOCK, rounds=rounds), tmp_path).folder)
+    run = Run(simulate(tiny(clock=CLOCK | {"jitter": 0.5}, rounds=rounds), tmp_path).folder)
     rows, clock = run.columns("clients"), run.columns("rounds")["sim_clock"]
     returned = rows["sim_start"] + rows["sim_down"] + rows["sim_train"] + rows["sim_up"]
     np.testing.assert_allclose([returned[rows["round"] == t].max() for t in range(9)], clock)
