@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import ClassVar, Protocol
 
 import numpy as np
@@ -17,6 +17,7 @@ from raysim.core.rng import SERVER, draw, stream_seed
 from raysim.core.server import Server, Weighting
 
 VERSIONS = "versions"  # of the server's memory: the models that clients still train, [S], by the number of their round
+ABANDONED = "abandoned"  # clients that returned, but too few of their round did
 
 
 class Clients(Protocol):
@@ -60,6 +61,8 @@ class Asked:
     """Clients whose work is not used, and why; they need not be trained."""
     lasts: float | None = None
     """Simulated seconds of the round, where some are lost; None: until the slowest client has sent."""
+    after: Mapping[int, float] = field(default_factory=dict)
+    """Of clients that were not asked at once, because too few others returned: so many simulated seconds after the round began."""
     idle: float = 0.0
     """Simulated seconds for which the server waited before, because too few clients were available. A run sets it."""
     utility: Mapping[int, float] = field(default_factory=dict)
@@ -73,6 +76,19 @@ class Asked:
     def not_chosen(self) -> tuple[int, ...]:
         """The candidates that do not take part, sorted."""
         return tuple(sorted(self.candidates.keys() - {*self.clients}))
+
+    def again(self, asked: Asked, after: float) -> Asked:
+        """A round in which none of these clients is used, and others are `asked` so many seconds after it began."""
+        clients = tuple(sorted({*self.clients, *asked.clients}))
+        times = dict(zip(self.clients, self.times, strict=False)) | dict(zip(asked.clients, asked.times, strict=False))
+        later = {*asked.clients} | asked.candidates.keys() - self.candidates.keys()
+        lost = {c: self.lost.get(c, ABANDONED) for c in self.clients if c not in asked.clients}
+        return replace(
+            asked, clients=clients, times=tuple(times[client] for client in clients if times), idle=self.idle,
+            lost={**lost, **asked.lost}, lasts=after + (asked.lasts or 0.0),
+            after={**self.after, **dict.fromkeys(later, after)},
+            utility={**self.utility, **asked.utility}, selected_by={**self.selected_by, **asked.selected_by},
+        )  # fmt: skip
 
     def version(self, client: int) -> int:
         """The round whose model the client was sent, where that may be an older one."""

@@ -178,6 +178,10 @@ class SimulatedClock:
     """Seconds after which a round ends with those that have returned; null: it waits."""
     dropout: Fraction = 0.0
     """Probability that a client is lost on its way, at any instant of its work alike. It has been sent a model and sends none."""
+    on_few: Literal["retry", "proceed", "stop"] = "retry"
+    """Where fewer than `rounds.min_clients` return, others are asked and the clock goes on, 10 times at most (`retry`); or the
+    round makes do with those that have returned (`proceed`); or the run stops. If none
+    are left, the model stays as it is."""
     availability: AnAvailability = Always()
     """When clients can be asked. Where fewer than `rounds.min_clients` can, the server waits."""
     interrupt: Literal["lose", "pause", "ignore"] = "lose"

@@ -27,10 +27,23 @@ class RunClients:
         self._run, self._engine = run, engine
         self.here = np.arange(len(run.server.population.sizes))
         self.now = self.idle = 0.0  # simulated seconds: when the round begins, and how long the server waited for that
+        self._asked: set[int] = set()  # in this round, in vain
         if run.config.clock.comes_and_goes:
             self._wait()
         self.candidates: dict[int, int] = {}  # and of how many samples they said the loss
         self.events: list[Event] = []  # those that failed
+
+    def retry(self, asked: Sequence[int], lasts: float) -> float | None:
+        """Begin again without those who were `asked`, after `lasts` seconds and when enough others are available; returns how
+        much later that is, None where there are not enough."""
+        before, run, least = self.now, self._run, self._run.config.rounds.min_clients
+        self._asked |= {*asked}
+        left = np.setdiff1d(run.server.population.sizes.nonzero().flatten().numpy(), [*self._asked])
+        now, available = run.config.clock.opens(run.server.seed, left, before + lasts, least)
+        if np.isinf(now):
+            return None
+        self.now, self.here = now, left[available]
+        return self.now - before
 
     def _wait(self) -> None:
         """Until enough clients are available."""

@@ -38,14 +38,16 @@ def check_results(found: ClientResults, nodes: Sequence[str], doing: str, rounds
     return failed
 
 
-def check_trained(trained: TrainedCohort, nodes: Sequence[str], rounds: RoundsConfig) -> list[Event]:
-    """`check_results` of a round's training; too many may not fail."""
+def check_trained(
+    trained: TrainedCohort, nodes: Sequence[str], rounds: RoundsConfig, least: int
+) -> list[Event]:  # fmt: skip
+    """`check_results` of a round's training; `least` of them must come back."""
     failed = check_results(trained, nodes, f"round {trained.round_info.t + 1}", rounds)
     came = len(trained.clients)
-    if trained.asked and came < rounds.min_clients:
-        least = f"rounds.min_clients is {rounds.min_clients}"
+    if trained.asked and came < least:
         raise RoundFailed(
-            f"{came} of the {len(trained.asked)} clients of round {trained.round_info.t + 1} came back, and {least}.\n"
+            f"{came} of the {len(trained.asked)} clients of round {trained.round_info.t + 1} came back, and rounds.min_clients is "
+            f"{least}.\n"
             f"{failed[0].message if failed else ''}"
         )
     return failed

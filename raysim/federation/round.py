@@ -17,7 +17,7 @@ from raysim.core.mixture import Mixture
 from raysim.core.note import Note
 from raysim.core.rng import SERVER, draw, stream_of, stream_seed
 from raysim.core.score import Score
-from raysim.core.selection import Asked
+from raysim.core.selection import ABANDONED, Asked
 from raysim.core.server import Downlink, RoundScratch, Server
 from raysim.engine.base import Handle
 from raysim.engine.collectives import HostedCohort
@@ -32,6 +32,8 @@ from raysim.federation.training import send, train
 from raysim.federation.versions import round_info
 from raysim.lazy import Tensor, torch
 from raysim.store.tables import PHASES
+
+RETRIES = 10  # of a round in which too few clients return
 
 
 @dataclass(frozen=True)
@@ -117,7 +119,7 @@ def run_round(
     cohort, early = train(run, dispatcher, while_training)
 
     # Arrive.
-    events = pool.events + check_trained(cohort.trained, run.engine.nodes, run.config.rounds)
+    events = pool.events + check_trained(cohort.trained, run.engine.nodes, run.config.rounds, needed(run, asked))
     started = start_others(run, asked, events)
     delivered = run.broadcast.deliver(server, (*dispatcher.asked, *others(asked, started)))
     server.scratch.notes.extend(note for c in cohort.clients for note in cohort.trained.results[c].notes)
@@ -163,12 +165,46 @@ def run_round(
 
 
 def select(run: RunParts, pool: RunClients) -> Asked:
-    """The round's clients, as the run's selection chooses them from all, the `pool`."""
+    """The round's clients, and which of them it loses. Where too few return, others are asked; in the end it may lose all."""
+    on_few, least, passed = run.config.clock.on_few, run.config.rounds.min_clients, 0.0
+    asked = tried = closed(run, pool, choose(run, pool))
+    for _ in range(RETRIES):
+        if not too_few(run, tried) or on_few != "retry":
+            break
+        if (later := pool.retry(tried.clients, tried.lasts or 0.0)) is None:
+            break
+        passed += later
+        tried = closed(run, pool, choose(run, pool))
+        asked = asked.again(tried, passed)
+    if not too_few(run, tried):
+        return asked
+    few = f"of {len(asked.clients)} clients fewer than {least}, which is rounds.min_clients, return in simulated time"
+    if on_few == "stop":
+        raise RoundFailed(f"round {run.server.t + 1}: {few}. To go on all the same, set clock.on_few.")
+    pool.events.append(Event("run", f"{few}; the model stays as it is"))
+    return replace(
+        asked, lost={c: asked.lost.get(c, ABANDONED) for c in asked.clients if run.server.population.sizes[c]}
+    )
+
+
+def too_few(run: RunParts, asked: Asked) -> bool:
+    """Whether the round loses so many on the simulated clock that it cannot do with the others."""
+    used = [client for client in asked.clients if run.server.population.sizes[client] and client not in asked.lost]
+    return bool(asked.lost) and len(used) < needed(run, asked)
+
+
+def needed(run: RunParts, asked: Asked) -> int:
+    """How many clients must come back: where the clock has lost some, any number may do."""
+    return 0 if asked.lost and run.config.clock.on_few == "proceed" else run.config.rounds.min_clients
+
+
+def choose(run: RunParts, pool: RunClients) -> Asked:
+    """The clients that the run's selection asks, from all, the `pool`."""
     selection, server, clock = run.config.rounds.selection, run.server, run.config.clock
-    participation, wanted = run.config.rounds.participation, run.cohort_size
+    participation = run.config.rounds.participation
     if clock.over_select:
         population = len(server.population.sizes)
-        participation = min(clock.asks(wanted), population) / population
+        participation = min(clock.asks(run.cohort_size), population) / population
     with server.seeded_for(selection, f"select {stream_of(selection)}"):
         made = selection.select(server, participation, pool)
     asked: Asked = check_type(selection.select, made, Asked, "Return raysim.Asked(clients)", server.t)
@@ -179,14 +215,17 @@ def select(run: RunParts, pool: RunClients) -> Asked:
     if clock.comes_and_goes and (away := {*clients} - {*pool.here.tolist()}):
         way = "Choose among those in clients.here"
         raise misused(selection.select, f"returned client {min(away)}, which is not available", way, server.t)
-    asked = replace(asked, candidates=pool.candidates, idle=pool.idle)
-    if not clock.loses:
-        return asked
-    holders = [client for client in clients if server.population.sizes[client]]
-    if not holders:
+    return replace(asked, candidates={**pool.candidates}, idle=pool.idle)
+
+
+def closed(run: RunParts, pool: RunClients, asked: Asked) -> Asked:
+    """With those that the round loses on the simulated clock, and how long it lasts."""
+    server, clock = run.server, run.config.clock
+    holders = [client for client in asked.clients if server.population.sizes[client]]
+    if not clock.loses or not holders:
         return asked
     took = expected_seconds(run, holders, asked.candidates)
-    returns = wanted if clock.over_select else len(holders)
+    returns = run.cohort_size if clock.over_select else len(holders)
     began = pool.now + expected_asking(run, pool.candidates)
     lost, lasts = clock.closed(server.seed, server.t, holders, took, returns, began)
     if clock.comes_and_goes:

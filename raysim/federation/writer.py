@@ -14,6 +14,7 @@ from raysim.core.event import Event
 from raysim.core.layers import LayerMap
 from raysim.core.note import Note
 from raysim.core.score import Score
+from raysim.core.selection import ABANDONED
 from raysim.core.server import Server
 from raysim.core.state import pack
 from raysim.engine.base import Span
@@ -115,7 +116,7 @@ class Writer:
             done.started.downlink, done.delivered, run.config.rounds.selection,
         )  # fmt: skip
         if lost := done.asked.lost:  # the last rows; who is late sends, and it is not used
-            late = np.array([why == "late" for why in lost.values()])
+            late = np.array([why in ("late", ABANDONED) for why in lost.values()])
             for column in ("up_params", "bytes"):
                 traffic[column][-len(lost) :] += run.message_bytes[1] * late
         row = self._round_row(finished, traffic)
@@ -275,7 +276,7 @@ def clock_columns(
         for i, name in enumerate(("sim_down", "sim_train", "sim_up"))
     }
     idle = done.asked.idle
-    sent = dict.fromkeys((*asked, *done.asked.lost, *candidates), before + idle)
+    sent = {c: before + idle + done.asked.after.get(c, 0.0) for c in (*asked, *done.asked.lost, *candidates)}
     sent |= zip(done.asked.clients, done.asked.starts, strict=False)
     rows["sim_start"] = [sent.get(client) for client in (*done.drawn, *done.asked.not_chosen)]
     return {"sim_seconds": ends - before - idle, "sim_idle": idle, "sim_clock": ends}, rows

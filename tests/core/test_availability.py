@@ -191,13 +191,13 @@ def test_only_who_is_available_is_asked(tmp_path: Path) -> None:
     rounds, clients = (table(tmp_path / "a", name) for name in ("rounds", "clients"))
     np.testing.assert_allclose(rounds["sim_clock"], np.cumsum(rounds["sim_idle"] + rounds["sim_seconds"]))
     assert (rounds["sim_idle"] > 0).any() and {*clients["status"]} == {"ok", "interrupted"}
-    begins = rounds["sim_clock"] - rounds["sim_seconds"]
-    for t, client, status in zip(clients["round"], clients["client"], clients["status"], strict=True):
-        at, took = begins[t], rounds["sim_seconds"][t]
-        [there], [until] = config.clock.state(config.seed, np.array([client]), np.array([at]))
-        assert there
+    columns = (clients[name] for name in ("round", "client", "status", "sim_start"))
+    for t, client, status, at in zip(*columns, strict=True):
+        [there], [until] = config.clock.state(config.seed, np.array([client]), np.array([at + 1e-6]))
+        assert there  # waiting ends where a spell begins
         if status == "interrupted":
-            assert until < at + took
+            assert until < rounds["sim_clock"][t]
+    assert (np.bincount(clients["round"]) > 1).any()
     part = Federation(config, tmp_path / "b")
     for _ in range(4):
         part.step()
@@ -213,12 +213,12 @@ def test_every_selection_keeps_to_them(selection: str, tmp_path: Path) -> None:
     clock = CLOCK | {"availability": {"bernoulli": {"p": 0.3, "every": 5}}}
     config = tiny(clock=clock, rounds={"total": 4, "selection": selection})
     simulate(config, tmp_path)
-    rounds, clients = (table(tmp_path, name) for name in ("rounds", "clients"))
-    everyone = np.arange(config.clients)
-    for t, began in enumerate(rounds["sim_clock"] - rounds["sim_seconds"] + 1e-6):  # waiting ends where a draw begins
+    clients, everyone = table(tmp_path, "clients"), np.arange(config.clients)
+    begins = clients["sim_start"] + 1e-6  # waiting ends where a draw begins
+    for client, began in zip(clients["client"], begins, strict=True):
         there, _ = config.clock.state(config.seed, everyone, np.full(len(everyone), began))
-        asked = clients["client"][clients["round"] == t]
-        assert len(asked) and there[asked].all() and not there.all()
+        assert there[client] and not there.all()
+    assert np.bincount(clients["round"], minlength=4).all()
 
 
 def test_all_available_is_as_without(tmp_path: Path) -> None:

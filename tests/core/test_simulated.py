@@ -14,6 +14,7 @@ from raysim.config import ConfigError
 from raysim.core.hooks import HookError
 from raysim.core.selection import Asked, Selection
 from raysim.core.simulated import Column, Constant, LogNormal, Pareto, Range, SimulatedClock, Trait
+from raysim.federation.failures import RoundFailed
 from raysim.methods import CLIENTS, SELECTIONS
 
 CASES = json.loads((Path(__file__).parents[1] / "vectors" / "clock.json").read_text())["cases"]
@@ -253,6 +254,60 @@ def test_who_is_lost_changes_nothing_but_the_tables(tmp_path: Path, monkeypatch:
     assert (traffic["down_params"] > 0).all()
     assert (rounds["sim_seconds"] <= 60 + 1e-9).all()
     np.testing.assert_allclose(rounds["sim_clock"], np.cumsum(rounds["sim_seconds"]))
+
+
+FEW = {"speed": {"lognormal": {"median": 20, "sigma": 1}}, "up": 2000, "down": 8000, "dropout": 0.6}
+
+
+def test_others_are_asked_where_too_few_return(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The clock goes on, all bytes count, and the bits are those of a run that asked only the clients used."""
+    data = {"partition": {"iid_equal": {"clients": 40}}}
+    rounds: dict[str, Any] = {"min_clients": 2, "participation": 0.075}
+    config = tiny(clock=FEW, rounds=rounds, data=data)
+    run = simulate(config, tmp_path / "few")
+    clients, traffic, of_rounds = (table(tmp_path / "few", name) for name in ("clients", "traffic", "rounds"))
+    asked = np.bincount(clients["round"])
+    assert asked.max() > 3 and {*clients["status"]} >= {"ok", "dropped out", "abandoned"}
+    used = clients["status"] == "ok"
+    by_round = [tuple(clients["client"][used & (clients["round"] == t)].tolist()) for t in range(3)]
+    assert all(2 <= len(some) <= 3 for some in by_round)
+    monkeypatch.setitem(SELECTIONS, "those", Those)
+    only = simulate(
+        tiny(data=data, rounds={**rounds, "selection": {"those": {"clients": by_round}}}), tmp_path / "only"
+    )
+    assert run.sha256() == only.sha256()
+
+    sent = {(t, c): n for t, c, n in zip(traffic["round"], traffic["client"], traffic["up_params"], strict=True)}
+    rows = [*zip(clients["round"], clients["client"], clients["status"], strict=True)]
+    assert len(rows) == len(sent) == len({row[:2] for row in rows})
+    assert all((sent[t, c] > 0) == (status in ("ok", "abandoned")) for t, c, status in rows)
+    began = np.concatenate([[0.0], of_rounds["sim_clock"][:-1]])
+    np.testing.assert_allclose(of_rounds["sim_clock"] - began, of_rounds["sim_seconds"])
+    for t in range(3):
+        here = clients["round"] == t
+        starts = clients["sim_start"][here]
+        assert starts.min() == began[t]
+        returned = (starts + sum(clients[f"sim_{part}"][here] for part in ("down", "train", "up")))[used[here]]
+        assert returned.max() <= of_rounds["sim_clock"][t] + 1e-9
+        assert (len({*starts}) > 1) == (asked[t] > 3)  # those who were asked later began later
+    assert (starts[used[here]] >= starts.max()).all()
+
+
+@pytest.mark.parametrize(("on_few", "asked"), [("retry", 8), ("proceed", 3)])
+def test_where_none_returns_the_model_stays(on_few: str, asked: int, tmp_path: Path) -> None:
+    """Each of the eight clients is asked once at most; all are late, so each attempt lasts until its deadline."""
+    clock = {"speed": 1e-3, "deadline": 1.0, "on_few": on_few}
+    run = simulate(tiny(clock=clock, rounds={"total": 1}), tmp_path)
+    assert table(run.folder, "clients")["status"].tolist() == ["late"] * asked
+    assert table(run.folder, "layers")["update_norm"].max() == 0
+    assert table(run.folder, "rounds")["sim_seconds"].tolist() == [3.0 if on_few == "retry" else 1.0]
+    if on_few == "retry":
+        assert "the model stays as it is" in table(run.folder, "events")["message"][0]
+
+
+def test_a_run_that_stops_where_too_few_return(tmp_path: Path) -> None:
+    with pytest.raises(RoundFailed, match=r"round 1: of 3 clients fewer than 1, .* set clock\.on_few"):
+        simulate(tiny(clock={"speed": 1e-3, "deadline": 1.0, "on_few": "stop"}), tmp_path)
 
 
 def test_who_is_late_sends_as_much_as_the_others(ran: Any) -> None:
