@@ -138,8 +138,9 @@ def decisive(config: Config) -> dict[str, Any]:
     for key in ("root", "storage", "stream_bytes", "cache"):
         del plain["data"][key]
     plain["rounds"] = {"participation": config.rounds.participation}  # the others say when to test, to save, to stop
-    # Sums inside an operation follow its threads, and the models that it works on.
-    plain["engine"] = {"threads": config.engine.threads, "batch_clients": config.engine.batch_clients}
+    # Sums inside an operation follow its threads, and the models that it works on; `fast_math` is about recorded steps.
+    bits = ("threads", "batch_clients", "fast_math", *["tape"] * config.engine.fast_math)
+    plain["engine"] = {key: getattr(config.engine, key) for key in bits}
     if readers(config, "rounds.total"):
         plain["rounds"]["total"] = config.rounds.total
     if readers(config, "engine.gather_bytes"):

@@ -321,6 +321,9 @@ def _check_instruments(config: Config) -> Found:
             yield f"record.instruments.{i}", f"'{name}' is listed twice; a run can have it once."
         if problem := instrument.check(facts):
             yield f"record.instruments.{i}.{name}", problem
+        if config.engine.fast_math and any(probe.watches_batches for probe in instrument.probes):
+            message = "sees the gradient of each step, which engine.fast_math does not make as a whole. Leave one of them out."
+            yield f"record.instruments.{i}.{name}", message
 
 
 def _check_methods(config: Config) -> Found:

@@ -36,7 +36,7 @@ class BatchedRun:
         # vmap forgets that the embedding of padding has no gradient.
         self._padding = {
             f"{name}.weight": module.padding_idx
-            for name, module in first.model.named_modules()
+            for name, module in self.flat.model.named_modules()
             if isinstance(module, nn.Embedding) and module.padding_idx is not None
         }
         self._optimizers = Rows([run.optimizer for run in runs], self._params, self._grad)

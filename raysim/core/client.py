@@ -10,7 +10,7 @@ import numpy as np
 
 from raysim.core.hooks import check_type
 from raysim.core.layers import LayerMap
-from raysim.core.local_run import LocalRun
+from raysim.core.local_run import LocalRun, descend
 from raysim.core.method import Method
 from raysim.core.optim import OptimizerSpec
 from raysim.core.probe import Probe
@@ -96,8 +96,7 @@ class ClientMethod(Method):
 
     def step(self, run: LocalRun, x: Tensor, y: Tensor) -> None:
         """One optimisation step on one batch."""
-        run.gradient(x, y)
-        run.optimizer.step(run.trained)
+        descend(run, x, y)
 
     def train(self, run: LocalRun) -> None:
         """Local training."""

@@ -164,6 +164,10 @@ class LocalRun(StepView):
     @property
     def model(self) -> nn.Module:
         """The module that is trained. Who has it may change what a step does, so steps are not repeated from tapes any more."""
+        if self.flat.tapes is not None and self.flat.tapes.descend:
+            raise RuntimeError(
+                "run.model is not available with engine.fast_math, whose steps are recorded: set it to false"
+            )
         self.flat.tapes = None
         return self.flat.model
 
@@ -292,15 +296,32 @@ class LocalRun(StepView):
         for probe in self.batch_probes:
             probe.batch(self, z)
         self.correct()
-        if self.losses:
-            self.losses[-1].append((loss, n))
-            if own is not None and len(self.losses) == 1 and self.sample_losses is not None:
-                self.sample_losses.append(own)
+        self._record(loss, n, own)
         return loss
 
-    def _pass(self, x: Tensor, y: Tensor, penalised: bool, stage: int | None) -> tuple[Tensor, Any, Any]:
+    @property
+    def needs_gradient(self) -> bool:
+        """Whether a step does anything with the gradient but to subtract it, or is not recorded."""
+        tapes, settings, stack = self.flat.tapes, self.settings, self.stack
+        if tapes is None or not tapes.descend or self.trained != slice(None) or not self.optimizer.subtracts:
+            return True
+        hooks = self.batch_probes or stack.observers or stack.corrections
+        changed = settings.pass_size is not None or settings.grad_clip is not None or settings.precision == "fp16"
+        return bool(hooks or changed)
+
+    def _record(self, loss: Tensor, samples: int, own: Tensor | None) -> None:
+        """Keep the mean loss of a batch, and the losses of its samples where they are wanted."""
+        if self.losses:
+            self.losses[-1].append((loss, samples))
+            if own is not None and len(self.losses) == 1 and self.sample_losses is not None:
+                self.sample_losses.append(own)
+
+    def _pass(
+        self, x: Tensor, y: Tensor, penalised: bool, stage: int | None, rate: float | None = None
+    ) -> tuple[Tensor, Any, Any]:  # fmt: skip
         """Fill `run.grad` with the gradient of the loss, `penalised` or alone; return that loss, the latents and, where a probe
-        needs them, the samples' losses, all detached."""
+        needs them, the samples' losses, all detached. With a `rate` the parameters have moved by it against the gradient, which
+        is used up."""
         first = self.first_stage if stage is None else stage
         low, by_sample = self.settings.low if stage is None else None, self.sample_losses is not None
 
@@ -319,7 +340,8 @@ class LocalRun(StepView):
         if self.flat.tapes is None or self.settings.precision == "fp16":  # which halves its scale by values
             return step(x, y)
         read = self._read_by_penalties() if penalised and self.stack.penalties else ()
-        return self.flat.tapes.run(step, (first, low, self.flat.model.training, penalised, by_sample), x, y, *read)
+        key = first, low, self.flat.model.training, penalised, by_sample
+        return self.flat.tapes.run(step, key, x, y, *read, rate=rate)
 
     def _read_by_penalties(self) -> list[Tensor]:
         """What penalties read of the client beside the batch."""
@@ -338,3 +360,14 @@ class LocalRun(StepView):
             if self.loss_scale == 1 or finite(self.grad) or not objective.isfinite():
                 return
             self.loss_scale /= 2
+
+
+def descend(run: LocalRun, x: Tensor, y: Tensor) -> None:
+    """A step of the optimiser on a batch. With `engine.fast_math` the gradient may never be as a whole in `run.grad`."""
+    if run.needs_gradient:
+        run.gradient(x, y)
+        run.optimizer.step(run.trained)
+    else:
+        loss, _, own = run._pass(x, y, True, None, run.optimizer.lr)
+        run.optimizer.count(run.trained)
+        run._record(loss, len(y), own)

@@ -76,6 +76,11 @@ class SGD(_Optimizer):
         self.normaliser = (1 - self.lr * self.proximal) * self.normaliser + applied
 
     @property
+    def subtracts(self) -> bool:
+        """Whether a step subtracts the gradient times its rate, and does nothing else."""
+        return self.momentum is None and not self.spec.weight_decay
+
+    @property
     def vectors(self) -> tuple[str, ...]:
         """Its vectors beside the parameters and their gradient."""
         return () if self.momentum is None else ("momentum",)
@@ -123,6 +128,8 @@ class Adam(_Optimizer):
     def _key(self, part: slice) -> tuple[int, int]:
         start, stop, _ = part.indices(self.params.shape[-1])
         return start, stop
+
+    subtracts = False
 
     @property
     def vectors(self) -> tuple[str, ...]:

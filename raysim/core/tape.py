@@ -21,8 +21,8 @@ from torch.utils.weak import WeakTensorKeyDictionary
 if TYPE_CHECKING:
     from raysim.core.task import Task
 
-Pass = Callable[..., tuple[Tensor, Any, Any]]
-"""Of a batch x, y and what else it reads: its loss, latents, and losses of samples, detached."""
+Made = tuple[Tensor, Any, Any]  # of a pass: its loss, latents, and losses of samples, detached
+Pass = Callable[..., Made]  # of a batch x, y and what else it reads; and, if it is a descent, of the rate
 KNOWN = ("torch", "torchvision", "raysim")  # packages whose code runs the same operators in every step
 HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
 ATEN = torch.ops.aten
@@ -56,30 +56,57 @@ def known(model: nn.Module, task: Task, penalties: Iterable[Callable[..., Any]] 
 class Tapes:
     """The recorded passes of one model, by the forms of their batches."""
 
-    def __init__(self, storage: Iterable[Tensor]):
-        """`storage`: tensors that stay where they are, such as the model's."""
+    def __init__(self, storage: Iterable[Tensor], descent: tuple[Tensor, Tensor] | None = None):
+        """`storage`: tensors that stay where they are, such as the model's. `descent`: its parameters and gradient [P], if
+        steps may be descents."""
         self._storage = {tensor.untyped_storage().data_ptr() for tensor in storage}
         self._views: dict[Hashable, Tensor] = {}  # of the storage, which all tapes share
         self._known: dict[Hashable, Pass | None] = {}  # None: cannot be recorded
+        self._descent = descent
         self.refusals: set[str] = set()  # why not
 
-    def run(self, step: Pass, key: Hashable, x: Tensor, *others: Tensor) -> tuple[Tensor, Any, Any]:
-        """`step(x, *others)`, from a tape if there is one. Whatever else changes what it does is in `key`."""
+    @property
+    def descend(self) -> bool:
+        """Whether they may be asked for descents."""
+        return self._descent is not None
+
+    def run(self, step: Pass, key: Hashable, x: Tensor, *others: Tensor, rate: float | None = None) -> Made:
+        """`step(x, *others)`, from a tape if there is one. Whatever else changes what it does is in `key`. With a `rate` the
+        parameters move by it against the gradient, which is used up."""
         if x.requires_grad:  # so that nothing a tape names does, and it needs no `no_grad`, which is slow
-            return step(x, *others)
+            return self._moved(step(x, *others), rate)
         key = key, x.shape, x.stride(), x.dtype, *[(other.shape, other.stride(), other.dtype) for other in others]
         ids = [*map(id, (x, *others))]
         if len({*ids}) < len(ids):  # a tape of these would read one for the other
             key = *key, *map(ids.index, ids)
-        if key in self._known:
-            return (self._known[key] or step)(x, *others)
-        with _Recorder((x, *others), self._storage, self._views) as recorder:
-            made = step(x, *others)
+        if rate is not None:
+            key = *key, "descent"
+        if key not in self._known:
+            return self._recorded(step, key, (x, *others), rate)
+        if (tape := self._known[key]) is None:
+            return self._moved(step(x, *others), rate)
+        return tape(x, *others) if rate is None else tape(x, *others, rate)
+
+    def _recorded(self, step: Pass, key: Hashable, inputs: tuple[Tensor, ...], rate: float | None) -> Made:
+        """The first pass of its kind."""
+        moves = None if rate is None or self._descent is None else _Moves(*self._descent, rate)
+        with _Recorder(inputs, self._storage, self._views, moves) as recorder:
+            made = step(*inputs)
         try:
             self._known[key] = recorder.tape(made)
         except _Unrecordable as error:
             self._known[key] = None
             self.refusals.add(str(error))
+            return self._moved(made, rate)
+        if moves is not None:
+            moves.take_effect()
+        return made
+
+    def _moved(self, made: Made, rate: float | None) -> Made:
+        """What a pass has made, after whose gradient the parameters now move."""
+        if rate is not None and self._descent is not None:
+            params, grad = self._descent
+            params.add_(grad, alpha=-rate)
         return made
 
 
@@ -94,12 +121,55 @@ class _Line:
     kept: bool  # even where nothing uses what it returns
 
 
-class _Recorder(TorchDispatchMode):
-    """Writes the operators that are called while it is entered as the source of a function of the inputs."""
+class _Moves:
+    """The parameters [P] of a descent while its first pass is recorded: each moves as soon as its gradient is known."""
 
-    def __init__(self, inputs: Sequence[Tensor], storage: set[int], views: dict[Hashable, Tensor]):
+    def __init__(self, params: Tensor, grad: Tensor, rate: float):
+        self.params, self.grad, self.rate = params, grad, rate
+        self._moved = params.clone()  # of a pass that cannot be recorded, nothing must have moved
+        self._ranges: list[tuple[int, int]] = []  # of the storage, which have moved
+
+    def of(self, part: Tensor, operator: Any, terms: Sequence[Tensor]) -> Tensor:
+        """Move the parameters of which `part` is the gradient by what the operator adds; returns their view."""
+        offset = part.storage_offset() - self.grad.storage_offset()
+        view = part.shape, part.stride()
+        operator(self._moved.as_strided(*view, offset), *terms, alpha=-self.rate)
+        target = self.params.as_strided(*view, self.params.storage_offset() + offset)
+        self._ranges.append(_range(target))
+        return target
+
+    def check(self, read: Tensor) -> None:
+        """Raises `_Unrecordable` where a tensor that is read has moved, or is the gradient."""
+        if _same_storage(read, self.grad):
+            raise _Unrecordable("a step reads its gradient")
+        start, stop = _range(read)
+        if _same_storage(read, self.params) and any(start < b and a < stop for a, b in self._ranges):
+            raise _Unrecordable("a step reads parameters whose gradient it has computed")
+
+    def take_effect(self) -> None:
+        self.params.copy_(self._moved)
+
+
+def _same_storage(one: Tensor, other: Tensor) -> bool:
+    return one.untyped_storage().data_ptr() == other.untyped_storage().data_ptr()
+
+
+def _range(tensor: Tensor) -> tuple[int, int]:
+    """Where in its storage the tensor begins, and where it has ended."""
+    start = int(tensor.storage_offset())
+    return start, start + 1 + sum((n - 1) * step for n, step in zip(tensor.shape, tensor.stride(), strict=True))
+
+
+class _Recorder(TorchDispatchMode):
+    """Writes the operators that are called while it is entered as the source of a function of the inputs, and, if it is a
+    descent, of the rate."""
+
+    def __init__(
+        self, inputs: Sequence[Tensor], storage: set[int], views: dict[Hashable, Tensor], moves: _Moves | None = None
+    ):  # fmt: skip
         super().__init__()  # type: ignore[no-untyped-call]
         self._inputs = [f"x{i}" for i in range(len(inputs))]
+        self._moves = moves
         self._names = WeakTensorKeyDictionary(dict(zip(inputs, self._inputs, strict=True)))
         self._storage, self._views, self._count = storage, views, 0
         self._values: dict[str, Any] = {}  # what the source names beside variables
@@ -126,6 +196,11 @@ class _Recorder(TorchDispatchMode):
         tags = {*operator.tags}
         if OF_VALUES & tags:
             raise _Unrecordable(f"what {operator} returns, or its shape, depends on values")
+        if args and isinstance(args[0], torch.Tensor):
+            if operator._schema.is_mutable and any(_same_storage(args[0], part) for part in self._product):
+                self._product = ()
+            if self._moves is not None and _same_storage(args[0], self._moves.grad):
+                return self._moving(self._moves, operator, *args, **kwargs)
         if operator is ATEN.mm.default:
             self._product = (made, *args)
         elif operator is ATEN.add_.Tensor and self._adds_product(*args):
@@ -145,15 +220,30 @@ class _Recorder(TorchDispatchMode):
         call = f"{self._value(DIRECT.get(operator, operator))}({', '.join(terms)})"
         return [_Line(assigned, call, operator._schema.is_mutable or torch.Tag.nondeterministic_seeded in tags)]
 
-    def _adds_product(self, total: Tensor, term: Tensor, *_: Any) -> bool:
-        """Whether the last product was just added to zeros, and can be computed there: with the same bits, and no copy."""
+    def _moving(self, moves: _Moves, operator: Any, part: Tensor, *terms: Any, **kwargs: Any) -> list[_Line]:
+        """The line of an operator that changes a part of the gradient: what it adds there moves the parameters."""
+        if operator is ATEN.zero_.default:
+            return []
+        if operator is not ATEN.add_.Tensor or kwargs:
+            raise _Unrecordable(f"{operator} is called on the gradient")
+        if self._is_product(*terms) and part.shape == terms[0].shape:
+            operator, terms = ATEN.addmm_.default, self._product[1:]
+        target = moves.of(part, operator, terms)
+        named = ", ".join([self._value(target), *map(self._term, terms)])
+        return [_Line("", f"{self._value(DIRECT[operator])}({named}, alpha=-rate)", True)]
+
+    def _is_product(self, term: Any) -> bool:
+        """Whether it is the last product of matrices."""
         if not self._product or not isinstance(term, torch.Tensor):
             return False
-        product, *factors = self._product
-        same = product.data_ptr(), product.shape, product.stride()
-        if same != (term.data_ptr(), term.shape, term.stride()) or total.shape != term.shape:
+        product = self._product[0]
+        return (product.data_ptr(), product.shape, product.stride()) == (term.data_ptr(), term.shape, term.stride())
+
+    def _adds_product(self, total: Tensor, term: Tensor, *_: Any) -> bool:
+        """Whether the last product was just added to zeros, and can be computed there: with the same bits, and no copy."""
+        if not self._is_product(term) or total.shape != term.shape:
             return False
-        sum_ = total.clone()
+        factors, sum_ = self._product[1:], total.clone()
         total.zero_().addmm_(*factors)
         fused = torch.equal(total, sum_) and torch.equal(total.signbit(), sum_.signbit())
         total.copy_(sum_)
@@ -170,6 +260,8 @@ class _Recorder(TorchDispatchMode):
     def _term(self, value: Any) -> str:
         """How the source names an argument."""
         if isinstance(value, torch.Tensor):
+            if self._moves is not None:
+                self._moves.check(value)
             if value not in self._names:
                 if value.untyped_storage().data_ptr() not in self._storage:
                     raise _Unrecordable(f"a tensor {[*value.shape]} is neither of the model nor made in the step")
@@ -200,7 +292,8 @@ class _Recorder(TorchDispatchMode):
                 done = ", ".join(sorted((used | assigned) - needed))  # memory is given back as soon as it was
                 needed |= used
                 code.append(f"{line.assigned}{line.call}" + (f"; del {done}" if done and code else ""))
-        source = "\n ".join([f"def tape({', '.join(self._inputs)}):", *reversed(code)])
+        inputs = [*self._inputs, *["rate"] * (self._moves is not None)]
+        source = "\n ".join([f"def tape({', '.join(inputs)}):", *reversed(code)])
         exec(compile(source, "<tape>", "exec"), self._values)
         tape: Pass = self._values["tape"]
         return tape

@@ -37,6 +37,10 @@ class EngineConfig:
     quarter less time. `auto`: where model, loss and penalties are code of PyTorch, torchvision and raysim. `always`: yours too,
     which must run the same operators in every step: what depends on values is found, and trains as before; a counter or a
     number of Python's `random` is not found."""
+    fast_math: bool = False
+    """Let recorded steps round otherwise than the optimiser as written: where a step on a CPU does nothing with the gradient but to
+    subtract it (no momentum, decay, clipping or correction), it is subtracted as it is computed. Part of the result's bits.
+    Methods of your own cannot ask for `run.model` then."""
 
     def make(self, config: Config, spec: HostSpec, data: Dataset, partition: Partition, cohort: int) -> Engine:
         """The engine that trains up to `cohort` clients a round, each host made from `spec`."""

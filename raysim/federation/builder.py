@@ -367,7 +367,7 @@ def host_spec(config: Config, data: Dataset) -> HostSpec:
         config.model.layer_by, config.model.blocks, channels_last, settings, tuple(config.client),
         tuple(dict.fromkeys(probes)), config.evaluate.batch_size, config.engine.threads,
         batch_clients=config.engine.batch_clients, augment=config.data.augment, seed=config.seed, upload=config.upload,
-        attacks=config.attack, tape=config.engine.tape,
+        attacks=config.attack, tape=config.engine.tape, fast_math=config.engine.fast_math,
     )  # fmt: skip
 
 

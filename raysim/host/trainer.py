@@ -39,7 +39,8 @@ class Trainer:
         from raysim.core.tape import Tapes, known
 
         if spec.tape == "always" or (spec.tape == "auto" and known(flat.model, spec.task, self._stack.penalties)):
-            flat.tapes = Tapes([*flat.storage, *self._task.constants(self.device)])
+            descent = (flat.params, flat.grad) if spec.fast_math and self.device.type == "cpu" else None
+            flat.tapes = Tapes([*flat.storage, *self._task.constants(self.device)], descent)
         self._states = StateFormat(spec, flat.layers, self.device)
         self.before_client: Callable[[int], None] = lambda client: None  # called as soon as work on a client begins
         counters = [tensor.start for tensor in flat.layers.tensors if tensor.kind == "counter"]

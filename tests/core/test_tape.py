@@ -46,14 +46,14 @@ def repeated(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
     seen: list[bool] = []
     run = Tapes.run
 
-    def watched(self: Tapes, step: Any, *args: Any) -> Any:
+    def watched(self: Tapes, step: Any, *args: Any, **rate: Any) -> Any:
         called: list[None] = []
 
         def noticed(*inputs: Tensor) -> Any:
             called.append(None)
             return step(*inputs)
 
-        made = run(self, noticed, *args)
+        made = run(self, noticed, *args, **rate)
         seen.append(not called)
         return made
 
