@@ -35,7 +35,6 @@ DIRECT = {  # Python's own bindings of frequent operators are called faster
     ATEN.addmm.default: torch.addmm,
     ATEN.addmm_.default: torch.Tensor.addmm_,
     ATEN.mm.default: torch.mm,
-    ATEN.ones_like.default: torch.ones_like,
     ATEN.relu.default: torch.relu,
     ATEN.sum.dim_IntList: torch.sum,
     ATEN.t.default: torch.t,
@@ -175,6 +174,7 @@ class _Recorder(TorchDispatchMode):
         self._values: dict[str, Any] = {}  # what the source names beside variables
         self._lines: list[_Line] = []
         self._refusal: _Unrecordable | None = None
+        self._constants: list[Tensor] = []  # of ones
         self._product: tuple[Tensor, ...] = ()  # the last product of matrices, and what it is of
 
     @classmethod
@@ -196,7 +196,13 @@ class _Recorder(TorchDispatchMode):
         tags = {*operator.tags}
         if OF_VALUES & tags:
             raise _Unrecordable(f"what {operator} returns, or its shape, depends on values")
+        if operator is ATEN.ones_like.default:  # the gradient of the loss by itself
+            self._constants.append(made)
+            self._names[made] = self._value(torch.ones_like(made))
+            return []
         if args and isinstance(args[0], torch.Tensor):
+            if operator._schema.is_mutable and any(_same_storage(args[0], ones) for ones in self._constants):
+                raise _Unrecordable(f"{operator} changes what is taken for a constant")
             if operator._schema.is_mutable and any(_same_storage(args[0], part) for part in self._product):
                 self._product = ()
             if self._moves is not None and _same_storage(args[0], self._moves.grad):

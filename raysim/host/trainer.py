@@ -266,6 +266,6 @@ def read_numbers(epochs: Sequence[Sequence[tuple[Tensor, int]]], counters: Tenso
     """The mean over samples of each epoch's batch losses, and the counters [n]; a device is waited for once."""
     losses = [loss for batches in epochs for loss, _ in batches]
     parts = [*([torch.stack(losses)] if losses else []), *([counters] if counters.numel() else [])]
-    numbers = iter(torch.cat([part.double() for part in parts]).tolist() if parts else [])
+    numbers = iter((torch.cat(parts) if len(parts) > 1 else parts[0]).tolist() if parts else [])
     means = [sum(next(numbers) * n for _, n in batches) / sum(n for _, n in batches) for batches in epochs]
     return means, [*numbers]
