@@ -215,7 +215,10 @@ def test_faults_of_several_settings_are_reported_at_once_when_each_can_be_read()
         ),
         ({"data": {"name": {"parquet": "nowhere"}}}, "data.name: parquet: the folder nowhere is missing;"),
         ({"data": {"name": {"parquet": "x", "npz": "y"}}}, "data.name: must be the name of a data set, or {name:"),
-        ({"data": {"partition": {"dirichlet_counts": -1}}}, "data.partition.dirichlet_counts: alpha is -1"),
+        (
+            {"data": {"partition": {"dirichlet_counts": -1}}},
+            "data.partition.dirichlet_counts.alpha: must be a number > 0, but is -1",
+        ),
         (
             {"data": {"client_test_frac": 0.5, "client_val_frac": 0.5}},
             "data.client_val_frac: 0.5 and client_test_frac 0.5",

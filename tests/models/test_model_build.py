@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -17,16 +18,18 @@ def test_import_leaves_torchvision_alone() -> None:
         "import sys; from raysim.models import Inputs, build; build('small_cnn', Inputs((1, 8, 8), 10));"
         "sys.exit(any(name.split('.')[0] == 'torchvision' for name in sys.modules))"
     )
-    assert subprocess.run([sys.executable, "-c", script], check=False).returncode == 0
+    quickstart = Path(__file__).parents[2] / "configs/quickstart.yaml"
+    assert subprocess.run([sys.executable, "-c", script, quickstart], check=False).returncode == 0
 
 
 def test_a_wrong_name_is_told_without_torch() -> None:
     script = (
-        "import sys; from raysim.config import ConfigError, from_dict\n"
-        "try: from_dict({'model': {'name': 'resnet51'}})\n"
+        "import sys; from raysim.config import ConfigError, load\n"
+        "try: load(sys.argv[1], ['model.name=resnet51'])\n"
         "except ConfigError as error: sys.exit('torch' in sys.modules or 'Did you mean' not in str(error))"
     )
-    assert subprocess.run([sys.executable, "-c", script], check=False).returncode == 0
+    quickstart = Path(__file__).parents[2] / "configs/quickstart.yaml"
+    assert subprocess.run([sys.executable, "-c", script, quickstart], check=False).returncode == 0
 
 
 def test_every_model_says_where_it_is_from() -> None:
