@@ -33,6 +33,7 @@ class BatchedRun:
         self._buffers = {
             spec.name: spec.view(values).clone(memory_format=torch.contiguous_format) for spec in self._others
         }
+        self.flat.tapes = None  # a client that no other joins takes the ordinary step
         # vmap forgets that the embedding of padding has no gradient.
         self._padding = {
             f"{name}.weight": module.padding_idx
