@@ -42,7 +42,7 @@ def ran(beta: float, rounds: int, seed: int, folder: Path) -> None:
     changes = {
         "data.name": "{parquet: cifar10_subset}", "data.client_val_frac": 0.75, "model.name": "resnet8",
         "rounds.total": rounds, "rounds.evaluate_every": rounds, "local.batch_size": 32, "local.epochs": 1,
-        "server.0.fedlws.beta": beta, "engine": "local", "record.trace": "rounds", "seed": seed,
+        "server.0.fedlws.beta": beta, "engine": "local", "record.traces": "rounds", "seed": seed,
     }  # fmt: skip
     federation = Federation(load(find("fedlws/table1"), [f"{path}={value}" for path, value in changes.items()]), folder)
     while federation.step():

@@ -59,7 +59,7 @@ class Traced:
     federation: Any  # facts only: data arrays, partition, configuration
 
     def load(self, name: str) -> State:
-        path = self.folder / "trace" / f"round-{self.t + 1:04d}" / f"{name}.safetensors"
+        path = self.folder / "traces" / f"round-{self.t + 1:04d}" / f"{name}.safetensors"
         return {k: v.astype(np.float64) for k, v in load_file(path).items()} if path.exists() else {}
 
     @cached_property
@@ -78,7 +78,7 @@ class Traced:
     @cached_property
     def clients(self) -> list[TracedClient]:
         """In order of id."""
-        found = sorted((self.folder / "trace" / f"round-{self.t + 1:04d}").glob("client-*.init.safetensors"))
+        found = sorted((self.folder / "traces" / f"round-{self.t + 1:04d}").glob("client-*.init.safetensors"))
         return [self._client(int(path.name[7:11])) for path in found]
 
     @cached_property

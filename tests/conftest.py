@@ -239,7 +239,7 @@ def measured(tmp_path_factory: pytest.TempPathFactory) -> Path:
     rounds = {"total": 4, "participation": 1.0, "evaluate_every": 2}
     simulate(
         tiny(
-            name="measured", rounds=rounds, server=["fedlws"], record={"instruments": watched, "trace": "rounds"},
+            name="measured", rounds=rounds, server=["fedlws"], record={"instruments": watched, "traces": "rounds"},
             data={"client_test_frac": 0.25}, evaluate={"personal": "after_init"},
         ),
         folder,

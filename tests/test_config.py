@@ -250,7 +250,7 @@ def test_faults_of_several_settings_are_reported_at_once_when_each_can_be_read()
             {"evaluate": {"clients": 5}},
             "evaluate.clients: is how many clients evaluate.personal: after_init tests, which is not set.",
         ),
-        ({"record": {"trace": [4, 21]}}, "record.trace: there is no round 21; rounds are 1 to 20."),
+        ({"record": {"traces": [4, 21]}}, "record.traces: there is no round 21; rounds are 1 to 20."),
         ({"record": {"instruments": ["stethoscope"]}}, "record.instruments.0: there is no instrument 'stethoscope'."),
         ({"engine": "loca"}, "engine: there is no engine 'loca'. Did you mean 'local'?"),
     ],
@@ -324,8 +324,9 @@ def test_an_entry_is_a_name_or_fields_or_its_first_field() -> None:
         ("data.partition=iid_equal", "data.partition.clients", 100),  # what both partitions have stays
         ("data.partition=natural", "data.partition.clients", None),  # but the data tell who their clients are
         ("client.0.starter.eta=2", "client", (Starter(2.0),)),  # a list that the file does not have
-        ("record.trace=rounds", "record.trace", "rounds"),
-        ("record.trace.0=3", "record.trace", (3,)),
+        ("record.traces=rounds", "record.traces", "rounds"),
+        ("record.traces.0=3", "record.traces", (3,)),
+        ("record.trace=[]", "record.traces", ()),  # of the last release
     ],
 )
 def test_set(tmp_path: Path, override: str, section: str, value: object) -> None:
@@ -333,6 +334,14 @@ def test_set(tmp_path: Path, override: str, section: str, value: object) -> None
     for name in section.split("."):
         found = getattr(found, name)
     assert found == value
+
+
+def test_a_key_of_the_last_release_is_read(tmp_path: Path) -> None:
+    with pytest.warns(FutureWarning, match=r"write record.traces=\[1, 6\] for \[0, 5\]"):
+        found = load(write(tmp_path, PLAIN + "record: {trace: [0, 5], traces: []}"))
+    assert found.record.traces == (1, 6)
+    with pytest.warns(FutureWarning, match=r"write record.traces=rounds"):
+        assert load(write(tmp_path, PLAIN + "record: {trace: rounds}")).record.traces == "rounds"
 
 
 @pytest.mark.parametrize(
@@ -388,7 +397,7 @@ def test_a_preset_comes_first_and_explicit_keys_win(monkeypatch: pytest.MonkeyPa
             "client": st.sampled_from([[], ["starter"], [{"starter": {"eta": 1e-7}}]]),
             "server": st.sampled_from([[], ["shrink"], [{"shrink": {"beta": 3, "clamp": [0, 1]}}]]),
             "engine": st.sampled_from(["local", "ray", {"ray": {"clients_per_actor": 2, "gpu_per_client": 1}}]),
-            "record": st.fixed_dictionaries({}, optional={"trace": st.just("rounds") | st.lists(st.integers(1, 20))}),
+            "record": st.fixed_dictionaries({}, optional={"traces": st.just("rounds") | st.lists(st.integers(1, 20))}),
         }
     )
 )

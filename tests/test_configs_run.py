@@ -114,7 +114,7 @@ def shrunk(config: Config) -> dict[str, Any]:
         raw["model"] |= {"name": "mlp", "options": {"hidden": [16, 16]}}
     elif len(shape) == 3:
         raw["model"] |= {"name": "tiny_bn_cnn", "options": {}}
-    raw["record"] |= {"trace": [1, 2] if raw["record"]["trace"] else []}
+    raw["record"] |= {"traces": [1, 2] if raw["record"]["traces"] else []}
     for entry in itertools.chain(raw["client"], raw["weighting"], raw["server"]):
         ((_, options),) = entry.items()
         limits = {"epochs": STEPS, "ft_epochs": 2, "start_round": 1, "stop_round": 1}
@@ -190,7 +190,7 @@ def run_of(config: Config, ran: dict[str, Path], folder: Path) -> Path:
     everyone = config.rounds.participation == 1
     methods = json.dumps([raw, everyone, data["proxy"], model["bn_stats"], len(held[0])], sort_keys=True)
     if methods not in ran or materials not in ran:
-        if (materials in ran or raw["record"]["trace"]) and len(held[0]) == 3 and not held[2]:
+        if (materials in ran or raw["record"]["traces"]) and len(held[0]) == 3 and not held[2]:
             changed["data"]["name"] = "mnist"  # the quickest images, for the measures of traced runs above all
         simulate(read(changed, config.clients), folder)
         ran[materials] = ran[methods] = folder

@@ -247,7 +247,7 @@ def test_commands_are_valid(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sub
 
 
 SHORT = {  # so that a command takes a second
-    "raysim run": ["rounds.total=1", "engine=local", "record.trace=[]"],
+    "raysim run": ["rounds.total=1", "engine=local", "record.traces=[]"],
     "raysim sweep": ["rounds.total=1", "engine=local"],
     "raysim resume": ["rounds.total=5"],
     "raysim measure hessian": ["--set=samples=32"],

@@ -38,7 +38,7 @@ def traced(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., list[Trace
     runs: dict[str, list[Traced]] = {}
 
     def rounds(changes: dict[str, Any]) -> list[Traced]:
-        config = tiny(**{"rounds": {"total": 2}, "record": {"trace": "rounds"}} | changes)
+        config = tiny(**{"rounds": {"total": 2}, "record": {"traces": "rounds"}} | changes)
         if (key := repr(config)) not in runs:
             folder = tmp_path_factory.mktemp("traced")
             federation = simulate(config, folder, clock=ManualClock(tick=1))
@@ -525,10 +525,10 @@ def test_trace_is_one_story(traced):
 
 
 def test_only_the_asked_rounds_are_traced(tmp_path):
-    simulate(tiny(record={"trace": [2]}, rounds={"total": 2}), tmp_path / "one")
-    assert [folder.name for folder in (tmp_path / "one" / "trace").iterdir()] == ["round-0002"]
+    simulate(tiny(record={"traces": [2]}, rounds={"total": 2}), tmp_path / "one")
+    assert [folder.name for folder in (tmp_path / "one" / "traces").iterdir()] == ["round-0002"]
     simulate(tiny(rounds={"total": 2}), tmp_path / "none")
-    assert not (tmp_path / "none" / "trace").exists()
+    assert not (tmp_path / "none" / "traces").exists()
 
 
 # ---- traffic

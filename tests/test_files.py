@@ -62,7 +62,7 @@ def test_a_link_in_the_place_of_a_folder_is_refused(name: str, half: Path, elsew
     if inside.is_dir():
         inside.rename(half / "moved")
     inside.symlink_to(elsewhere)
-    done = command("resume", half, "record={trace: rounds}")
+    done = command("resume", half, "record={traces: rounds}")
     assert done.exit_code == 1, done.output
     assert f"{inside} is no regular folder" in done.stderr
     assert "Traceback" not in done.output

@@ -443,7 +443,7 @@ def test_nothing_of_the_environment_is_written_down(tmp_path: Path, monkeypatch:
     names = ("AWS_SECRET_ACCESS_KEY", "HF_TOKEN", "HTTP_PROXY", "RAYSIM_DATA", "RAYSIM_TOKEN", "RAY_AUTH_TOKEN", "USER")
     for name in names:
         monkeypatch.setenv(name, secret)
-    (tmp_path / "c.yaml").write_text(to_yaml(tiny(rounds={"total": 2}, record={"trace": "rounds"})))
+    (tmp_path / "c.yaml").write_text(to_yaml(tiny(rounds={"total": 2}, record={"traces": "rounds"})))
     for command in (
         ["run", str(tmp_path / "c.yaml"), "--out", str(tmp_path / "run")],
         ["resume", str(tmp_path / "run"), "--set", "rounds.total=3"],

@@ -96,7 +96,7 @@ def test_scaled_weights_want_statistics_of_their_own(changes, ways):
 @pytest.mark.parametrize("split", ["test", "train"])
 def test_proxy_samples_are_nobodys(split, tmp_path):
     changes = {"data": {"proxy": {"samples": 24, "from": split}}, "rounds": {"total": 1}, **FEDLAW}
-    federation = simulate(tiny(**changes, record={"trace": [1]}), tmp_path)
+    federation = simulate(tiny(**changes, record={"traces": [1]}), tmp_path)
     partition, proxy = federation.partition, federation.partition.proxy
     assert ((proxy < federation.data.train_rows) == (split == "train")).all()
     for rows in (partition.server_test, *partition.train, *partition.test, *partition.val):
@@ -143,7 +143,7 @@ def same(actual: dict[str, Any], expected: dict[str, Any], tolerance: float = 2e
 
 
 def last_round(changes: dict[str, Any], folder: Path) -> Traced:
-    federation = simulate(tiny(**PROXY, **changes, record={"trace": "rounds"}), folder)
+    federation = simulate(tiny(**PROXY, **changes, record={"traces": "rounds"}), folder)
     return Traced(folder, 2, federation)
 
 

@@ -116,7 +116,7 @@ def test_a_configuration_may_list_methods(base: Path) -> None:
 
 def test_methods_of_one_seed_share_partition_model_and_cohorts(base: Path) -> None:
     base.write_text(BASE + METHODS)
-    changes = ("--set", "record.trace=[1]", "--set", "rounds.total=1")
+    changes = ("--set", "record.traces=[1]", "--set", "rounds.total=1")
     done = sweep(base, "--out", "out", *changes, "--format", "markdown")
     assert done.exit_code == 0
     assert "table   out/table.md\n" in done.output
@@ -125,7 +125,7 @@ def test_methods_of_one_seed_share_partition_model_and_cohorts(base: Path) -> No
     assert len(runs) == 3
     assert len({run.manifest["partition_sha256"] for run in runs}) == 1
     assert len({tuple(run["clients"]["client"].to_pylist()) for run in runs}) == 1
-    assert len({(run.folder / "trace/round-0001/before.safetensors").read_bytes() for run in runs}) == 1
+    assert len({(run.folder / "traces/round-0001/before.safetensors").read_bytes() for run in runs}) == 1
 
 
 def test_all_faults_of_a_grid_are_told_once(base: Path) -> None:

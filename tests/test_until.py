@@ -36,7 +36,7 @@ def config(until: dict[str, float] | None = None, **changes: Any) -> Config:
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run that nothing ends early, with the model of every round."""
     folder: Path = tmp_path_factory.mktemp("whole")
-    simulate(config(record={"trace": "rounds", "keep_best": True}), folder)
+    simulate(config(record={"traces": "rounds", "keep_best": True}), folder)
     return folder
 
 
@@ -216,7 +216,7 @@ def test_the_best_model_is_that_of_the_best_evaluation(whole: Path, tmp_path: Pa
     assert run.result["best_round"] == best
     from safetensors.torch import load_file
 
-    traced = load_file(whole / "trace" / f"round-{best + 1:04d}" / "after.safetensors")
+    traced = load_file(whole / "traces" / f"round-{best + 1:04d}" / "after.safetensors")
     model = run.model("best").state_dict()
     assert all(torch.equal(model[name], tensor) for name, tensor in traced.items())
     simulate(config(), tmp_path)

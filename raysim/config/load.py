@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import warnings
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -76,11 +77,24 @@ def from_dict(raw: Mapping[str, Any], source: str = "configuration", overrides: 
     known = PRESETS.get(preset, {}) if isinstance(preset, str) else {}
     if isinstance(preset, str) and preset not in PRESETS:
         faults.add("preset", f"there is no preset {preset!r}.{nearest(preset, PRESETS)}")
-    values = read_fields(Config, _over_preset(known, canonical(Config, raw)), "", faults)
+    values = read_fields(Config, _over_preset(known, _renamed(canonical(Config, raw))), "", faults)
     faults.report()
     config = Config(**values)
     check(config, faults)
     return config
+
+
+def _renamed(raw: dict[str, Any]) -> dict[str, Any]:
+    """Canonical `raw` with the names of today for keys of the last release."""
+    record = raw.get("record")
+    if not isinstance(record, dict) or "trace" not in record:
+        return raw
+    before = record["trace"]
+    now = [t + 1 if type(t) is int else t for t in before] if isinstance(before, list | tuple) else before
+    if now:
+        note = f"record.trace is now record.traces, where rounds count from 1: write record.traces={now} for {before}"
+        warnings.warn(note, FutureWarning, stacklevel=2)
+    return raw | {"record": {key: value for key, value in record.items() if key != "trace"} | {"traces": now}}
 
 
 def _read(path: Path) -> dict[str, Any]:

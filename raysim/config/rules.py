@@ -307,10 +307,10 @@ def _check_evaluation(config: Config) -> Found:
 
 
 def _check_record(config: Config) -> Found:
-    if config.record.trace != "rounds":
-        for t in config.record.trace:
+    if config.record.traces != "rounds":
+        for t in config.record.traces:
             if t > config.rounds.total:
-                yield "record.trace", f"there is no round {t}; rounds are 1 to {config.rounds.total}."
+                yield "record.traces", f"there is no round {t}; rounds are 1 to {config.rounds.total}."
 
 
 def _check_instruments(config: Config) -> Found:

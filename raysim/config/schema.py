@@ -218,7 +218,7 @@ class RecordConfig:
     pairs: bool = True
     """Whether methods that weigh clients against clients (FedAMP, FedFomo, APPLE) note a number for each pair that meets in a
     round."""
-    trace: Literal["rounds"] | tuple[PositiveInt, ...] = ()
+    traces: Literal["rounds"] | tuple[PositiveInt, ...] = ()
     """Rounds (from 1) whose models are all written, so that they can be recomputed by hand; `rounds`: all of them."""
 
 

@@ -179,9 +179,8 @@ class SimulatedClock:
     dropout: Fraction = 0.0
     """Probability that a client is lost on its way, at any instant of its work alike. It has been sent a model and sends none."""
     on_few: Literal["retry", "proceed", "stop"] = "retry"
-    """Where fewer than `rounds.min_clients` return, others are asked and the clock goes on, 10 times at most (`retry`); or the
-    round makes do with those that have returned (`proceed`); or the run stops. If none
-    are left, the model stays as it is."""
+    """Where fewer than `rounds.min_clients` return: `retry` asks others, up to 10 times, while the clock goes on; `proceed` takes
+    those that have returned; `stop` ends the run. If all tries fail, or none have returned, the model stays as it is."""
     availability: AnAvailability = Always()
     """When clients can be asked. Where fewer than `rounds.min_clients` can, the server waits."""
     interrupt: Literal["lose", "pause", "ignore"] = "lose"

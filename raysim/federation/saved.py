@@ -22,6 +22,7 @@ from raysim.paths import command
 from raysim.store.documents import read_tensors
 from raysim.store.manifest import read_manifest
 from raysim.store.tables import read
+from raysim.store.traces import traced
 
 
 class SavedRun:
@@ -88,8 +89,8 @@ class SavedRun:
 
     @property
     def traced(self) -> list[int]:
-        """Rounds, from 0, whose models were written (`record.trace`)."""
-        return sorted(int(path.name[6:]) - 1 for path in (self.folder / "trace").glob("round-*"))
+        """Rounds, from 0, whose models were written (`record.traces`)."""
+        return sorted(traced(self.folder))
 
     def cohort(self, t: int) -> list[int]:
         """Clients of a traced round whose models were written, sorted."""
@@ -124,20 +125,21 @@ class SavedRun:
         return self.layers.flatten(read_tensors(path))
 
     def _trace(self, t: int) -> Path:
-        if t not in self.traced:
+        folders = traced(self.folder)
+        if t not in folders:
             saved = (
-                f"those saved are {', '.join(str(t + 1) for t in self.traced)}" if self.traced else "none were saved"
+                f"those saved are {', '.join(str(t + 1) for t in sorted(folders))}" if folders else "none were saved"
             )
             raise MeasureError(
-                f"{self.folder}: the models of round {t + 1} were not saved ({saved}). record.trace: [{t + 1}] saves them."
+                f"{self.folder}: the models of round {t + 1} were not saved ({saved}). record.traces: [{t + 1}] saves them."
             )
-        return self.folder / "trace" / f"round-{t + 1:04d}"
+        return folders[t]
 
     def of_rounds(self, rounds: tuple[int, ...]) -> tuple[int, ...]:
         """`rounds`, from 1, as numbers from 0; all traced ones where none are named. Raises `MeasureError` where there are none."""
         if not (rounds or self.traced):
             raise MeasureError(
-                f"{self.folder}: no round's models were saved. record.trace: [1, 2] saves those of two rounds, rounds all."
+                f"{self.folder}: no round's models were saved. record.traces: [1, 2] saves those of two rounds, rounds all."
             )
         return tuple(number - 1 for number in rounds) or tuple(self.traced)
 

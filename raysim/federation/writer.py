@@ -332,7 +332,7 @@ class Tracer:
 
     def __init__(self, run: RunParts, folder: Path):
         self.run = run
-        self._trace = Trace(folder, run.config.record.trace)
+        self._trace = Trace(folder, run.config.record.traces)
 
     def wants(self, t: int) -> bool:
         """Whether round t is traced."""

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class Trace:
-    """Writes the tensors of chosen rounds to `trace/round-0003/<name>.safetensors`, of the third round, in the run folder.
+    """Writes the tensors of chosen rounds to `traces/round-0003/<name>.safetensors`, of the third round, in the run folder.
 
     `rounds` is 'rounds' for all of them, or the numbers of some, from 1. Names are such as before, after, client-0007,
     client-0007.init, client-0007.state.before. Raises ValueError for any other text.
@@ -25,8 +25,8 @@ class Trace:
 
     def __init__(self, folder: Path, rounds: Literal["rounds"] | Collection[int] = ()):
         if isinstance(rounds, str) and rounds != "rounds":
-            raise ValueError(f"trace: {rounds!r} is neither 'rounds' nor a list of rounds")
-        self.folder = Path(folder) / "trace"
+            raise ValueError(f"traces: {rounds!r} is neither 'rounds' nor a list of rounds")
+        self.folder = Path(folder) / "traces"
         self._rounds = None if isinstance(rounds, str) else frozenset(rounds)
 
     def wants(self, t: int) -> bool:
@@ -54,6 +54,12 @@ class Trace:
         values = np.concatenate([np.empty(0, np.int64), *parts])
         offsets = np.cumsum([0, *(len(part) for part in parts)], dtype=np.int64)
         self.write(t, name, {"values": values, "offsets": offsets})
+
+
+def traced(folder: Path) -> dict[int, Path]:
+    """The folders of a run's traced rounds, by their numbers from 0. Those of raysim 0.1.0 are in `trace`, and count from 0."""
+    names = ("trace", 0), ("traces", 1)
+    return {int(path.name[6:]) - first: path for name, first in names for path in (folder / name).glob("round-*")}
 
 
 def read_arrays(path: Path) -> list[np.ndarray]:

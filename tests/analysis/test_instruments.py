@@ -158,7 +158,7 @@ def test_balance_gives_the_ratio_that_fedlws_was_derived_from() -> None:
     ],
 )
 def test_balance_beside_server_halves_that_leave_the_model_alone(changes: dict[str, Any], tmp_path: Path) -> None:
-    record = {"instruments": ["balance"], "trace": [1]}
+    record = {"instruments": ["balance"], "traces": [1]}
     federation = simulate(tiny(**changes, server=[{"fixed_shrink": {"gamma": 0.9}}], record=record), tmp_path)
     assert Traced(tmp_path, 0, federation).note("balance", "gamma") == pytest.approx(0.9)
 
@@ -201,7 +201,7 @@ def test_a_run_has_the_same_bits_with_and_without_instruments(tmp_path: Path, wa
 
 
 def test_coherence_and_similarity_of_traced_models(tmp_path: Path) -> None:
-    record = {"instruments": ["coherence", "similarity"], "trace": [2]}
+    record = {"instruments": ["coherence", "similarity"], "traces": [2]}
     federation = simulate(tiny(server=["fedlws"], record=record), tmp_path)
     round_ = Traced(tmp_path, 1, federation)
     names = [s.name for s in federation.server.layers.tensors if s.kind == "parameter"]
@@ -223,7 +223,7 @@ def test_coherence_and_similarity_of_traced_models(tmp_path: Path) -> None:
 
 def test_objective_before_and_after_local_training(tmp_path: Path) -> None:
     """Of traced models, with the loss computed sample by sample."""
-    federation = simulate(tiny(client=["fedala"], record={"instruments": ["objective"], "trace": [3]}), tmp_path)
+    federation = simulate(tiny(client=["fedala"], record={"instruments": ["objective"], "traces": [3]}), tmp_path)
     round_ = Traced(tmp_path, 2, federation)
     model, layers = federation.spec.network()
     model.eval()
@@ -244,7 +244,7 @@ def test_objective_before_and_after_local_training(tmp_path: Path) -> None:
 def test_balance_of_a_learned_factor(tmp_path: Path) -> None:
     """Against the note of what adaptive GWS learned, and the traced models."""
     changes = {"weighting": [{"adaptive_gws": {"epochs": 3}}], "data": {"proxy": {"samples": 20}}}
-    federation = simulate(tiny(**changes, record={"instruments": ["balance"], "trace": [2]}), tmp_path)
+    federation = simulate(tiny(**changes, record={"instruments": ["balance"], "traces": [2]}), tmp_path)
     round_ = Traced(tmp_path, 1, federation)
     gamma = round_.note("adaptive_gws", "gamma")[-1]
     names = [s.name for s in federation.server.layers.tensors if s.kind == "parameter"]

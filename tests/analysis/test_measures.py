@@ -33,7 +33,7 @@ from raysim.store import tables
 
 def flat(folder: Path, t: int, name: str) -> torch.Tensor:
     """The parameters of a traced model, in the order of the state_dict."""
-    state = load_file(folder / "trace" / f"round-{t + 1:04d}" / f"{name}.safetensors")
+    state = load_file(folder / "traces" / f"round-{t + 1:04d}" / f"{name}.safetensors")
     return torch.cat([v.flatten() for k, v in state.items() if "running" not in k and "num_batches" not in k]).double()
 
 
@@ -191,7 +191,7 @@ def test_updates_are_compared_by_their_angle(measured: Path) -> None:
 def test_transport_needs_classes(tmp_path: Path) -> None:
     data = {"name": "diabetes", "partition": {"iid_equal": {"clients": 3}}}
     rounds = {"total": 1, "participation": 1.0}
-    simulate(tiny(data=data, model={"name": "mlp"}, rounds=rounds, record={"trace": [1]}), tmp_path)
+    simulate(tiny(data=data, model={"name": "mlp"}, rounds=rounds, record={"traces": [1]}), tmp_path)
     with pytest.raises(MeasureError, match="its task is regression"):
         Transport().take(SavedRun(tmp_path))
 
@@ -215,16 +215,22 @@ def test_the_way_of_a_client(measured: Path) -> None:
 
 
 def test_two_runs_in_one_plane(measured: Path, tmp_path: Path) -> None:
-    """The same run beside itself goes the same way; another model or other samples of the client have no place there."""
-    run = SavedRun(measured)
-    shutil.copytree(measured, tmp_path / "twin")
-    taken = Trajectory(client=2, grid=2, beside=str(tmp_path / "twin")).take(run).columns
-    way, kind = np.array(taken["way"]), np.array(taken["kind"])
-    points = np.stack([taken["x"], taken["y"], taken["loss"]], 1)
-    own = points[(way == 0) & (kind != "grid")]
-    assert len(own) == 2 * 4
-    np.testing.assert_allclose(own, points[way == 1], rtol=1e-6)
-    rounds, held_out = {"total": 1}, {"client_test_frac": 0.25}
+    """The principal plane of both runs' models; another model or other samples of the client have no place there."""
+    run, plain, held_out = SavedRun(measured), tmp_path / "plain", {"client_test_frac": 0.25}
+    both = {"total": 2, "participation": 1.0}
+    simulate(tiny(rounds=both, data=held_out, record={"traces": "rounds"}), plain)
+    taken = Trajectory(client=2, grid=2, beside=str(plain)).take(run).columns
+    way, points = np.array(taken["way"]), np.stack([taken["x"], taken["y"]], 1)[np.array(taken["kind"]) != "grid"]
+    assert np.bincount(way).tolist() == [2 * 4 + 2 * 2, 2 * 2]  # with the grid; starts and ends of 4 rounds, and of 2
+    places = [(measured, t, end) for t in range(4) for end in (".init", "")] + [
+        (plain, t, end) for t in range(2) for end in (".init", "")
+    ]
+    models = np.stack([flat(folder, t, f"client-0002{end}").numpy() for folder, t, end in places])
+    u, s, _ = np.linalg.svd(models - models.mean(0), full_matrices=False)
+    wanted = u[:, :2] * s[:2]
+    wanted *= np.sign(np.take_along_axis(wanted, np.abs(wanted).argmax(0)[None], 0))  # as the plane is turned
+    np.testing.assert_allclose(points, wanted, atol=1e-5 * s[0])
+    rounds = {"total": 1}
     for name, changes, why in (
         ("other model", {"model": {"name": "mlp", "options": {"hidden": [4]}}}, "has another model"),
         ("other seed", {"seed": 4}, "client 2 has other samples"),
@@ -258,7 +264,7 @@ def test_every_measure_is_a_table_of_the_run(measured: Path) -> None:
 def test_what_was_measured_of_a_run_is_not_shown_of_a_longer_one(tmp_path: Path) -> None:
     """But for measures of rounds that they name, whose models stay what they were."""
     rounds = {"total": 2, "participation": 1.0, "evaluate_every": 1}
-    run = raysim.run(tiny(rounds=rounds, record={"trace": [1, 2]}), out=tmp_path / "run", progress=False)
+    run = raysim.run(tiny(rounds=rounds, record={"traces": [1, 2]}), out=tmp_path / "run", progress=False)
     taken: dict[str, dict[str, Any]] = {"confusion": {}, "correlation": {}, "rescaling": {"points": 3}}
     taken |= {"trajectory": {"grid": 4}, "histogram": {"rounds": (1,)}}
     taken["transport"] = {"round": 1, "samples": 20, "components": 4}
@@ -276,6 +282,23 @@ def test_what_was_measured_of_a_run_is_not_shown_of_a_longer_one(tmp_path: Path)
     assert warning in (tmp_path / "page.html").read_text(encoding="utf-8")
     write("confusion", MEASURES["confusion"](), SavedRun(run.folder))
     assert "confusion" in raysim.load(run.folder).figures
+
+
+def test_a_run_of_the_last_release_counts_its_traced_rounds_from_0(tmp_path: Path) -> None:
+    """It is measured, and goes on, as one of this release."""
+    run, old = tmp_path / "run", tmp_path / "old"
+    simulate(tiny(rounds={"total": 2}, record={"traces": "rounds"}), run)
+    shutil.copytree(run, old)
+    (old / "traces").rename(old / "trace")
+    for t in (0, 1):
+        (old / "trace" / f"round-{t + 1:04d}").rename(old / "trace" / f"round-{t:04d}")
+    settings = old / "config.yaml"
+    settings.write_text(settings.read_text().replace("traces: rounds", "trace: [0, 1, 2]"))
+    with pytest.warns(FutureWarning, match=r"write record.traces=\[1, 2, 3\] for \[0, 1, 2\]"):
+        raysim.resume(old, rounds__total=3, progress=False)
+    before, after = SavedRun(run), SavedRun(old)
+    assert torch.equal(after.model(0), before.model(0)) and after.cohort(1) == before.cohort(1)
+    assert after.traced == [0, 1, 2] and (old / "traces" / "round-0003").is_dir()
 
 
 def test_the_final_model_is_of_the_round_that_was_the_last(tmp_path: Path) -> None:
@@ -303,7 +326,7 @@ def test_measure_on_the_command_line(tmp_path: Path) -> None:
         (("rescaling", tmp_path, "--set", "samples=0"), "measure.rescaling.samples: must be a whole number > 0"),
         (("trajectory", tmp_path, "--set", "grid=1"), "measure.trajectory.grid: must be a whole number >= 2"),
         (("simplex", tmp_path, "--set", "step=0"), "measure.simplex.step: must be a number > 0"),
-        (("trajectory", tmp_path), "no round's models were saved. record.trace"),
+        (("trajectory", tmp_path), "no round's models were saved. record.traces"),
         (("histogram", tmp_path, "--set", "rounds=[1]"), "the models of round 1 were not saved (none were saved)"),
     ):
         failed = measure(*words)

@@ -69,7 +69,7 @@ def updates(round_: Traced) -> np.ndarray:
     return np.stack(rows)
 
 
-TRACE = {"record": {"trace": [1]}}
+TRACE = {"record": {"traces": [1]}}
 
 
 def test_liars_send_the_reverse_and_keep_what_they_have_trained(ran: Any) -> None:

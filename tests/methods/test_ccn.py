@@ -72,7 +72,7 @@ def test_many_clients_do_not_overflow():
 
 
 def traced(folder, bn_stats: str = "average", **fields) -> Traced:
-    changes = {"local": {"epochs": 2}, "model": {"bn_stats": bn_stats}, "record": {"trace": [3]}}
+    changes = {"local": {"epochs": 2}, "model": {"bn_stats": bn_stats}, "record": {"traces": [3]}}
     return Traced(folder, 2, simulate(tiny(weighting=[{"ccn": fields}], **changes), folder))
 
 
@@ -154,7 +154,7 @@ def test_measuring_leaves_the_training_alone(tmp_path):
     """A sweep in eval mode, before or after training, moves no statistic and draws no number."""
     models = {}
     for name, weighting in {"none": [], "after": ["ccn"], "before": [{"ccn": {"latent_at": "before"}}]}.items():
-        config = tiny(weighting=weighting, rounds={"total": 1}, record={"trace": [1]})
+        config = tiny(weighting=weighting, rounds={"total": 1}, record={"traces": [1]})
         models[name] = Traced(tmp_path / name, 0, simulate(config, tmp_path / name)).clients[0].model
     for name in ("after", "before"):
         assert all((models[name][n] == models["none"][n]).all() for n in models["none"])

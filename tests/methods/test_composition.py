@@ -151,7 +151,7 @@ def test_clients_are_selected_before_their_layers(tmp_path):
 def test_scaffold_with_ccn_and_fedldf(tmp_path):
     """ν is 1/K, and the mean of the control variates stays uniform and whole."""
     config = tiny(
-        client=["scaffold"], weighting=["ccn", {"fedldf": 2}], server=["fedlws"], record={"trace": "rounds"},
+        client=["scaffold"], weighting=["ccn", {"fedldf": 2}], server=["fedlws"], record={"traces": "rounds"},
         local={"momentum": 0.0, "weight_decay": 0.0},
     )  # fmt: skip
     federation = simulate(config, tmp_path)
@@ -229,7 +229,7 @@ def recomputed(round_: Traced) -> State:
 
 
 def test_one_round_of_everything(tmp_path):
-    config = tiny(**STACK, record={"trace": "rounds"})
+    config = tiny(**STACK, record={"traces": "rounds"})
     round_ = Traced(tmp_path, 2, simulate(config, tmp_path))
     velocity = dict.fromkeys(round_.parameters, 0.0)
     for t in range(3):

@@ -263,7 +263,7 @@ def test_statistics_are_as_if_it_had_not_been(tmp_path):
     """The running statistics in which training begins are the downloaded ones."""
     from case import Traced
 
-    federation = simulate(tiny(client=[{"fedala": QUICK}], record={"trace": [3]}), tmp_path)
+    federation = simulate(tiny(client=[{"fedala": QUICK}], record={"traces": [3]}), tmp_path)
     round_ = Traced(tmp_path, 2, federation)
     statistics = [n for n in round_.before if n not in round_.parameters]
     learned = [c for c in round_.clients if "fedala.weights" in c.after]

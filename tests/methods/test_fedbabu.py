@@ -26,7 +26,7 @@ def test_the_body_is_what_travels(method, tmp_path):
 
 
 def test_fedbabus_head_is_the_first_one_everywhere(tmp_path):
-    federation = simulate(tiny(client=["fedbabu"], record={"trace": [1, 2, 3]}), tmp_path)
+    federation = simulate(tiny(client=["fedbabu"], record={"traces": [1, 2, 3]}), tmp_path)
     first = Traced(tmp_path, 0, federation).before
     for t in range(3):
         round_ = Traced(tmp_path, t, federation)
@@ -37,7 +37,7 @@ def test_fedbabus_head_is_the_first_one_everywhere(tmp_path):
 
 def test_fedreps_head_is_the_clients_own(tmp_path):
     """It goes on from where the client left it, differs between clients, and the server's stays as it was drawn."""
-    federation = simulate(tiny(client=["fedrep"], record={"trace": [1, 2, 3]}), tmp_path)
+    federation = simulate(tiny(client=["fedrep"], record={"traces": [1, 2, 3]}), tmp_path)
     rounds = [Traced(tmp_path, t, federation) for t in range(3)]
     left = {}
     for round_ in rounds:

@@ -125,7 +125,7 @@ UNEQUAL: dict[str, Any] = {
 
 def test_by_hand(ran: Any) -> None:
     """Every round of a run from its traces."""
-    run = ran(**UNEQUAL, record={"trace": "rounds"})
+    run = ran(**UNEQUAL, record={"traces": "rounds"})
     clients, rounds = table(run.folder, "clients"), table(run.folder, "rounds")
     stale = 0
     for t in range(6):
@@ -153,7 +153,7 @@ def test_by_hand(ran: Any) -> None:
 
 def test_shrunk_by_hand(ran: Any) -> None:
     """FedLWS on the buffer: τ is the mean distance of the updates, each of the model that was sent, from their mean."""
-    run = ran(**UNEQUAL, server=[{"fedlws": 0.05}], record={"trace": "rounds"})
+    run = ran(**UNEQUAL, server=[{"fedlws": 0.05}], record={"traces": "rounds"})
     clients, notes = table(run.folder, "clients"), table(run.folder, "notes")
     found = notes["value"][notes["name"] == "model_tau"]
     for t in range(6):
@@ -172,7 +172,7 @@ def mixing(**fields: Any) -> dict[str, Any]:
 
 
 def test_one_model_at_a_time_by_hand(ran: Any) -> None:
-    run = ran(**mixing(alpha=0.5), record={"trace": "rounds"})
+    run = ran(**mixing(alpha=0.5), record={"traces": "rounds"})
     clients = table(run.folder, "clients")
     for t in range(6):
         round_, sent = Traced(run.folder, t, run), int(clients["version"][t])
@@ -186,7 +186,7 @@ def test_one_model_at_a_time_by_hand(ran: Any) -> None:
 
 def test_one_client_after_another(ran: Any) -> None:
     """With α = 1 and one client at a time the model goes from hand to hand."""
-    run = ran(**mixing(alpha=1.0, concurrency=1), record={"trace": "rounds"})
+    run = ran(**mixing(alpha=1.0, concurrency=1), record={"traces": "rounds"})
     for t in range(1, 6):
         [client], [last] = Traced(run.folder, t, run).clients, Traced(run.folder, t - 1, run).clients
         for name in client.init:

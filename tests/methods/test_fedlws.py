@@ -166,7 +166,7 @@ def released(round_: Traced) -> State:
 
 
 def final(folder, **fedlws) -> tuple[dict, Traced]:
-    config = tiny(model={"layer_by": "bias_group"}, server=[{"fedlws": fedlws}], record={"trace": [3]})
+    config = tiny(model={"layer_by": "bias_group"}, server=[{"fedlws": fedlws}], record={"traces": [3]})
     round_ = Traced(folder, 2, simulate(config, folder))
     return round_.after, round_
 

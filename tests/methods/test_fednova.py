@@ -59,7 +59,7 @@ def test_of_adam_steps_are_counted():
 @pytest.mark.parametrize(("local", "beside"), [({}, []), ({"optimizer": "adam", "momentum": 0}, []), ({}, ["fedprox"])])
 def test_steps_of_heads_that_clients_keep_do_not_count(local, beside, tmp_path):
     """Of n steps of the body, the i-th gradient is applied (1 − 0.9ⁿ⁺¹⁻ⁱ) / (1 − 0.9) times."""
-    changes = {"client": [{"fedrep": {"head_epochs": 5}}, *beside], "local": local, "record": {"trace": [1]}}
+    changes = {"client": [{"fedrep": {"head_epochs": 5}}, *beside], "local": local, "record": {"traces": [1]}}
     federation = simulate(tiny(weighting=["fednova"], rounds={"total": 1}, **changes), tmp_path)
     round_ = Traced(tmp_path, 0, federation)
     steps = np.ceil(round_.sizes / 8)

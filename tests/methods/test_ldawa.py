@@ -60,7 +60,7 @@ def test_warm_up_is_weighted_by_size():
 
 def test_statistics_may_have_cosines_too(tmp_path):
     """The released code treats every array of the state dict alike, running statistics included."""
-    config = tiny(weighting=[{"ldawa": {"warmup": 1, "scale_buffers": True}}], record={"trace": [3]})
+    config = tiny(weighting=[{"ldawa": {"warmup": 1, "scale_buffers": True}}], record={"traces": [3]})
     round_ = Traced(tmp_path, 2, simulate(config, tmp_path))
 
     def released() -> State:

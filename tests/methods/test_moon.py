@@ -48,7 +48,7 @@ def test_between_equal_models_there_is_no_pull():
 
 def test_a_newcomers_last_model_is_the_initial_one(tmp_path):
     """In the third round, too; who has been there has its own."""
-    federation = simulate(tiny(client=["moon"], record={"trace": [1, 2, 3]}), tmp_path)
+    federation = simulate(tiny(client=["moon"], record={"traces": [1, 2, 3]}), tmp_path)
     initial = Traced(tmp_path, 0, federation).before
     clients = {(t, c.id): c for t in range(3) for c in Traced(tmp_path, t, federation).clients}
     seen = {}

@@ -135,7 +135,7 @@ def test_losses_of_the_first_epoch(ran: Any) -> None:
     """Without augmentation and in one step an epoch, the root of the mean square is that of the model that was sent."""
     run = ran(
         rounds={"selection": "oort", "participation": 1.0, "total": 1}, local={"batch_size": 1000, "epochs": 2},
-        record={"trace": "rounds"},
+        record={"traces": "rounds"},
     )  # fmt: skip
     model = run.spec.network()[0]
     model.load_state_dict({name: torch.from_numpy(t).float() for name, t in Traced(run.folder, 0, run).before.items()})

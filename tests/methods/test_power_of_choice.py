@@ -43,7 +43,7 @@ def test_equal_losses() -> None:
 
 def test_the_highest_of_all(ran: Any) -> None:
     """With all clients as candidates those with the highest losses of the traced model train, and count alike."""
-    run = ran(**choice(candidates=8), record={"trace": "rounds"})
+    run = ran(**choice(candidates=8), record={"traces": "rounds"})
     rows = table(run.folder, "clients")
     model = run.spec.network()[0]
     for t in range(3):

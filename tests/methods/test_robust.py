@@ -117,7 +117,7 @@ def test_same_bits_on_actors_of_which_one_dies(name: str, tmp_path: Path, warm_r
 
 def test_a_layer_has_the_median_of_those_that_send_it(ran: Any) -> None:
     """With random layers: by hand, from the traced models of the first round."""
-    run = ran(**FIVE, weighting=[{"random_layer": 3}, "median"], record={"trace": [1]})
+    run = ran(**FIVE, weighting=[{"random_layer": 3}, "median"], record={"traces": [1]})
     traced, layers, notes = Traced(run.folder, 0, run), run.server.layers, table(run.folder, "notes")
     sent = notes["value"][(notes["name"] == "uploads") & (notes["round"] == 0)].reshape(5, layers.L)
     assert (sent.sum(0) == 3).all()

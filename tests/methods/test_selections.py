@@ -77,7 +77,7 @@ def test_by_size() -> None:
 
 
 def test_drawn_twice_counts_twice(ran: Any) -> None:
-    run = ran(rounds={"selection": "by_size", "participation": 1.0}, record={"trace": "rounds"})
+    run = ran(rounds={"selection": "by_size", "participation": 1.0}, record={"traces": "rounds"})
     seen = 0
     for t in range(3):
         server = toy_server(

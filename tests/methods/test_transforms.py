@@ -255,7 +255,7 @@ def test_everything_sent_is_fedavg(upload: Any, ran: Any) -> None:
 
 def test_what_is_added_up_is_what_was_sent(ran: Any) -> None:
     """Of every tensor of 256 elements or more, the twentieth with the greatest changes; others and buffers whole."""
-    trace = {"record": {"trace": [1]}}
+    trace = {"record": {"traces": [1]}}
     honest, sparse = (Traced(f.folder, 0, f) for f in (ran(**trace), ran(upload=[{"top_k": 0.05}], **trace)))
     assert len(honest.clients) == 3
     encoded = 0

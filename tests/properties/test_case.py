@@ -15,7 +15,7 @@ from test_hashes import known
 from raysim.federation import Federation, MakeEngine
 
 CASES = cases()
-TRACED = {"record": {"trace": "rounds"}}
+TRACED = {"record": {"traces": "rounds"}}
 SEEDS = {"feddyn": 4}  # With 3, an activation is within rounding of 0: on which side depends on the type of CPU.
 
 

@@ -42,10 +42,10 @@ def known(name: str) -> str:
 
 
 def test_a_traced_run_and_its_files(tmp_path: Path) -> None:
-    federation = simulate(tiny(**SCAFFOLD, record={"trace": "rounds"}), tmp_path / "traced")
+    federation = simulate(tiny(**SCAFFOLD, record={"traces": "rounds"}), tmp_path / "traced")
     assert federation.sha256() == known("traced")
     digest = hashlib.sha256()
-    for path in sorted((tmp_path / "traced" / "trace").rglob("*.safetensors")):
+    for path in sorted((tmp_path / "traced" / "traces").rglob("*.safetensors")):
         number = int(path.parent.name.removeprefix("round-")) - 1  # the digest is known of folders that count from 0
         digest.update(f"traced/trace/round-{number:04d}/{path.name}".encode() + path.read_bytes())
     assert digest.hexdigest() == known("traced files")

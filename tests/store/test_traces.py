@@ -18,7 +18,7 @@ def test_trace_writes_what_it_is_given(tmp_path):
     flat = torch.arange(12.0)
     views = {"conv.weight": flat[:6].view(2, 3).T, "conv.bias": flat[4:8], "bn.num_batches_tracked": torch.tensor(5)}
     trace.write(2, "client-0007.init", views)
-    back = load_file(tmp_path / "trace/round-0003/client-0007.init.safetensors")
+    back = load_file(tmp_path / "traces/round-0003/client-0007.init.safetensors")
     assert back.keys() == views.keys()
     assert all(torch.equal(back[name], views[name]) and back[name].dtype == views[name].dtype for name in views)
 
