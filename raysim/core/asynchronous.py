@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left, insort
 from collections import Counter
 from dataclasses import dataclass, field
 from typing import ClassVar, Literal, NamedTuple
@@ -15,6 +16,8 @@ from raysim.core.rng import SERVER, draw, stream_seed
 from raysim.core.selection import Asked, Clients, Selection
 from raysim.core.server import Server
 from raysim.lazy import Tensor, torch
+
+ALL_AT_ONCE = 128  # clients whose seconds take together as long as those of one alone
 
 
 class Task(NamedTuple):
@@ -78,22 +81,27 @@ class Asynchronous(Selection):
         places = self.concurrency or cohort_size(participation, len(server.population.sizes))
         now, flying = self._recalled(server)
         used, later, sent, draws = dict[int, Task](), list[Task](), Counter[int](), 0
+        seconds = dict[int, float]()
+        if len(holders) <= ALL_AT_ONCE * self.updates:
+            seconds = dict(zip(holders, clients.seconds(holders).tolist(), strict=True))
+        busy = {task.client for task in flying}
+        pool = [client for client in holders if client not in busy]
         while len(used) < min(self.updates, len(holders)):
-            if not flying or flying[0].ends > now:
-                busy = {task.client for task in (*flying, *later)}
-                pool = [client for client in holders if client not in busy]
-                if (free := min(places - len(flying), len(pool))) > 0:
-                    drawn = sorted(self.drawn(server, pool, free, draws))
-                    draws += 1
-                    ends = (now + clients.seconds(drawn)).tolist()
-                    flying += [Task(end, c, server.t, sent[c], now) for end, c in zip(ends, drawn, strict=True)]
-                    flying.sort()
-                    sent.update(drawn)
+            if (not flying or flying[0].ends > now) and (free := min(places - len(flying), len(pool))) > 0:
+                drawn = sorted(self.drawn(server, pool, free, draws))
+                draws += 1
+                took = [seconds[client] for client in drawn] if seconds else clients.seconds(drawn).tolist()
+                for client, lasts in zip(drawn, took, strict=True):
+                    insort(flying, Task(now + lasts, client, server.t, sent[client], now))
+                    del pool[bisect_left(pool, client)]
+                sent.update(drawn)
             task = flying.pop(0)
             now = max(now, task.ends)
             if task.client in used:
-                later.append(task)
-            elif self.max_staleness is None or server.t - task.version <= self.max_staleness:
+                later.append(task)  # and its client stays busy
+                continue
+            insort(pool, task.client)
+            if self.max_staleness is None or server.t - task.version <= self.max_staleness:
                 used[task.client] = task
         flying = sorted(flying + later)
         server.memory[self] = {

@@ -49,6 +49,7 @@ class Stale(Weighting):
 
     base_weights: ClassVar[str | None] = "uniform"
     stage: ClassVar[str] = "rescale"
+    plans_early: ClassVar[bool] = True
 
     def plan(self, cohort: Cohort, server: Server, prior: Mixture) -> Mixture:
         weight = self.of.weights_of(cohort, server)
