@@ -606,6 +606,10 @@ def test_an_extension_that_is_stopped_leaves_no_old_end(tiny: Path, gate: Path) 
     ("change", "message"),
     [
         ("local.lr=0.3", "run/config.yaml: local.lr was 0.1 when the run began. Put it back, or start another run.\n"),
+        (
+            "rounds.selection=round_robin",
+            'run/config.yaml: rounds.selection was {"uniform": {}} when the run began. Put it back, or start another run.\n',
+        ),
         ("rounds.total=2", "run/config.yaml: rounds.total is 2, but 3 rounds are done. "),
         ("rounds.totl=9", "rounds.totl=9: unknown field (set to 9). Did you mean 'total'?"),
     ],

@@ -137,7 +137,10 @@ def decisive(config: Config) -> dict[str, Any]:
         del plain[section]
     for key in ("root", "storage", "stream_bytes", "cache"):
         del plain["data"][key]
-    plain["rounds"] = {"participation": config.rounds.participation}  # the others say when to test, to save, to stop
+    for key in ("total", "until", "evaluate_every", "checkpoint_every", "on_client_failure"):
+        del plain["rounds"][key]  # which says when to test, to save, to stop
+    if not config.clock.loses:  # with fewer such a run stops, and may go on with fewer
+        del plain["rounds"]["min_clients"]
     # Sums inside an operation follow its threads, and the models that it works on; `fast_math` is about recorded steps.
     bits = ("threads", "batch_clients", "fast_math", *["tape"] * config.engine.fast_math)
     plain["engine"] = {key: getattr(config.engine, key) for key in bits}

@@ -55,7 +55,8 @@ class RunClients:
         if np.isinf(self.now):
             raise RoundFailed(
                 f"round {server.t + 1}: after {before:g} simulated seconds there is no time at which {least} of the "
-                f"{len(holders)} clients with samples are available. Lower rounds.min_clients, or let them be available more often."
+                f"{len(holders)} clients with samples are available. Start another run, with a smaller rounds.min_clients or "
+                "clients that are there more often."
             )
         self.idle, self.here = self.now - before, holders[available]
 

@@ -180,7 +180,7 @@ def select(run: RunParts, pool: RunClients) -> Asked:
         return asked
     few = f"of {len(asked.clients)} clients fewer than {least}, which is rounds.min_clients, return in simulated time"
     if on_few == "stop":
-        raise RoundFailed(f"round {run.server.t + 1}: {few}. To go on all the same, set clock.on_few.")
+        raise RoundFailed(f"round {run.server.t + 1}: {few}. Start another run with clock.on_few: retry or proceed.")
     pool.events.append(Event("run", f"{few}; the model stays as it is"))
     return replace(
         asked, lost={c: asked.lost.get(c, ABANDONED) for c in asked.clients if run.server.population.sizes[c]}
