@@ -55,7 +55,7 @@ def contents(folder: Path) -> dict[str, str]:
     return {str(path.relative_to(folder)): path.read_text() for path in folder.rglob("*") if path.is_file()}
 
 
-@pytest.mark.parametrize("name", ["checkpoints", "rounds", "clients", "trace"])
+@pytest.mark.parametrize("name", ["checkpoints", "rounds", "clients", "traces"])
 def test_a_link_in_the_place_of_a_folder_is_refused(name: str, half: Path, elsewhere: Path) -> None:
     before = contents(elsewhere)
     inside = half / name

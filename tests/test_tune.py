@@ -24,6 +24,9 @@ local: {batch_size: 5, lr: 0.1}
 """
 
 
+needs_plain_path = pytest.mark.skipif(" " in sys.executable, reason="Ray Tune needs a Python whose path has no space")
+
+
 @pytest.fixture
 def base(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
@@ -31,6 +34,7 @@ def base(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return Path("base.yaml")
 
 
+@needs_plain_path
 def test_trials_are_runs_that_report_every_evaluation(cluster: object, base: Path, tmp_path: Path) -> None:
     tune = pytest.importorskip("ray.tune", reason="needs raysim[tune]")
     tuner = tune.Tuner(
@@ -56,6 +60,7 @@ def test_trials_are_runs_that_report_every_evaluation(cluster: object, base: Pat
     assert best.metrics["loss"] == min(result.metrics["loss"] for result in results)
 
 
+@needs_plain_path
 def test_trials_know_what_the_script_has_added(cluster: object, base: Path, tmp_path: Path) -> None:
     tune = pytest.importorskip("ray.tune", reason="needs raysim[tune]")
 
@@ -78,6 +83,10 @@ def test_trials_know_what_the_script_has_added(cluster: object, base: Path, tmp_
 
 
 def test_what_is_wrong_shows_before_any_trial(base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "executable", "some one/python")
+    with pytest.raises(RuntimeError, match="some one/python, whose path has a space"):
+        raysim.sweep.tune.trainable(base)
+    monkeypatch.setattr(sys, "executable", "python")
     with pytest.raises(ConfigError, match="Did you mean 'lr'"):
         raysim.sweep.tune.trainable(base, ["local.lrr=1"])
     monkeypatch.setitem(sys.modules, "ray.tune", None)

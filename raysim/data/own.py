@@ -63,9 +63,12 @@ def _with_settings(function: Callable[..., Any], base: type, methods: dict[str, 
         if name not in skipped
     ]
     fields.sort(key=lambda one: one[2].default is not MISSING)  # those without a default come first
-    place = {"__module__": function.__module__, "__qualname__": function.__qualname__}  # where its source is
-    namespace = methods | place | {"__doc__": inspect.getdoc(function)}
-    return make_dataclass(function.__name__, fields, bases=(base,), frozen=True, namespace=namespace)
+    namespace = methods | {"__qualname__": function.__qualname__, "__doc__": inspect.getdoc(function)}
+    made = make_dataclass(function.__name__, fields, bases=(base,), frozen=True, namespace=namespace)
+    made.__module__ = (
+        function.__module__
+    )  # where its source is; from Python 3.12 on `make_dataclass` writes its caller's
+    return made
 
 
 def _hashable(default: Any) -> Any:

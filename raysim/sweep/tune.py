@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import fields, replace
@@ -25,12 +26,17 @@ def trainable(base: str | Path, overrides: Sequence[str] = ()) -> Callable[[Mapp
     After each round that is evaluated it reports `round` (from 1), what there is of `REPORTED` (fractions and nats), and
     the task's further metrics as `metric.NAME`. A trial trains its clients one after another in its own process, on a GPU
     where Tune has reserved one for it (`tune.with_resources`). Its run lies in `run` in the trial's folder, from which a
-    trial that died goes on. Raises `ConfigError` for what is wrong before any trial, and `ImportError` without Ray Tune.
+    trial that died goes on. Raises `ConfigError` for what is wrong before any trial, `ImportError` without Ray Tune, and
+    `RuntimeError` where Ray cannot start a trial.
     """
     try:
         from ray.tune import get_context, report
     except ImportError:
         raise ImportError("a search needs Ray Tune: pip install 'raysim[tune]'") from None
+    if " " in sys.executable:  # which Ray does not quote, so that it would wait for ever
+        raise RuntimeError(
+            f"Ray Tune starts no trial with {sys.executable}, whose path has a space: install raysim elsewhere"
+        )
     path, here, own = find(base).resolve(), Path.cwd(), REGISTRY.own()
     load(path, overrides)
 

@@ -87,6 +87,8 @@ def test_readers_that_are_taken_from_torchvision_run_no_pickle(subtests: pytest.
     for name in vision.KNOWN:
         with subtests.test(name):
             for kind in getattr(datasets, name).__mro__[:-1]:
+                if not kind.__module__.startswith("torchvision."):
+                    continue  # `typing.Generic`
                 for call in (
                     node
                     for node in ast.walk(ast.parse(inspect.getsource(inspect.getmodule(kind))))
