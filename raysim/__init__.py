@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from raysim.api.simulation import Simulation as Simulation
     from raysim.config import Config as Config
     from raysim.config import ConfigError as ConfigError
+    from raysim.core.asynchronous import Asynchronous as Asynchronous
     from raysim.core.attack import Attack as Attack
     from raysim.core.availability import Availability as Availability
     from raysim.core.client import ClientMethod as ClientMethod
@@ -85,6 +86,7 @@ _HOMES = {
     "raysim.core.selection": ("Asked", "Selection"),
     "raysim.core.simulated": ("Trait",),
     "raysim.core.cohort": ("Cohort",),
+    "raysim.core.asynchronous": ("Asynchronous",),
     "raysim.core.attack": ("Attack",),
     "raysim.core.failures": ("ClientFailure",),
     "raysim.core.layers": ("LayerMap",),

@@ -244,6 +244,27 @@ def test_what_is_too_old_is_dropped(ran: Any) -> None:
     assert (rows["version"] == rows["round"]).all()
 
 
+def test_a_selection_of_ones_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It says how many end a round and who gets a free place; a resumed run is the undisturbed one."""
+
+    @dataclass(frozen=True)
+    class LargestFirst(Asynchronous):
+        updates = 2
+
+        def drawn(self, server: Any, pool: list[int], count: int, draws: int) -> list[int]:
+            return sorted(pool, key=lambda client: -int(server.population.sizes[client]))[:count]
+
+    monkeypatch.setitem(SELECTIONS, "largest_first", LargestFirst)
+    rounds = {"total": 4, "selection": {"largest_first": {"concurrency": 3}}}
+    whole = simulate(tiny(clock=UNEQUAL["clock"], rounds=rounds), tmp_path / "whole")
+    rows = table(tmp_path / "whole", "clients")
+    largest = np.argsort(-whole.partition.sizes, kind="stable")[:3]
+    assert len(rows["round"]) == 4 * 2 and {*rows["client"][rows["round"] == 0]} < {*largest}
+    simulate(tiny(clock=UNEQUAL["clock"], rounds={**rounds, "total": 2, "checkpoint_every": 1}), tmp_path / "parts")
+    longer = tiny(clock=UNEQUAL["clock"], rounds=rounds)
+    assert simulate(longer, tmp_path / "parts", resume=True).sha256() == whole.sha256()
+
+
 @pytest.mark.parametrize(
     ("changes", "sentence"),
     [
