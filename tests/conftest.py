@@ -48,6 +48,11 @@ settings.register_profile("raysim", derandomize=True, deadline=None)
 settings.load_profile("raysim")
 
 
+needs_plain_path = pytest.mark.skipif(
+    " " in sys.executable, reason="Ray's jobs and trials need a Python whose path has no space"
+)
+
+
 def tiny(**changes: Any) -> Config:
     """Eight unequal clients, three a round, a BatchNorm net of 2k parameters, momentum, a decaying learning rate.
 

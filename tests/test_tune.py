@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import simulate, table
+from conftest import needs_plain_path, simulate, table
 from torch import nn
 
 import raysim
@@ -22,9 +22,6 @@ model: {name: mlp, options: {hidden: [8]}}
 rounds: {total: 4, participation: 0.5, evaluate_every: 2}
 local: {batch_size: 5, lr: 0.1}
 """
-
-
-needs_plain_path = pytest.mark.skipif(" " in sys.executable, reason="Ray Tune needs a Python whose path has no space")
 
 
 @pytest.fixture

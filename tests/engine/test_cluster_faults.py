@@ -48,7 +48,7 @@ def test_a_process_of_the_cluster_is_killed(process, said, tmp_path, gate, monke
     config = tiny(**SCAFFOLD, client=["scaffold", {"waits": {"gate": str(gate), "t": 1}}], rounds=rounds, engine=RAY)
     run = Command("run", written(config), "--out", "run")
     with held(gate):
-        [victim] = [pid for pid, line in run.processes().items() if line.partition(" ")[0].endswith(process)]
+        [victim] = [pid for pid, line in run.processes().items() if f"/{process} --" in line]
         os.kill(victim, signal.SIGKILL)
         assert run.end() == 1
     assert re.search(rf"raysim: the Ray cluster is gone: {said}.*\n`raysim resume run` continues\.\n\Z", run.err), (

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from threading import Thread
 
-from conftest import simulate, tiny
+from conftest import needs_plain_path, simulate, tiny
 
 from raysim.config import to_yaml
 
@@ -41,6 +41,7 @@ def head(environment: dict[str, str]) -> Iterator[str]:
         raise AssertionError(told)
 
 
+@needs_plain_path
 def test_a_job_has_the_bits_of_one_process(tmp_path: Path) -> None:
     (tmp_path / "job").mkdir()
     (tmp_path / "job/tiny.yaml").write_text(to_yaml(tiny(engine={"ray": {"clients_per_actor": 3}})))
