@@ -20,7 +20,7 @@ quickstart: $(VENV)/raysim
 	@"$(VENV)/bin/raysim" run configs/quickstart.yaml
 
 test: $(VENV)/raysim-dev
-	@$(HERE): pytest, about eleven minutes on two cores
+	@$(HERE): pytest, about twelve minutes on two cores
 	@. "$(VENV)/bin/activate" && pytest -q -n 2 --dist worksteal
 
 check: $(VENV)/raysim-dev

@@ -65,9 +65,7 @@ def _with_settings(function: Callable[..., Any], base: type, methods: dict[str, 
     fields.sort(key=lambda one: one[2].default is not MISSING)  # those without a default come first
     namespace = methods | {"__qualname__": function.__qualname__, "__doc__": inspect.getdoc(function)}
     made = make_dataclass(function.__name__, fields, bases=(base,), frozen=True, namespace=namespace)
-    made.__module__ = (
-        function.__module__
-    )  # where its source is; from Python 3.12 on `make_dataclass` writes its caller's
+    made.__module__ = function.__module__  # where its source is; Python 3.12 writes that of its caller
     return made
 
 

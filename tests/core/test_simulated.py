@@ -306,7 +306,7 @@ def test_where_none_returns_the_model_stays(on_few: str, asked: int, tmp_path: P
 
 
 def test_a_run_that_stops_where_too_few_return(tmp_path: Path) -> None:
-    with pytest.raises(RoundFailed, match=r"round 1: of 3 clients fewer than 1, .* set clock\.on_few"):
+    with pytest.raises(RoundFailed, match=r"round 1: of 3 clients fewer than 1, .* another run with clock\.on_few"):
         simulate(tiny(clock={"speed": 1e-3, "deadline": 1.0, "on_few": "stop"}), tmp_path)
 
 
