@@ -543,7 +543,7 @@ def test_a_cluster_is_not_started_where_there_is_no_room_for_its_threads(
     with pytest.raises(ConnectionError, match="and only 199 more may be started"), cluster():
         pass
     (tmp_path / "pids.max").write_text("max\n")
-    monkeypatch.setattr(os, "geteuid", lambda: 0)  # whom no ulimit limits
+    monkeypatch.setattr(os, "geteuid", lambda: 0)  # root has no ulimit
     assert machine.free_threads() is None
 
 

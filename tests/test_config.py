@@ -342,6 +342,8 @@ def test_a_key_of_the_last_release_is_read(tmp_path: Path) -> None:
     assert found.record.traces == (1, 6)
     with pytest.warns(FutureWarning, match=r"write record.traces=rounds"):
         assert load(write(tmp_path, PLAIN + "record: {trace: rounds}")).record.traces == "rounds"
+    old = write(tmp_path, PLAIN + "record: {trace: []}")  # as every run of it wrote
+    assert load(old, ["record.traces=[2]"]).record.traces == (2,)  # what is set later holds
 
 
 @pytest.mark.parametrize(

@@ -60,14 +60,14 @@ def read_entry(catalogue: Catalogue, name: str, overrides: Sequence[str] = ()) -
 def from_dict(raw: Mapping[str, Any], source: str = "configuration", overrides: Sequence[Override] = ()) -> Config:
     """Build and check a configuration from nested mappings over its preset, changed by `overrides`; `source` names it in
     the faults. What its settings have wrong together is looked for once each can be read."""
-    wrong, changed, raw = [], {}, canonical(Config, dict(raw))
+    wrong, changed, raw = [], {}, _renamed(canonical(Config, dict(raw)))
     for change in overrides:
         written = change[:200] if isinstance(change, str) else change[0]
         try:
             path, value = _parsed(change) if isinstance(change, str) else change
             if path in ("data", "model") and isinstance(value, str):
                 path += ".name"  # the section's other settings stay
-            raw = _override(canonical(Config, raw), path, value)
+            raw = _renamed(_override(canonical(Config, raw), path, value))
             changed[path] = written
         except _OverrideFault as fault:
             wrong.append(f"{written}: {fault}")
@@ -77,7 +77,7 @@ def from_dict(raw: Mapping[str, Any], source: str = "configuration", overrides: 
     known = PRESETS.get(preset, {}) if isinstance(preset, str) else {}
     if isinstance(preset, str) and preset not in PRESETS:
         faults.add("preset", f"there is no preset {preset!r}.{nearest(preset, PRESETS)}")
-    values = read_fields(Config, _over_preset(known, _renamed(canonical(Config, raw))), "", faults)
+    values = read_fields(Config, _over_preset(known, canonical(Config, raw)), "", faults)
     faults.report()
     config = Config(**values)
     check(config, faults)

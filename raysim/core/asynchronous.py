@@ -17,7 +17,7 @@ from raysim.core.selection import Asked, Clients, Selection
 from raysim.core.server import Server
 from raysim.lazy import Tensor, torch
 
-ALL_AT_ONCE = 128  # clients whose seconds take together as long as those of one alone
+ALL_AT_ONCE = 128  # asking for the seconds of so many clients costs no more than for one
 
 
 class Task(NamedTuple):
