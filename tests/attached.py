@@ -12,7 +12,14 @@ import pytest
 from command import Command
 
 TAIL = 50  # lines of each of Ray's logs
-LOGS = ("raylet.*", "gcs_server.*", "worker-*.*", "dashboard_agent.*", "runtime_env_agent.*")
+LOGS = (
+    "python-core-driver-*.log",
+    "raylet.*",
+    "gcs_server.*",
+    "worker-*.*",
+    "dashboard_agent.*",
+    "runtime_env_agent.*",
+)
 BEGAN = pytest.StashKey[float]()
 
 

@@ -14,6 +14,7 @@ from threading import Event, Thread
 from typing import Any, Literal
 
 import ray
+from ray.exceptions import RayActorError
 from torch import Tensor, nn
 
 from raysim.core.client import ClientMethod, LocalRun, Upload
@@ -143,7 +144,11 @@ def kill_before(federation: Any, method: str, victim: Callable[[Any], int | None
         host = None if killed else victim(call)
         if host is not None:
             killed.append(host)
-            ray.kill(federation.engine.hosts[host], no_restart=True)
+            actor = federation.engine.hosts[host]
+            ray.kill(actor, no_restart=True)
+            with suppress(RayActorError):
+                while True:  # until it is dead: Ray does not wait for that
+                    ray.get(actor.ping.remote())
         return real(call)
 
     patch.setattr(federation.engine, method, begin)

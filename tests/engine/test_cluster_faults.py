@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from command import PYTHONPATH, Command, held
+from command import PYTHONPATH, Command, Python, held
 from conftest import tiny
 from typer.testing import CliRunner
 
@@ -19,6 +19,9 @@ from raysim.config import Config, to_yaml
 from raysim.machine import FULL_AT
 
 RAY = {"ray": {"clients_per_actor": 2, "state_bytes": 80 << 20}}
+PATIENT = {"RAY_health_check_period_ms": "3000"}
+"""Ray's own. A driver that has been told that its node is dead is ended by Ray, without a word; the tests' Ray tells it soon."""
+AGENTS = "ray::DashboardAgent", "ray::RuntimeEnvAgent"  # Ray's own, which at times wait a minute for its store
 SCAFFOLD = {"local": {"momentum": 0.0, "weight_decay": 0.0}}
 
 
@@ -38,15 +41,18 @@ def finished(config: Config) -> str:
 
 
 @pytest.mark.parametrize(
-    ("process", "said"),
-    [("raylet/raylet", "its raylet on this machine has ended"), ("gcs/gcs_server", r"its control store \(gcs_server\) does not")],
-)  # fmt: skip
-def test_a_process_of_the_cluster_is_killed(process, said, tmp_path, gate, monkeypatch):
+    ("process", "said", "environment"),
+    [
+        ("raylet/raylet", "its raylet on this machine has ended", PATIENT),
+        ("gcs/gcs_server", r"its control store \(gcs_server\) does not", {}),
+    ],
+)
+def test_a_process_of_the_cluster_is_killed(process, said, environment, tmp_path, gate, monkeypatch):
     """While a client trains."""
     monkeypatch.chdir(tmp_path)
     rounds = {"total": 3, "checkpoint_every": 1}
     config = tiny(**SCAFFOLD, client=["scaffold", {"waits": {"gate": str(gate), "t": 1}}], rounds=rounds, engine=RAY)
-    run = Command("run", written(config), "--out", "run")
+    run = Command("run", written(config), "--out", "run", **environment)
     with held(gate):
         [victim] = [pid for pid, line in run.processes().items() if f"/{process} --" in line]
         os.kill(victim, signal.SIGKILL)
@@ -55,8 +61,27 @@ def test_a_process_of_the_cluster_is_killed(process, said, tmp_path, gate, monke
         run.err
     )
     assert "Traceback" not in run.output
-    run.wait_for_all("ray::DashboardAgent")  # Ray's own, which at times waits a minute for its store before it ends
+    run.wait_for_all(*AGENTS)
     assert "round 2/3" in finished(config)  # from the checkpoint after the first
+
+
+ORPHAN = "import subprocess, sys; subprocess.Popen([sys.executable, '-m', 'raysim', *sys.argv[1:]])"
+
+
+def test_the_raylet_is_killed_under_a_run_without_a_parent(tmp_path, gate, monkeypatch):
+    """As after `nohup raysim run &` in a terminal that was closed. Ray takes a driver's parent for its raylet."""
+    monkeypatch.chdir(tmp_path)
+    config = tiny(
+        client=[{"waits": {"gate": str(gate), "t": 1}}], rounds={"total": 3, "checkpoint_every": 1}, engine=RAY
+    )
+    run = Python("-c", ORPHAN, "run", written(config), "--out", "run", folder=tmp_path, **PATIENT)
+    with held(gate):
+        run.process.join()  # the parent
+        [victim] = [pid for pid, line in run.processes().items() if "/raylet/raylet --" in line]
+        os.kill(victim, signal.SIGKILL)
+        run.end()
+    assert re.search(r"the Ray cluster is gone: its raylet .*\n`raysim resume run` continues\.\n\Z", run.err), run.err
+    run.wait_for_all(*AGENTS)
 
 
 def test_memory_runs_out_before_the_first_round(tmp_path, monkeypatch):
