@@ -169,7 +169,8 @@ class Dispatcher:
         if early is not None:
             self._early_plan = replace(aggregation(early, asked), planned_early=True)
             early_sum = EarlySum(early, self._early_plan)
-        work = {i: self._visits(share) for i, share in enumerate(shares(engine, asked)) if share}
+        of_hosts = shares(engine, self._groups(asked))
+        work = {i: self._visits(share) for i, share in enumerate(of_hosts) if share}
         # Where every host makes one unit, merging is asked for at once: it needs no answer.
         at_once = early is not None and all(len(units) == 1 for units in work.values())
         self._run(work, destinations(engine, list(work)) if at_once else {}, while_training)
@@ -216,16 +217,13 @@ class Dispatcher:
         return collect
 
     def _visits(self, share: WorkUnit) -> list[WorkUnit]:
-        """Split a host's share into work units of whole groups that train from one model, so that what one unit returns stays
-        below `WORK_UNIT_BYTES`."""
+        """Split a host's share into work units of whole groups, so that what one unit returns stays below
+        `WORK_UNIT_BYTES`."""
         engine = self.engine
         per_client = 4 * engine.layers.S * (2 * engine.stateful + engine.spec.stack.peer_models)
         most = max(1, WORK_UNIT_BYTES // (per_client or 1) // engine.spec.batch_clients)
-        units = []
-        for clients in self._requests.by_start(share):
-            groups = self._groups(clients)
-            units += [tuple(itertools.chain(*groups[i : i + most])) for i in range(0, len(groups), most)]
-        return units
+        groups = self._groups(share)
+        return [tuple(itertools.chain(*groups[i : i + most])) for i in range(0, len(groups), most)]
 
     def _groups(self, clients: WorkUnit) -> list[WorkUnit]:
         """The groups in which some clients train, whole: to the same bits they train in no other company."""
@@ -339,7 +337,7 @@ def initialize(
     requests = Requests(engine, round_info, tuple(clients), downlink)
 
     def start() -> tuple[ClientResults, dict[int, Handle]]:
-        units = [(i, share) for i, share in enumerate(shares(engine, clients)) if share]
+        units = [(i, share) for i, share in enumerate(shares(engine, one_by_one(clients))) if share]
         begun = [engine.train(requests.call(i, "initialize", share, return_states=True)) for i, share in units]
         replies = engine.fetch([(i, reply) for (i, _), (reply, *_) in zip(units, begun, strict=True)])
         results = {client: result for reply in replies for client, result in reply.results.items()}
@@ -354,8 +352,14 @@ def initialize(
     return engine.retry_after_loss(start) if clients else (ClientResults({}, {}), {})
 
 
-def shares(engine: Engine, clients: Sequence[int]) -> list[WorkUnit]:
-    """The share of each host in a sorted cohort, by what is known of clients and hosts."""
-    costs = engine.pace.costs(clients, engine.partition.sizes[list(clients)].tolist())
+def shares(engine: Engine, groups: Sequence[WorkUnit]) -> list[WorkUnit]:
+    """The share of each host in a cohort, in whole groups, by what is known of clients and hosts."""
+    clients = [*itertools.chain(*groups)]
+    costs = iter(engine.pace.costs(clients, engine.partition.sizes[clients].tolist()))
     factors = [engine.pace.factor(i) for i in range(len(engine.hosts))]
-    return assign(clients, costs, factors, engine.spec.batch_clients)
+    return assign(groups, [sum(itertools.islice(costs, len(group))) for group in groups], factors)
+
+
+def one_by_one(clients: Sequence[int]) -> list[WorkUnit]:
+    """Clients that are in no group with others."""
+    return [(client,) for client in clients]

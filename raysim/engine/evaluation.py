@@ -12,7 +12,7 @@ from raysim.core.local_run import RoundInfo
 from raysim.core.score import Score
 from raysim.core.server import Downlink
 from raysim.engine.base import Call, Engine, Span
-from raysim.engine.dispatcher import ClientResults, shares
+from raysim.engine.dispatcher import ClientResults, one_by_one, shares
 from raysim.engine.requests import Requests
 
 
@@ -42,7 +42,7 @@ def evaluate_clients(
     requests = Requests(engine, round_info, tuple(clients), downlink)
 
     def score() -> ClientResults:
-        units = [(i, share) for i, share in enumerate(shares(engine, clients)) if share]
+        units = [(i, share) for i, share in enumerate(shares(engine, one_by_one(clients))) if share]
         replies = engine.ask([requests.call(i, test, share, **options) for i, share in units])
         return ClientResults(
             {client: result for results in replies for client, result in results.items()},

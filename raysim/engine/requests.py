@@ -55,15 +55,8 @@ class Requests:
         """The clients that train together with it, in order: all start from one model, in one part of the round."""
         return self._groups[client]
 
-    def by_start(self, clients: Sequence[int]) -> list[tuple[int, ...]]:
-        """The clients, split by the model from which they train."""
-        parts = dict[Start | None, list[int]]()
-        for client in clients:
-            parts.setdefault(self.starts.get(client), []).append(client)
-        return [*map(tuple, parts.values())]
-
     def call(self, host: int, method: str, clients: Sequence[int], **options: Any) -> Call:
-        """`method` of a host for some of the clients, who train from one model; `options` are further fields of the request."""
+        """`method` of a host for some of the clients; `options` are further fields of the request."""
         engine, down = self.engine, self.downlink
         objects: list[Handle] = []
         state_index, model_index = {}, {}
@@ -91,10 +84,12 @@ class Requests:
             known_index[attack] = len(objects)
             objects.append(self.known[attack])
         groups = tuple(dict.fromkeys(map(self.group, clients))) if engine.spec.batch_clients > 1 else ()
-        start = self.starts.get(next(iter(clients), -1))
+        begin = {client: self.starts[client] for client in clients if client in self.starts}
+        start_index = {start: len(objects) + i for i, start in enumerate(dict.fromkeys(begin.values()))}
+        objects += [start.value for start in start_index]
+        starts = {client: (start.round_info, start_index[start]) for client, start in begin.items()}
         request = TrainRequest(
             self.round_info, tuple(clients), state_index, model_index, mix=mix, peers=peers,
-            start=start.round_info if start else None, attacks=attacks, known_index=known_index, groups=groups, **options,
+            starts=starts, attacks=attacks, known_index=known_index, groups=groups, **options,
         )  # fmt: skip
-        value = start.value if start else engine.published_public
-        return Call(host, method, (request, value, engine.published_shared, *objects))
+        return Call(host, method, (request, engine.published_public, engine.published_shared, *objects))

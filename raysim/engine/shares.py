@@ -73,11 +73,9 @@ def cut(costs: Sequence[float], factors: Sequence[float]) -> list[tuple[int, int
     return greedy(high * (1 + 1e-9))
 
 
-def assign(clients: Sequence[int], costs: Sequence[float], factors: Sequence[float], together: int) -> list[WorkUnit]:
-    """Split a sorted cohort into contiguous runs of whole groups of `together` clients, one for each host or fewer, so that
-    the host that takes longest takes least; see `cut`."""
-    groups = [tuple(clients[i : i + together]) for i in range(0, len(clients), together)]
+def assign(groups: Sequence[WorkUnit], costs: Sequence[float], factors: Sequence[float]) -> list[WorkUnit]:
+    """Split groups of clients with these costs into contiguous runs, one for each host or fewer, so that the host that takes
+    longest takes least; see `cut`."""
     if len(groups) <= len(factors):
-        return groups
-    of_groups = [sum(costs[i : i + together]) for i in range(0, len(costs), together)]
-    return [tuple(itertools.chain(*groups[lo:hi])) for lo, hi in cut(of_groups, factors)]
+        return [*groups]
+    return [tuple(itertools.chain(*groups[lo:hi])) for lo, hi in cut(costs, factors)]

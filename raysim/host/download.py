@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
 from raysim.core.arrays import on_device
+from raysim.core.local_run import RoundInfo
 from raysim.host.messages import Arrays, TrainRequest
 from raysim.lazy import Tensor, torch
 
@@ -17,9 +19,10 @@ class Download:
     """A request with the objects that came with it."""
 
     request: TrainRequest
-    server: Tensor  # [S] the global model
+    newest: Tensor  # [S] the global model
     shared: Mapping[str, Tensor]  # what travels with it
-    objects: Sequence[Arrays]  # states and models, see `TrainRequest`
+    objects: Sequence[Any]  # states and models, see `TrainRequest`
+    older: dict[int, Tensor] = field(default_factory=dict)  # global models, by their index in `objects`, once asked for
 
     @classmethod
     def of(
@@ -29,6 +32,19 @@ class Download:
         tensors = {name: on_device(array, device) for name, array in shared.items()}
         return cls(request, on_device(value, device), tensors, objects)
 
+    def server(self, client: int) -> Tensor:
+        """The global model [S] that the client was sent."""
+        if client not in self.request.starts:
+            return self.newest
+        _, index = self.request.starts[client]
+        if index not in self.older:
+            self.older[index] = on_device(self.objects[index], self.newest.device)
+        return self.older[index]
+
+    def round_info(self, client: int) -> RoundInfo:
+        """Of the round in which that model was the newest."""
+        return self.request.starts[client][0] if client in self.request.starts else self.request.round_info
+
     def state(self, client: int) -> Arrays:
         """What the client keeps between rounds; nothing where it has not taken part."""
         index = self.request.state_index.get(client)
@@ -37,16 +53,16 @@ class Download:
     def known(self, attack: int) -> Tensor | None:
         """What the clients of an attack know of the others."""
         index = self.request.known_index.get(attack)
-        return None if index is None else on_device(self.objects[index]["value"], self.server.device)
+        return None if index is None else on_device(self.objects[index]["value"], self.newest.device)
 
     def peers(self, client: int) -> PeerModels:
         """The models of others that the client is sent."""
-        return PeerModels(self.request, client, self.server, self.objects)
+        return PeerModels(self.request, client, self.server(client), self.objects)
 
     def received(self, client: int, P: int) -> Tensor:
         """The model [S] that the client is sent, with P parameters."""
         mix = self.request.mix
-        return self.server if mix is None else mixed(self.peers(client), client, mix[client], P)
+        return self.server(client) if mix is None else mixed(self.peers(client), client, mix[client], P)
 
 
 @dataclass(frozen=True)

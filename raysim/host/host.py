@@ -95,7 +95,7 @@ class ClientHost:
             self.close()
         self.t = request.round_info.t
         download = Download.of(request, value, shared, objects, self.device)
-        self._server = download.server
+        self._server = download.newest
         self.samples.expect(request.clients)
         results: dict[int, ClientResult] = {}
 

@@ -195,7 +195,9 @@ class TrainRequest:
         None  # client -> (other client, weight)s of what it is sent
     )
     peers: Mapping[int, tuple[int, ...]] = field(default_factory=dict)  # client -> clients whose models it is sent
-    start: RoundInfo | None = None  # of the model that the clients are sent, where that is an older one
+    starts: Mapping[int, tuple[RoundInfo, int]] = field(
+        default_factory=dict
+    )  # client that is sent an older model -> of the round in which that was the newest, and its index
     attacks: Mapping[int, tuple[int, ...]] = field(default_factory=dict)  # malicious client -> its attacks in the spec
     known_index: Mapping[int, int] = field(default_factory=dict)  # attack -> index of what its clients know
     return_states: bool = False

@@ -85,11 +85,11 @@ class Trainer:
                 message.encode(self.spec.upload, run)
                 upload.value = known + update
             result.model_bytes, result.vector_bytes = message.costs, tuple(message.vector_costs.tolist())
-            if known is download.server:
+            if known is download.server(run.client):
                 return
         elif sent is not None:
             result.model_bytes = whole(layers, sent)
-        minus(upload.value, download.server, out=update)
+        minus(upload.value, download.server(run.client), out=update)
 
     def _known(self, download: Download, run: LocalRun) -> Tensor:
         """The model [S] that client and server both have, to which an encoded update is added: what the client was sent or,
@@ -152,7 +152,7 @@ class Trainer:
         """The client before its local initialisation."""
         self.before_client(client)
         request, peers = download.request, download.peers(client)
-        round_info = request.start or request.round_info
+        round_info = download.round_info(client)
         received = download.received(client, self.flat.layers.P)
         state = self._states.unpack(download.state(client))
         if self._stack.peer_models and client in request.model_index:
@@ -207,7 +207,7 @@ class Trainer:
 
     def _attack(self, download: Download, run: LocalRun, upload: Upload) -> None:
         """Put into `upload` what the client sends if it is malicious."""
-        P, server = self.flat.layers.P, download.server
+        P, server = self.flat.layers.P, download.server(run.client)
         for i in download.request.attacks.get(run.client, ()):
             attack, known = self.spec.attacks[i], download.known(i)
             if attack.sees_others and known is None:

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from raysim.engine.base import ATTEMPTS
-from raysim.engine.dispatcher import WorkQueue
+from raysim.engine.dispatcher import WorkQueue, one_by_one
 from raysim.engine.shares import assign
 
 
@@ -27,7 +27,7 @@ def best(costs: Sequence[float], factors: Sequence[float]) -> float:
 def test_no_cut_is_faster(seed: int) -> None:
     draw = np.random.default_rng(seed)
     costs, factors = draw.integers(1, 20, 9).tolist(), draw.choice([1.0, 1.0, 2.0, 4.0], 3).tolist()
-    shares = assign(range(9), costs, factors, 1)
+    shares = assign(one_by_one(range(9)), costs, factors)
     assert [*itertools.chain(*shares)] == [*range(9)]
     assert len(shares) <= 3
     if len({*factors}) == 1:
@@ -35,11 +35,11 @@ def test_no_cut_is_faster(seed: int) -> None:
 
 
 def test_groups_stay_whole() -> None:
-    assert assign((2, 3, 5, 7, 11, 13), [1.0] * 6, [1.0, 1.0], 2) == [(2, 3, 5, 7), (11, 13)]
-    assert assign((2, 3, 5, 7, 11), [1, 1, 1, 1, 4], [1.0, 1.0], 2) == [(2, 3, 5, 7), (11,)]
-    assert assign((2, 3, 5), [1.0] * 3, [1.0] * 4, 1) == [(2,), (3,), (5,)]
-    assert assign((), [], [1.0], 1) == []
-    assert assign((0, 1, 2), [1.0] * 3, [1.0, 2.0], 1) == [(0, 1), (2,)]  # 2 and 2 seconds
+    assert assign([(2, 3), (5, 7), (11, 13)], [2.0] * 3, [1.0, 1.0]) == [(2, 3, 5, 7), (11, 13)]
+    assert assign([(2, 11), (3, 7), (5,)], [2, 2, 4], [1.0, 1.0]) == [(2, 11, 3, 7), (5,)]
+    assert assign(one_by_one((2, 3, 5)), [1.0] * 3, [1.0] * 4) == [(2,), (3,), (5,)]
+    assert assign([], [], [1.0]) == []
+    assert assign(one_by_one((0, 1, 2)), [1.0] * 3, [1.0, 2.0]) == [(0, 1), (2,)]  # 2 and 2 seconds
 
 
 def pairs(clients: tuple[int, ...]) -> list[tuple[int, ...]]:

@@ -201,11 +201,36 @@ def test_same_bits_on_actors_of_which_one_dies(tmp_path: Path, warm_ray: Any, mo
     )
 
     def victim(call: Any) -> int | None:
-        return call.host if call.args[0].start else None
+        return call.host if call.args[0].starts else None
 
     killed = kill_before(federation, "train", victim, monkeypatch)
     to_the_end(federation)
     assert killed
+    assert federation.sha256() == local.sha256()
+
+
+def test_who_trains_together_begins_at_one_model(tmp_path: Path, warm_ray: Any, monkeypatch: Any) -> None:
+    """Whatever lies between them in the cohort. A host has whole groups, and each client trains once."""
+    selection = {"fedbuff": {"buffer": 4, "concurrency": 6}}
+    changes = {**UNEQUAL, "model": {"name": "mlp"}, "rounds": {**UNEQUAL["rounds"], "selection": selection}}
+    local = simulate(tiny(**changes, engine={"local": {"batch_clients": 2}}), tmp_path / "local")
+    actors = {"ray": {"clients_per_actor": 2, "batch_clients": 2}}
+    federation = Federation(tiny(**changes, engine=actors), tmp_path / "ray", make_engine=warm_ray)
+    trained, train = list[tuple[int, tuple[int, ...]]](), federation.engine.train
+    groups = set[tuple[int, ...]]()
+
+    def seen(call: Any) -> Any:
+        request = call.args[0]
+        trained.extend((federation.t, group) for group in request.groups)
+        for group in request.groups:
+            assert len({request.starts.get(client) for client in group}) == 1
+        groups.update(request.groups)
+        return train(call)
+
+    monkeypatch.setattr(federation.engine, "train", seen)
+    to_the_end(federation)
+    assert any(b - a > 1 for a, *rest in groups for b in rest)  # with another client between them
+    assert sorted(trained) == sorted({*trained})
     assert federation.sha256() == local.sha256()
 
 
