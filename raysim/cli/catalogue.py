@@ -102,7 +102,10 @@ def data_show(
 
 
 def data_devices(
-    file: Annotated[Path, typer.Argument(help="FedScale's client_device_capacity or client_behave_trace.")],
+    file: Annotated[
+        Path,
+        typer.Argument(help="FedScale's client_device_capacity or client_behave_trace, or FLASH's state_traces.json."),
+    ],
     out: Annotated[Path, typer.Argument(metavar="PARQUET", help="The table to write.")],
 ) -> None:
     """Write measured devices, or when they were available, as a table that `clock` reads."""

@@ -1,4 +1,4 @@
-"""FedScale's devices and traces, as files in its form, and the tables that are made of them."""
+"""Devices and traces of FedScale and FLASH, as files in their form, and the tables that are made of them."""
 
 import json
 import pickle
@@ -19,7 +19,7 @@ CASES = json.loads((Path(__file__).parents[1] / "vectors" / "clock.json").read_t
 
 
 def converted(folder: Path, held: Any) -> str:
-    (file := folder / "theirs").write_bytes(pickle.dumps(held))
+    (file := folder / "theirs").write_bytes(held.encode() if isinstance(held, str) else pickle.dumps(held))
     done = CliRunner().invoke(app, ["data", "devices", str(file), str(folder / "ours.parquet")])
     assert done.exit_code == 0, done.output
     return str(folder / "ours.parquet")
@@ -51,9 +51,37 @@ def test_traces(tmp_path: Path) -> None:
         assert clock.state(0, np.full(len(at), client), at)[0].tolist() == wanted
 
 
+WATCHED = """
+2020-01-02 00:00:10\tbattery_charged_on
+2020-01-02 00:00:20\twifi
+2020-01-02 00:00:20\t80%
+2020-01-02 00:00:30\tscreen_lock
+2020-01-02 00:00:40\tSCREEN_UNLOCK
+2020-01-02 00:01:00\tscreen_lock
+2020-01-02 00:01:10\t4G
+2020-01-02 00:01:30\twifi
+2020-01-02 00:01:50\tscreen_off
+"""
+
+
+def test_state_changes(tmp_path: Path) -> None:
+    """FLASH's phone is ready from second 30 to 40, 60 to 70 and 90 to 110, and again every 100 seconds."""
+    other = "2020-01-03 00:00:00\twifi\n2020-01-03 00:10:00\tunknown\n"  # never charges: it has no spell
+    phones = {"b7": {"guid": "x", "model": "phone", "messages": WATCHED}, "a": {"messages": other}}
+    clock = SimulatedClock(availability=Trace(converted(tmp_path, json.dumps(phones))))
+    at = np.array([5, 10, 11, 29, 30, 40, 41, 65, 95, 100, 111, 130, 205], float)
+    ready, lasts = clock.state(0, np.zeros(len(at), int), at)
+    wanted = [True, True, False, False, True, True, False, True, True, True, False, True, True]
+    assert ready.tolist() == wanted
+    np.testing.assert_allclose(lasts[[2, 4]], [30, 40])
+
+
 @pytest.mark.parametrize(
     ("held", "fault"),
     [
+        ("{", "is no JSON"),
+        (json.dumps({"a": {"messages": "yesterday\twifi"}}), "client 0 cannot be read"),
+        (json.dumps({"a": {"messages": ""}}), "holds no devices and no traces"),
         ({}, "holds no devices and no traces"),
         (
             {1: {"computation": 1.0, "communication": 1.0}, 2: {"active": [0], "inactive": [1], "finish_time": 2}},
@@ -67,6 +95,6 @@ def test_traces(tmp_path: Path) -> None:
     ],
 )
 def test_files_of_another_form(tmp_path: Path, held: Any, fault: str) -> None:
-    (file := tmp_path / "theirs").write_bytes(pickle.dumps(held))
+    (file := tmp_path / "theirs").write_bytes(held.encode() if isinstance(held, str) else pickle.dumps(held))
     with pytest.raises(DataError, match=fault):
         read_devices(file)
