@@ -10,7 +10,7 @@ import warnings
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-import raysim.engine.ray as _  # noqa: F401  # sets what Ray reads when it is imported, which a user's module may do first
+import raysim.ray_variables as _  # noqa: F401  # before Ray is imported
 from raysim.version import __version__ as __version__
 
 if TYPE_CHECKING:

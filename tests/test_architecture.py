@@ -22,7 +22,7 @@ ROOT = Path(raysim.__file__).parent
 # count. Those for types alone do not: they say what a function is given, load nothing and cannot make a circle.
 FLOORS = (
     {"definition", "errors"},
-    {"clock", "lazy", "machine", "paths", "printable", "registry", "version"},
+    {"clock", "lazy", "machine", "paths", "printable", "ray_variables", "registry", "version"},
     {"core", "store"},
     {"data", "models", "methods", "analysis"},
     {"host", "report"},

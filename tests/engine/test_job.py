@@ -24,7 +24,8 @@ RAY = Path(sys.executable).with_name("ray")
 def head(environment: dict[str, str]) -> Iterator[str]:
     """A cluster of one node that takes jobs, at an address that it chooses."""
     command = [
-        RAY, "start", "--head", "--block", "--port=0", "--include-dashboard=true", "--dashboard-agent-listen-port=0",
+        RAY, "start", "--head", "--block", "--port=0", "--include-dashboard=true", "--dashboard-port=0",
+            "--dashboard-agent-listen-port=0",
         "--node-ip-address=127.0.0.1", "--num-cpus=2", "--num-gpus=0", f"--object-store-memory={100 << 20}",
         "--disable-usage-stats",
     ]  # fmt: skip
