@@ -19,8 +19,9 @@ from raysim.core.server import DownlinkRule, ServerStep
 from raysim.lazy import Tensor
 
 # With it come the classes that a method written by a user names.
-__all__ = ["ClientMethod", "ClientStack", "LocalRun", "Samples", "Upload", "exclusive_hooks", "overrides"]
+__all__ = ["FORWARD", "ClientMethod", "ClientStack", "LocalRun", "Samples", "Upload", "exclusive_hooks", "overrides"]
 
+FORWARD = 1 / 3  # of the work of a sample that goes forward and backward
 EXCLUSIVE = ("start", "step", "train", "personal")
 
 
@@ -71,6 +72,11 @@ class ClientMethod(Method):
         """Of a pass besides training, in train mode and in batches of the usual size: how many of each client's `samples`
         [N] it takes, and whether it leaves out a shorter last batch. None where there is no such pass."""
         return None
+
+    def more_work(self, samples: np.ndarray, epochs: int) -> np.ndarray | float:
+        """[K] passes of a sample besides those of the `epochs` of local training, of clients with so many `samples` [K]; one that
+        only goes forward is `FORWARD` of a pass. Simulated time counts them, and knows them before a client trains."""
+        return 0.0
 
     def optimizer(self, spec: OptimizerSpec) -> OptimizerSpec:
         """The optimiser of local training, where the paper asks for another than the configured one."""

@@ -6,11 +6,10 @@ from collections.abc import Collection, Mapping, Sequence
 
 import numpy as np
 
+from raysim.core.client import FORWARD
 from raysim.core.message import FLOAT
 from raysim.core.simulated import Seconds
 from raysim.federation.builder import RunParts
-
-FORWARD = 1 / 3  # of the work of a sample that goes forward and backward
 
 
 def expected_seconds(run: RunParts, clients: Sequence[int], candidates: Collection[int] = ()) -> np.ndarray:
@@ -70,8 +69,9 @@ def _sum(traffic: Mapping[str, np.ndarray], way: str) -> np.ndarray:
 
 
 def _work(run: RunParts, clients: Sequence[int]) -> np.ndarray:
-    """[K] samples on which the clients train, each counted in every epoch."""
-    work: np.ndarray = run.config.local.epochs * run.partition.sizes[list(clients)]
+    """[K] samples on which the clients train, each counted in every pass."""
+    epochs, samples = run.config.local.epochs, run.partition.sizes[list(clients)]
+    work: np.ndarray = epochs * samples + sum(method.more_work(samples, epochs) for method in run.config.client)
     return work
 
 

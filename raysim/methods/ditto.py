@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Literal
 
+import numpy as np
+
 from raysim.core.bounds import NonNegative, NonNegativeInt
 from raysim.core.client import ClientMethod, LocalRun
 from raysim.core.layers import LayerMap
@@ -46,6 +48,9 @@ class Ditto(ClientMethod):
     @property
     def trains_plainly(self) -> bool:
         return True
+
+    def more_work(self, samples: np.ndarray, epochs: int) -> np.ndarray:
+        return self.epochs * samples
 
     def train(self, run: LocalRun) -> None:
         state = run.state(self)

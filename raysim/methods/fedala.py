@@ -71,6 +71,10 @@ class FedALA(ClientMethod):
     def own_pass(self, samples: np.ndarray, drop_last: bool) -> tuple[np.ndarray, bool] | None:
         return self._count(samples), drop_last if self.drop_last is None else self.drop_last
 
+    def more_work(self, samples: np.ndarray, epochs: int) -> np.ndarray | float:
+        """As once W has settled: how long its first optimisation takes, only training shows."""
+        return 0.0 if self.freeze else self.epochs * self._count(samples)
+
     def new_state(self, layers: LayerMap) -> ALAState:
         return ALAState()
 

@@ -5,8 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
+import numpy as np
+
 from raysim.core.bounds import NonNegative, Probability
-from raysim.core.client import ClientMethod, LocalRun, Upload
+from raysim.core.client import FORWARD, ClientMethod, LocalRun, Upload
 from raysim.core.layers import LayerMap
 from raysim.core.method import Needs
 from raysim.lazy import Tensor, torch
@@ -41,6 +43,9 @@ class FedPHP(ClientMethod):
     """Which model is tested as the client's own."""
     needs: ClassVar[Needs] = Needs(total_rounds=True, head="its latents")
     batched: ClassVar[bool] = True
+
+    def more_work(self, samples: np.ndarray, epochs: int) -> np.ndarray | float:
+        return FORWARD * epochs * samples if self.lam else 0.0
 
     def new_state(self, layers: LayerMap) -> PrivateModel:
         return PrivateModel()

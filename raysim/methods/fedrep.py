@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
+import numpy as np
+
 from raysim.core.bounds import NonNegativeInt
 from raysim.core.client import ClientMethod, LocalRun
 from raysim.core.layers import LayerMap
@@ -33,6 +35,9 @@ class FedRep(ClientMethod):
     def fits(self, model: nn.Module, layers: LayerMap, classes: int) -> str | None:
         of_head = {spec.stage == layers.stages - 1 for spec in layers.tensors[: layers.T]}
         return None if len(of_head) == 2 else "trains the head, then the body, and this model has frozen one of them."
+
+    def more_work(self, samples: np.ndarray, epochs: int) -> np.ndarray:
+        return self.head_epochs * samples
 
     def train(self, run: LocalRun) -> None:
         run.fit(self.head_epochs, only="head", purpose="head")

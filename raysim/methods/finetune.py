@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
+
 from raysim.core.bounds import NonNegativeInt
 from raysim.core.client import ClientMethod, LocalRun, overrides
 from raysim.core.facts import RunFacts
@@ -25,6 +27,9 @@ class FineTune(ClientMethod):
     def check(self, facts: RunFacts) -> str | None:
         other = next((method for method in facts.client if overrides(method, "train")), None)
         return f"trains all of the model in the usual way, and {other.name} in its own." if other else None
+
+    def more_work(self, samples: np.ndarray, epochs: int) -> np.ndarray:
+        return self.ft_epochs * samples
 
     def start(self, run: LocalRun) -> None:
         run.receive()

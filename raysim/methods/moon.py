@@ -5,8 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
+import numpy as np
+
 from raysim.core.bounds import NonNegative, Positive
-from raysim.core.client import ClientMethod, LocalRun
+from raysim.core.client import FORWARD, ClientMethod, LocalRun
 from raysim.core.method import Needs
 from raysim.lazy import F, Tensor, torch
 
@@ -28,6 +30,9 @@ class MOON(ClientMethod):
     """Temperature of the contrastive term (τ)."""
     needs: ClassVar[Needs] = Needs(previous="initial", global_model=True, head="its latents")
     batched: ClassVar[bool] = True
+
+    def more_work(self, samples: np.ndarray, epochs: int) -> np.ndarray | float:
+        return 2 * FORWARD * epochs * samples if self.mu else 0.0
 
     def for_steps(self, run: LocalRun) -> dict[str, Tensor]:
         assert run.previous is not None

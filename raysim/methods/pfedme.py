@@ -6,6 +6,8 @@ import warnings
 from dataclasses import dataclass
 from typing import Literal
 
+import numpy as np
+
 from raysim.core.bounds import NonNegative, PositiveInt
 from raysim.core.client import ClientMethod, LocalRun
 from raysim.core.facts import RunFacts
@@ -57,6 +59,9 @@ class pFedMe(ClientMethod):
 
     def server_steps(self) -> tuple[ServerStep, ...]:
         return (StepSize(self.beta),) if self.beta != 1 else ()
+
+    def more_work(self, samples: np.ndarray, epochs: int) -> np.ndarray:
+        return (self.inner_steps - 1) * epochs * samples
 
     def train(self, run: LocalRun) -> None:
         run.scratch["w"] = run.params.clone()

@@ -60,6 +60,9 @@ class SCAFFOLD(ClientMethod):
     def own_pass(self, samples: np.ndarray, drop_last: bool) -> tuple[np.ndarray, bool] | None:
         return (samples, False) if self.c_update == "option_1" else None
 
+    def more_work(self, samples: np.ndarray, epochs: int) -> np.ndarray | float:
+        return samples if self.c_update == "option_1" else 0.0
+
     def new_state(self, layers: LayerMap) -> Control:
         return Control(torch.zeros(layers.P))
 

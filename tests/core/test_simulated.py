@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from case import Traced
 from conftest import simulate, table, tiny
 from sabotage import Fails
 
@@ -158,14 +159,27 @@ def test_a_trait_for_too_few() -> None:
 CLOCK = {"speed": 50, "up": 2000, "down": 8000, "latency": 0.25}
 
 
-def test_a_round_takes_as_long_as_its_slowest_client(ran: Any) -> None:
-    """The bits are those of a run without a clock; a resumed clock goes on."""
-    run, plain = ran(clock=CLOCK), ran()
+@pytest.mark.parametrize(
+    ("changes", "sends"),
+    [
+        ({}, "up_buffers"),
+        ({"model": {"bn_stats": "local"}, "evaluate": {"global": False}}, ""),  # statistics stay
+        ({"client": ["scaffold"], "local": {"momentum": 0.0, "weight_decay": 0.0}}, "up_vectors"),
+        ({"weighting": ["ccn"]}, "up_scalars"),  # latents travel with the model
+        ({"weighting": [{"random_layer": 1}]}, "up_buffers"),
+        ({"weighting": [{"hdfl": 2}]}, "up_buffers"),
+    ],
+    ids=["buffers", "without buffers", "vectors", "latents", "random layers", "hdfl"],
+)
+def test_a_round_takes_as_long_as_its_slowest_client(changes: dict[str, Any], sends: str, ran: Any) -> None:
+    """One phase, in which bytes count as they are sent. The bits are those of a run without a clock."""
+    run, plain = ran(clock=CLOCK, **changes), ran(**changes)
     assert run.sha256() == plain.sha256()
     rounds, clients, traffic = (table(run.folder, name) for name in ("rounds", "clients", "traffic"))
     assert np.isnan(table(plain.folder, "rounds")["sim_clock"]).all()
     up = sum(traffic[name] for name in traffic if name.startswith("up_"))
     down = sum(traffic[name] for name in traffic if name.startswith("down_"))
+    assert traffic[sends].any() if sends else not traffic["up_buffers"].any()
     np.testing.assert_allclose(clients["sim_up"], up / 2000)
     np.testing.assert_allclose(clients["sim_down"], 0.25 + down / 8000)
     np.testing.assert_allclose(clients["sim_train"], clients["samples"] / 50)
@@ -173,6 +187,32 @@ def test_a_round_takes_as_long_as_its_slowest_client(ran: Any) -> None:
     longest = [total[clients["round"] == t].max() for t in range(3)]
     np.testing.assert_allclose(rounds["sim_seconds"], longest)
     np.testing.assert_allclose(rounds["sim_clock"], np.cumsum(longest))
+
+
+@pytest.mark.parametrize(
+    ("client", "more"),  # samples of a pass are read from the traces, or they are so many of the client's own
+    [
+        ({"fedala": {"epochs": 2, "fraction": 0.5}}, None),
+        ({"ditto": 3}, None),
+        ({"fedrep": 2}, None),
+        ({"finetune": 2}, None),
+        ({"scaffold": "option_1"}, 1),
+        ({"pfedme": {"inner_steps": 3}}, 4),
+        ("moon", 4 / 3),  # two models that only go forward, in two epochs
+        ("fedphp", 2 / 3),
+    ],
+    ids=str,
+)
+def test_passes_besides_the_epochs_count(client: Any, more: float | None, tmp_path: Path) -> None:
+    """In the third round, when FedALA's weights have settled."""
+    local = {"epochs": 2, "momentum": 0.0, "weight_decay": 0.0}
+    changes = {"client": [client], "local": local, "rounds": {"participation": 1.0}, "record": {"traces": "rounds"}}
+    run = simulate(tiny(clock={"speed": 50}, **changes), tmp_path)
+    clients = table(tmp_path, "clients")
+    for traced in Traced(tmp_path, 2, run).clients:
+        [took] = clients["sim_train"][(clients["round"] == 2) & (clients["client"] == traced.id)]
+        passed = sum(map(len, traced.steps)) if more is None else (2 + more) * traced.samples
+        assert took * 50 == pytest.approx(passed)
 
 
 def test_who_waits_for_all_statistics(ran: Any) -> None:
@@ -226,15 +266,28 @@ class Those(Selection):
         return Asked(self.clients[server.t])
 
 
-def test_who_is_lost_changes_nothing_but_the_tables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The bits are those of a run that asked only the others; who was late has sent, who dropped out has not."""
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"client": ["scaffold"], "local": {"momentum": 0.0, "weight_decay": 0.0}},
+        {"client": ["fedala"]},
+        {"client": ["ditto"]},
+        {"client": ["fedrep"], "evaluate": {"global": False}},
+        {"upload": ["error_feedback", {"top_k": 0.1}]},
+    ],
+    ids=["scaffold", "fedala", "ditto", "fedrep", "error feedback"],
+)
+def test_who_is_lost_changes_nothing_but_the_tables(
+    changes: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The bits, of clients' states too, are those of a run that asked only the others; who was late has sent, who dropped out
+    has not."""
     clock = CLOCK | {
         "speed": {"lognormal": {"median": 20, "sigma": 1}},
         "over_select": 0.7,
         "dropout": 0.3,
         "deadline": 60,
     }
-    changes: dict[str, Any] = {"client": ["scaffold"], "local": {"momentum": 0.0, "weight_decay": 0.0}}
     run = simulate(tiny(**changes, clock=clock), tmp_path / "lossy")
     rounds, clients, traffic = (table(tmp_path / "lossy", name) for name in ("rounds", "clients", "traffic"))
     used = clients["status"] == "ok"
