@@ -274,7 +274,7 @@ _ASYNCHRONOUS: tuple[tuple[str, Callable[[Any], object], str], ...] = (
         "corrects clients that began at one model",
     ),
     ("client", lambda m: m.starts_everyone(), "lets clients start that are not asked"),
-    ("weighting", lambda m: m.compares_models, "compares clients that began at one model"),
+    ("weighting", lambda m: m.compares_models, "compares or chooses among clients that began at one model"),
     ("server", lambda m: m.compares_models, "compares models that began at one"),
 )
 """What takes for granted that all clients of a round begin at one model."""

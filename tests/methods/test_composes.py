@@ -28,6 +28,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
 }
 ROWS = [[cell.strip() for cell in line.strip("|").split("|")] for line in PAGE.splitlines() if line.startswith("| `")]
 REASONS = dict(re.findall(r'^(\d+)\. .*?"(.+?)"', PAGE, re.M))
+EQUAL = {"iid_equal": {"clients": 8}}
 
 
 def made(row: str, column: dict[str, Any]) -> Config:
@@ -48,3 +49,17 @@ def test_row(cells: list[str], tmp_path: Path, subtests: Any) -> None:
             else:
                 with pytest.raises(ConfigError, match=re.escape(REASONS[cell])):
                     made(row.strip("`"), column)
+
+
+@pytest.mark.parametrize("row", [row.strip("`") for row, *cells in ROWS if cells[2] == "yes"])
+def test_a_buffer_is_a_cohort(row: str, tmp_path: Path) -> None:
+    """With equal clients that all return at once, the bits of FedBuff are those of rounds in which all count alike."""
+    changes = SETTINGS[row] if row in SETTINGS else cases()[row].changes
+    data = {**changes.get("data", {}), "partition": EQUAL}
+    rounds = {"total": 3, **changes.get("rounds", {}), "participation": 0.5}
+    equal = {**changes, "data": data, "clock": {"latency": 1}, "rounds": rounds}
+    buffered = tiny(**{**equal, "rounds": {**rounds, "selection": {"fedbuff": 4}}})
+    weighting = [{"fedavg": {"weights": "uniform"}}, *changes.get("weighting", [])]
+    uniform = tiny(**{**equal, "weighting": weighting})
+    first, second = (simulate(config, tmp_path / str(i)).sha256() for i, config in enumerate((buffered, uniform)))
+    assert first == second

@@ -123,11 +123,13 @@ UNEQUAL: dict[str, Any] = {
 }
 
 
-def test_by_hand(ran: Any) -> None:
-    """Every round of a run from its traces."""
-    run = ran(**UNEQUAL, record={"traces": "rounds"})
+@pytest.mark.parametrize("more", [{}, {"client": [{"fedala": {"threshold": 9}}]}, {"client": ["ditto"]}], ids=str)
+def test_by_hand(more: dict[str, Any], ran: Any) -> None:
+    """Every round of a run from its traces. An update is what has changed of the model that was sent, into which FedALA mixes
+    the client's own: it begins between the two, and somewhere at neither."""
+    run = ran(**UNEQUAL, **more, record={"traces": "rounds"})
     clients, rounds = table(run.folder, "clients"), table(run.folder, "rounds")
-    stale = 0
+    stale, mixed, trained = 0, False, dict[int, Any]()
     for t in range(6):
         round_, now = Traced(run.folder, t, run), clients["round"] == t
         sent = clients["version"][now].astype(int)
@@ -146,8 +148,16 @@ def test_by_hand(ran: Any) -> None:
             np.testing.assert_allclose(round_.after[name], expected, atol=2e-6, err_msg=f"{t} {name}")
         for client, start in zip(round_.clients, starts, strict=True):
             for name in start:
-                np.testing.assert_array_equal(client.init[name], start[name])
+                if own := trained.get(client.id) if "fedala" in str(more) else None:
+                    low, high = np.minimum(start[name], own[name]), np.maximum(start[name], own[name])
+                    mixed = mixed or bool(((client.init[name] > low) & (client.init[name] < high)).any())
+                    if name in round_.parameters:
+                        assert ((client.init[name] >= low - 1e-6) & (client.init[name] <= high + 1e-6)).all()
+                else:
+                    np.testing.assert_array_equal(client.init[name], start[name])
+            trained[client.id] = client.model
     assert stale >= 3
+    assert mixed == ("fedala" in str(more))
     assert (np.diff(rounds["sim_clock"]) >= 0).all()
 
 
@@ -298,7 +308,7 @@ def test_a_selection_of_ones_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
             "fedasync: mixes in one model at a time, so that feddisco has nothing",
         ),
         ({"clock": {}}, "fedbuff: needs to know how long clients take"),
-        ({"weighting": [{"fedldf": 1}]}, "fedldf: compares clients that began at one model"),
+        ({"weighting": [{"fedldf": 1}]}, "fedldf: compares or chooses among clients that began at one model"),
         ({"client": ["scaffold"], "local": {"momentum": 0.0}}, "scaffold: corrects clients that began at one model"),
         ({"client": ["fedamp"]}, "fedamp: sends each client another model"),
         ({"server": [{"fedlws": {"lws_stats": "all"}}]}, "fedlws: compares models that began at one"),
