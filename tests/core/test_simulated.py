@@ -41,6 +41,18 @@ def test_seconds() -> None:
     )
 
 
+def test_twice_as_fast() -> None:
+    """Without a latency half the seconds."""
+    amounts = (np.array([70.0, 9.0]), np.array([300.0, 20.0]), np.array([500.0, 50.0]))
+    slow, fast = (
+        SimulatedClock(speed=LogNormal(7.0 * n, 0.5), up=Constant(11 * n), down=Constant(13 * n)).seconds(
+            0, [0, 1], *amounts
+        )
+        for n in (1, 2)
+    )
+    np.testing.assert_array_equal(slow.total, 2 * fast.total)
+
+
 def test_barrier() -> None:
     """Statistics of all clients go up first; then the server says who sends what."""
     [case] = [case for case in CASES if case["rule"] == "barrier"]
@@ -229,6 +241,17 @@ def test_who_waits_for_all_statistics(ran: Any) -> None:
     np.testing.assert_allclose(rounds["sim_seconds"], wanted)
 
 
+def test_a_fifth_of_the_upload(ran: Any) -> None:
+    """FedLDF with each layer of one of five clients: a fifth of FedAvg's seconds to send parameters, besides its barrier."""
+    five, sums = {"clock": CLOCK, "rounds": {"participation": 0.7}}, []
+    for changes in ({}, {"weighting": [{"fedldf": 1}]}):
+        run = ran(**five, **changes)
+        clients, traffic = table(run.folder, "clients"), table(run.folder, "traffic")
+        others = sum(traffic[name] for name in traffic if name.startswith("up_") and name != "up_params")
+        sums.append((clients["sim_up"] - others / 2000).sum())
+    assert sums[1] == pytest.approx(0.2 * sums[0])
+
+
 def test_rounds_that_close_early() -> None:
     """With the return of the last that is needed, at the deadline, and with the last event where fewer return."""
     cases = [case for case in CASES if case["rule"] == "round_seconds"]
@@ -307,6 +330,28 @@ def test_who_is_lost_changes_nothing_but_the_tables(
     assert (traffic["down_params"] > 0).all()
     assert (rounds["sim_seconds"] <= 60 + 1e-9).all()
     np.testing.assert_allclose(rounds["sim_clock"], np.cumsum(rounds["sim_seconds"]))
+
+
+LOSSY: dict[str, Any] = {
+    "speed": {"lognormal": {"median": 20, "sigma": 1}}, "up": 2000, "down": 8000, "over_select": 0.7, "dropout": 0.2, "jitter": 0.3,
+    "availability": {"markov": {"available": 60, "away": 20}},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("weighting", [[], [{"random_layer": 1}]], ids=["fedavg", "random layers"])
+def test_time_is_the_same_on_any_hosts(weighting: list[Any], tmp_path: Path, warm_ray: Any) -> None:
+    """Where clients are late, drop out and leave."""
+    changes = {"clock": LOSSY, "weighting": weighting, "rounds": {"total": 5, "participation": 0.5}}
+    local = simulate(tiny(**changes), tmp_path / "local")
+    actors = tiny(**changes, engine={"ray": {"clients_per_actor": 1}})
+    ray = simulate(actors, tmp_path / "ray", make_engine=warm_ray)
+    assert ray.sha256() == local.sha256()
+    assert {*table(tmp_path / "local", "clients")["status"]} >= {"ok", "late", "dropped out"}
+    for name in ("rounds", "clients"):
+        mine, theirs = table(tmp_path / "local", name), table(tmp_path / "ray", name)
+        for column in ("client", "status", *(column for column in mine if column.startswith("sim_"))):
+            if column in mine:
+                np.testing.assert_array_equal(mine[column], theirs[column])
 
 
 FEW = {"speed": {"lognormal": {"median": 20, "sigma": 1}}, "up": 2000, "down": 8000, "dropout": 0.6}

@@ -1,6 +1,7 @@
 """Power-of-choice: who is asked for a loss, who is chosen, and what that costs."""
 
 import json
+from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,14 +12,18 @@ import torch
 from case import Traced
 from conftest import simulate, table, tiny
 from sabotage import kill_before, to_the_end
+from torch import nn
+from toy import toy_server
 
 from raysim.config import ConfigError
 from raysim.core.hooks import HookError
+from raysim.core.layers import LayerMap
 from raysim.core.method import Needs
 from raysim.core.selection import Asked, Selection
+from raysim.core.server import RoundScratch
 from raysim.federation import Federation
 from raysim.methods import SELECTIONS
-from raysim.methods.power_of_choice import highest
+from raysim.methods.power_of_choice import PowerOfChoice, highest
 
 CASES = json.loads((Path(__file__).parents[1] / "vectors" / "selection.json").read_text())["cases"]
 CLOCK = {"speed": {"lognormal": {"median": 20, "sigma": 1.0}}, "up": 4000, "down": 16000, "latency": 0.1}
@@ -39,6 +44,29 @@ def test_equal_losses() -> None:
     """The lower client comes first, and one that failed comes last."""
     assert highest([1, 3, 5, 7], np.array([0.5, 1.0, 0.5, np.nan]), 2) == (1, 3)
     assert highest([1, 3, 5], np.array([np.nan, 0.1, np.nan]), 2) == (1, 3)
+
+
+class Losing:
+    """Clients of which some have a higher loss."""
+
+    here = np.arange(4)
+
+    def losses(self, clients: Any, batch: bool = False) -> np.ndarray:
+        return np.array(clients, float)
+
+
+def test_as_many_candidates_as_a_round_needs() -> None:
+    """All of them train, whatever their losses: drawn by their samples, one after the other, within four standard deviations."""
+    sizes, rounds, selection, counts = [10, 20, 0, 70], 4000, PowerOfChoice(2), Counter[int]()
+    server = toy_server(LayerMap.of(nn.Linear(1, 1)), [0.0], labels=[[n] for n in sizes])
+    for t in range(rounds):
+        server.scratch = RoundScratch(t)
+        counts.update(selection.select(server, 0.5, Losing()).clients)  # type: ignore[arg-type]
+    p = np.array(sizes) / 100
+    for client, first in enumerate(p):
+        second = sum(p[other] * first / (1 - p[other]) for other in range(4) if other != client)
+        expected = first + second
+        assert abs(counts[client] - rounds * expected) <= 4 * (rounds * expected * (1 - expected)) ** 0.5
 
 
 def test_the_highest_of_all(ran: Any) -> None:
