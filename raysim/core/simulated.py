@@ -265,12 +265,15 @@ class SimulatedClock:
         """After how many seconds the server hears of each client or misses it, and why it does not return, if so."""
         took, done = self._interrupted(seed, np.array(clients), took, now)
         fates = [(float(at), "" if ok else "interrupted") for at, ok in zip(took, done, strict=True)]
-        if self.dropout:
-            for i, client in enumerate(clients):
-                drawn, when = (stream_seed(seed, t, client, f"clock {what}") / 2.0**63 for what in ("dropout", "loss"))
-                if drawn < self.dropout:
-                    fates[i] = (when * float(took[i]), "dropped out")
+        for i, client in enumerate(clients if self.dropout else ()):
+            if (share := self.drops_out(seed, t, client)) <= 1:
+                fates[i] = (share * float(took[i]), "dropped out")
         return fates
+
+    def drops_out(self, seed: int, t: int, client: int) -> float:
+        """The share of its work after which a client drops out of round t; infinity where it does not."""
+        drawn, when = (stream_seed(seed, t, client, f"clock {what}") / 2.0**63 for what in ("dropout", "loss"))
+        return when if drawn < self.dropout else math.inf
 
     def _interrupted(
         self, seed: int, clients: np.ndarray, took: np.ndarray, now: float

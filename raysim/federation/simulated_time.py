@@ -8,6 +8,7 @@ import numpy as np
 
 from raysim.core.client import FORWARD
 from raysim.core.message import FLOAT
+from raysim.core.selection import Asked
 from raysim.core.simulated import Seconds
 from raysim.federation.builder import RunParts
 
@@ -15,10 +16,35 @@ from raysim.federation.builder import RunParts
 def expected_seconds(run: RunParts, clients: Sequence[int], candidates: Collection[int] = ()) -> np.ndarray:
     """[K] until the server has what each of the clients sends, if that is a model; known before it trains. The `candidates`
     among them were sent theirs before."""
+    return _expected(run, clients, candidates, run.server.t).total
+
+
+def _expected(run: RunParts, clients: Sequence[int], candidates: Collection[int], t: int) -> Seconds:
     down, up = run.message_bytes
     has = np.isin(clients, [*candidates])
     sent = np.array(float(up)), np.where(has, 0.0, float(down))
-    return _seconds(run, clients, _work(run, clients), *sent, run.server.t).total
+    return _seconds(run, clients, _work(run, clients), *sent, t)
+
+
+def until_lost(run: RunParts, t: int, asked: Asked, began: float) -> Seconds:
+    """Seconds of each client that round t, which `began` then, loses: until it drops out or leaves. Others do all that they were
+    asked for, and are late."""
+    clock, seed, clients = run.config.clock, run.config.seed, [*asked.lost]
+    whole = _expected(run, clients, asked.candidates, t)
+    starts = began + np.array([asked.after.get(client, 0.0) for client in clients])
+    within = starts * (1 + 1e-12)  # clients may have come right then, and `began` is rounded
+    leaves = clock.state(seed, np.array(clients), within)[1] - starts
+    left = np.full(len(clients), np.inf)
+    for i, (client, why) in enumerate(asked.lost.items()):
+        if why == "dropped out":
+            left[i] = clock.drops_out(seed, t, client) * whole.total[i]
+        elif why == "interrupted":
+            left[i] = leaves[i]
+    parts = []
+    for part in (whole.latency, whole.down, whole.train, whole.up):
+        parts.append(np.minimum(part, left))
+        left = left - parts[-1]
+    return Seconds(*parts)
 
 
 def expected_asking(run: RunParts, candidates: Mapping[int, int]) -> float:

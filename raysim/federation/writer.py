@@ -25,7 +25,7 @@ from raysim.federation.given import given_sha256
 from raysim.federation.round import Round
 from raysim.federation.scoreboard import Scoreboard
 from raysim.federation.scores import fallen_back, personal_summary, run_summary
-from raysim.federation.simulated_time import asked_for_losses, taken
+from raysim.federation.simulated_time import asked_for_losses, taken, until_lost
 from raysim.host.messages import ClientResult
 from raysim.lazy import Tensor, torch
 from raysim.store.atomic import replacing, write_json, write_tensors
@@ -262,13 +262,15 @@ def clock_columns(
         first = asked_for_losses(run, done.t, everyone, traffic, candidates)
         began += float(first.total.max())
         spent.append((everyone, first))
+    if done.asked.lost:
+        spent.append(([*done.asked.lost], until_lost(run, done.t, done.asked, began)))
     ends = began + sum(float(phase.total[came].max()) for phase in phases if any(came))
     ends = began + done.asked.lasts if done.asked.lasts is not None else ends
     ends = ends if done.asked.ends is None else done.asked.ends
     of: dict[int, np.ndarray] = {}  # client -> its seconds to receive, to train and to send
     for clients, phase in spent:
         for client, *parts in zip(clients, phase.latency + phase.down, phase.train, phase.up, strict=True):
-            if client in asked or client in candidates:
+            if client in asked or client in candidates or client in done.asked.lost:
                 of[client] = of.get(client, 0.0) + np.array(parts)
     shown = [of.get(client) for client in (*done.drawn, *done.asked.not_chosen)]
     rows: Rows = {

@@ -16,8 +16,10 @@ from raysim.report.series import unit_of
 ROUNDS, CLIENTS = 8, 30  # so many are shown at most; the last round is shown with all its clients
 CHANGES = 500  # of availability, after which they are too many to be seen
 PARTS = {"download": "sim_down", "training": "sim_train", "upload": "sim_up"}
-SHADES = {**{part: colour(i) for i, part in enumerate(PARTS)}, "waits": IDLE, "late or lost": colour(4), "away": INK}
-AWAY = 0.12  # height of a bar, of a row's
+LOSSES = ("late", "abandoned", "dropped out", "interrupted")  # in the column `status`
+LOST = "late or lost"
+SHADES = {LOST: colour(4), **{part: colour(i) for i, part in enumerate(PARTS)}, "waits": IDLE, "away": INK}
+BARS = {LOST: (0.2, -0.28), "away": (0.12, 0.44)}  # height and place of bars, of a row's, that do not fill it
 
 
 class Spans(NamedTuple):
@@ -31,8 +33,9 @@ class Spans(NamedTuple):
 def timeline(run: RunFolder) -> Canvas:
     """What each client of the last rounds did in simulated time.
 
-    It waits from its upload until the round ends, and is away where `clock.availability` leaves it out. Statistics that it sends
-    before its model are among the upload."""
+    It waits from its upload until the round ends, and is away where `clock.availability` leaves it out. Who is late or lost is
+    marked until the round ends, and is shown as far as it came. Statistics that it sends before its model are among the
+    upload."""
     first, spans, clients, ends = _spans(run)
     left = float(np.concatenate([ends, *(of.start for of in spans.values())]).min())
     right = float(np.concatenate([ends, *(of.stop for of in spans.values())]).max())
@@ -44,7 +47,7 @@ def timeline(run: RunFolder) -> Canvas:
         name: of for name in reversed(SHADES) if len((of := spans[name]).row)
     }  # what a client does covers that it waits
     for name, of in drawn.items():
-        height, shift = (AWAY, 0.44) if name == "away" else (0.76, 0.0)
+        height, shift = BARS.get(name, (0.76, 0.0))
         for row in np.unique(of.row):
             here = of.row == row
             lasted = zip(of.start[here] / size, (of.stop - of.start)[here] / size, strict=True)
@@ -78,14 +81,12 @@ def _spans(run: RunFolder) -> tuple[int, dict[str, Spans], np.ndarray, np.ndarra
     clients, row = np.unique(rows["client"][here], return_inverse=True)
     at, ends = rows["sim_start"][here].astype(float), rounds["sim_clock"][rounds["round"] >= first].astype(float)
     closes = ends[rows["round"][here] - first]
-    spans, start = {}, at
+    lost = np.isin(rows["status"][here], LOSSES)
+    spans = {LOST: Spans(at, np.where(lost, closes, np.nan), row)}
     for part, column in PARTS.items():
         until = at + rows[column][here].astype(float)
-        spans[part], at = Spans(at, until, row), until
-    spans |= {
-        "waits": Spans(at, closes, row),
-        "late or lost": Spans(start, np.where(np.isnan(at), closes, np.nan), row),
-    }
+        spans[part], at = Spans(at, np.minimum(until, closes), row), until
+    spans["waits"] = Spans(at, np.where(lost, np.nan, closes), row)
     real = {name: of.stop > of.start for name, of in spans.items()}  # and neither NaN nor empty
     return first, {name: Spans(*(each[real[name]] for each in of)) for name, of in spans.items()}, clients, ends
 

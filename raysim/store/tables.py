@@ -90,7 +90,7 @@ TABLES: dict[str, pa.Schema] = {
         ("selected_by", "text?", "", "why the selection chose it"),
         ("version", "int?", "index", "round whose model the client was sent, where that may be an older one"),
         ("sim_start", "float?", "simulated seconds", "when it was sent the model, since the run's start; null without a clock"),
-        ("sim_down", "float?", "simulated seconds", "latency, and to receive; null without a clock"),
+        ("sim_down", "float?", "simulated seconds", "latency, and to receive, as far as it came; null without a clock"),
         ("sim_train", "float?", "simulated seconds", "to train; null without a clock"),
         ("sim_up", "float?", "simulated seconds", "to send; null without a clock"),
         ("node", "text?", "", "node that trained the client"),

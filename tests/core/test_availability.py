@@ -191,12 +191,14 @@ def test_only_who_is_available_is_asked(tmp_path: Path) -> None:
     rounds, clients = (table(tmp_path / "a", name) for name in ("rounds", "clients"))
     np.testing.assert_allclose(rounds["sim_clock"], np.cumsum(rounds["sim_idle"] + rounds["sim_seconds"]))
     assert (rounds["sim_idle"] > 0).any() and {*clients["status"]} == {"ok", "interrupted"}
+    worked = clients["sim_down"] + clients["sim_train"] + clients["sim_up"]
     columns = (clients[name] for name in ("round", "client", "status", "sim_start"))
-    for t, client, status, at in zip(*columns, strict=True):
+    for t, client, status, at, did in zip(*columns, worked, strict=True):
         [there], [until] = config.clock.state(config.seed, np.array([client]), np.array([at + 1e-6]))
         assert there  # waiting ends where a spell begins
         if status == "interrupted":
             assert until < rounds["sim_clock"][t]
+            assert did == pytest.approx(until - at)  # it has worked until it left
     assert (np.bincount(clients["round"]) > 1).any()
     part = Federation(config, tmp_path / "b")
     for _ in range(4):

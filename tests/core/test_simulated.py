@@ -332,6 +332,23 @@ def test_who_is_lost_changes_nothing_but_the_tables(
     np.testing.assert_allclose(rounds["sim_clock"], np.cumsum(rounds["sim_seconds"]))
 
 
+def test_who_is_lost_works_until_then(ran: Any) -> None:
+    """The late one does all that it was asked for; who drops out has begun a part when the one before was done."""
+    run = ran(clock=CLOCK | {"over_select": 0.7, "dropout": 0.3}, rounds={"total": 8})
+    clients, traffic = table(run.folder, "clients"), table(run.folder, "traffic")
+    size = float((traffic["down_params"] + traffic["down_buffers"])[0])
+    whole = np.stack([np.full(len(clients["round"]), 0.25 + size / 8000), clients["samples"] / 50])
+    whole = np.append(whole, [np.full(len(clients["round"]), size / 2000)], axis=0)
+    did = np.stack([clients[name] for name in ("sim_down", "sim_train", "sim_up")])
+    late, dropped = (clients["status"] == why for why in ("late", "dropped out"))
+    assert late.sum() > 3 and dropped.sum() > 3
+    np.testing.assert_allclose(did[:, late], whole[:, late])
+    part, full = did[:, dropped], whole[:, dropped]
+    assert ((part <= full + 1e-9) & (part.sum(0) < full.sum(0))).all()
+    assert ((part[1:] == 0) | np.isclose(part[:-1], full[:-1])).all()
+    assert (part[2] == 0).any() and (part[1] > 0).any()
+
+
 LOSSY: dict[str, Any] = {
     "speed": {"lognormal": {"median": 20, "sigma": 1}}, "up": 2000, "down": 8000, "over_select": 0.7, "dropout": 0.2, "jitter": 0.3,
     "availability": {"markov": {"available": 60, "away": 20}},

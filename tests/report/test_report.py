@@ -585,7 +585,7 @@ def boxes(axes: Any) -> dict[str, list[tuple[float, float, int]]]:
 
 
 def test_what_clients_do_in_simulated_time(tmp_path: Path) -> None:
-    """The parts of a client follow one another, from the start of its round; then it waits, or it is lost until the end."""
+    """The parts of a client follow one another, from the start of its round until its end; then it waits, or it is marked."""
     clock = CLOCK | {
         "over_select": 0.7,
         "availability": {"markov": {"available": 40, "away": 20}},
@@ -601,13 +601,15 @@ def test_what_clients_do_in_simulated_time(tmp_path: Path) -> None:
     np.testing.assert_allclose(rows["sim_start"], begins)
     used = rows["status"] == "ok"
     clients = np.unique(rows["client"]).tolist()
-    at = begins
+    at, ends = begins, rounds["sim_clock"][rows["round"]]
+    assert (at + rows["sim_down"] + rows["sim_train"] + rows["sim_up"] > ends + 1)[~used].any()  # after the end
     for name, column in (("download", "sim_down"), ("training", "sim_train"), ("upload", "sim_up")):
         until = at + rows[column]
-        of = [(a, b, clients.index(c)) for a, b, c in zip(at[used], until[used], rows["client"][used], strict=True)]
-        np.testing.assert_allclose(found[name], sorted(of), rtol=1e-6)
+        spans = zip(at, np.minimum(until, ends), rows["client"], strict=True)
+        np.testing.assert_allclose(
+            found[name], sorted((a, b, clients.index(c)) for a, b, c in spans if a < b), rtol=1e-6
+        )
         at = until
-    ends = rounds["sim_clock"][rows["round"]]
     assert set(found["waits"][:, 1].round(3)) <= set(ends.round(3))
     assert len(found["waits"]) + 5 == used.sum()  # the last of a round does not
     lost = [(a, b, clients.index(c)) for a, b, c in zip(begins[~used], ends[~used], rows["client"][~used], strict=True)]
