@@ -73,8 +73,10 @@ class Asynchronous(Selection):
         asked = server.scratch.asked
         assert asked is not None
         staleness = np.array([server.t - asked.version(client) for client in cohort.clients])
+        weight = torch.from_numpy(self.weight(staleness))
         server.note(self, "staleness", torch.from_numpy(staleness), "client")
-        return torch.from_numpy(self.weight(staleness))
+        server.note(self, "staleness_weight", weight, "client")
+        return weight
 
     def select(self, server: Server, participation: float, clients: Clients) -> Asked:
         holders = server.population.sizes.nonzero().flatten().tolist()

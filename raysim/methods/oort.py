@@ -81,6 +81,9 @@ class Oort(Selection):
         seconds, stream = clients.seconds(holders.tolist()), server.generator("oort")
         utility = (server.population.sizes * memory["loss"]).numpy()[holders]
         threshold = preferred(seconds[~new], float(memory["percentile"]))
+        server.note(self, "exploration", torch.tensor(self.share(server.t)))
+        if math.isfinite(threshold):
+            server.note(self, "preferred_seconds", torch.tensor(threshold))
         score = self.scores(utility[known], seconds[known], last[known] + 1, server.t + 1, threshold)
         order = np.argsort(-score, kind="stable")
         picked = order[:exploit]

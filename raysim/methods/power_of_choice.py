@@ -65,6 +65,8 @@ class PowerOfChoice(Selection):
             losses = clients.losses(candidates, batch=self.estimate == "batch")
         chosen = highest(candidates, losses, count)
         known = {client: loss for client, loss in zip(candidates, losses.tolist(), strict=True) if np.isfinite(loss)}
+        if self.estimate == "last":  # else those that are not chosen have rows of the table `clients`
+            server.note(self, "loss", torch.tensor([*known.values()]), "client", clients=[*known])
         return Asked(chosen, utility=known, selected_by=dict.fromkeys(chosen, "loss"))
 
     def learn(self, cohort: Cohort, server: Server) -> None:

@@ -179,6 +179,7 @@ def test_by_hand(more: dict[str, Any], ran: Any) -> None:
         sent = clients["version"][now].astype(int)
         starts = [Traced(run.folder, v, run).before for v in sent]
         weight = (1.0 + t - sent) ** -0.5
+        np.testing.assert_allclose(round_.note("fedbuff", "staleness_weight"), weight)
         stale += int((sent < t).sum())
         for name in round_.before:
             models = [client.model[name] for client in round_.clients]

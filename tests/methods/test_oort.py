@@ -123,6 +123,21 @@ def test_the_pacer() -> None:
     assert seen == [30.0] * 20 + [35.0] * 11
 
 
+def test_what_is_noted(ran: Any) -> None:
+    """ε of every round, and T from the second on, which is the seconds of one that has taken part."""
+    run = ran(rounds={"selection": "oort", "total": 5}, clock=CLOCK)
+    notes, clients = table(run.folder, "notes"), table(run.folder, "clients")
+    of = {name: notes["value"][notes["name"] == name] for name in ("exploration", "preferred_seconds")}
+    assert of["exploration"] == pytest.approx([0.9 * 0.98 ** (t + 1) for t in range(5)])
+    assert len(of["preferred_seconds"]) == 4
+    took = clients["sim_down"] + clients["sim_train"] + clients["sim_up"]
+    for t in range(1, 5):
+        known = took[clients["round"] < t]
+        assert np.isclose(
+            known, of["preferred_seconds"][t - 1], rtol=1e-3
+        ).any()  # but for the few bytes that Oort itself sends
+
+
 def test_at_most() -> None:
     """A client that has served twice is left alone, until all have."""
     made = rounds(Oort(1.0, 1.0, at_most=2), 15, lambda client, t: 9.0 if client < 4 else 1.0)

@@ -158,9 +158,11 @@ def test_last_losses(ran: Any) -> None:
     rows, traffic = table(run.folder, "clients"), table(run.folder, "traffic")
     assert (rows["status"] == "ok").all()
     assert (traffic["up_scalars"] == 4).all()
-    seen: dict[int, float] = {}
+    notes, seen = table(run.folder, "notes"), dict[int, float]()
     for t in range(6):
         now = rows["round"] == t
+        noted = notes["value"][(notes["round"] == t) & (notes["name"] == "loss")]
+        np.testing.assert_allclose(noted, [seen[client] for client in sorted(seen)], rtol=1e-6)
         newcomers = [client for client in range(8) if client not in seen]
         known = sorted(seen, key=lambda client: (-seen[client], client))
         assert rows["client"][now].tolist() == sorted([*newcomers, *known][:3])
