@@ -54,6 +54,7 @@ def ending(result: Mapping[str, Any]) -> str:
         *([("fell back", f"{fallbacks(fallen)}; {way}")] if fallen else []),
         ("traffic", f"up {bytes_(result['bytes_up'])}   down {bytes_(result['bytes_down'])}"),
         ("time", f"{result['rounds']} round{'s' * (result['rounds'] != 1)} in {result['seconds']:.1f} s"),
+        *([("on the clock", lasting(seconds))] if (seconds := result.get("sim_seconds")) is not None else []),
         ("sha256", result["sha256"]),
         ("folder", str(result["folder"])),
     ]
@@ -97,6 +98,14 @@ def bytes_(count: float) -> str:
             break
         count /= 1000
     return f"{count:.0f} B" if unit == "B" else f"{count:.1f} {unit}"
+
+
+def lasting(seconds: float) -> str:
+    """Simulated seconds in the largest unit of which there are two."""
+    for unit, length in (("d", 86400), ("h", 3600), ("min", 60)):
+        if seconds >= 2 * length:
+            return f"{seconds / length:.0f} {unit}"
+    return f"{seconds:.0f} s" if seconds >= 10 else f"{seconds:.2g} s"
 
 
 def aligned(rows: Sequence[tuple[str, ...]], align: str = "<") -> list[str]:

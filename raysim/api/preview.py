@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from raysim.api.lines import aligned, bytes_, header, unused
+from raysim.api.lines import aligned, bytes_, header, lasting, unused
 from raysim.config import Config
 from raysim.core.cohort import AskedCohort
 from raysim.core.message import FLOAT
@@ -77,20 +77,13 @@ def _time(run: RunParts, hosts: int, partition: Partition) -> str:
         took.append(time.perf_counter() - began)
     of_round = min(took) * float(steps.mean()) * run.cohort_size / hosts
     whole = of_round * run.server.rounds
-    return f"about {_lasting(of_round)} a round, {_lasting(whole)} in all, for plain training on this machine's cores"
+    return f"about {lasting(of_round)} a round, {lasting(whole)} in all, for plain training on this machine's cores"
 
 
 def _simulated(run: RunParts) -> str:
     """How long a client takes on the simulated clock."""
     took = expected_seconds(run, run.partition.sizes.nonzero()[0].tolist())
-    return f"a client takes {_lasting(float(np.median(took)))} in the median, {_lasting(float(took.max()))} at most"
-
-
-def _lasting(seconds: float) -> str:
-    for unit, length in (("d", 86400), ("h", 3600), ("min", 60)):
-        if seconds >= 2 * length:
-            return f"{seconds / length:.0f} {unit}"
-    return f"{seconds:.0f} s" if seconds >= 10 else f"{seconds:.2g} s"
+    return f"a client takes {lasting(float(np.median(took)))} in the median, {lasting(float(took.max()))} at most"
 
 
 class _NoEngine:

@@ -184,6 +184,7 @@ class Writer:
         result = run_summary(rounds, task, self.run.evaluates) | {
             "personal": personal_summary(rounds, task, self.run.evaluates),
             "fell_back": fallen_back(read(self.folder, "notes")),
+            "sim_seconds": self.sim_clock if self.run.config.clock.runs else None,
             "bytes_up": sum(rounds["bytes_up"].to_pylist()),
             "bytes_down": sum(rounds["bytes_down"].to_pylist()),
             "sha256": sha256,

@@ -16,8 +16,7 @@ from clocks import ManualClock
 from conftest import tiny
 
 import raysim
-from raysim.api.lines import header
-from raysim.api.preview import _lasting
+from raysim.api.lines import header, lasting
 from raysim.api.progress import Minutes, round_line
 from raysim.api.simulation import RoundResult
 from raysim.api.terminal import run_in_terminal
@@ -117,7 +116,7 @@ def test_times_and_shares_are_written_as_people_write_them() -> None:
         120.0: "2 min",
         7200.0: "2 h",
     }
-    assert {seconds: _lasting(seconds) for seconds in times} == times
+    assert {seconds: lasting(seconds) for seconds in times} == times
     for share, said in ((0.004, "0.4%"), (0.4, "40%"), (1.0, "100%")):
         config = tiny(data={"partition": "natural"}, rounds={"participation": share})
         assert f"synthetic, {said} of all clients" in header(config)

@@ -199,6 +199,8 @@ def test_a_round_takes_as_long_as_its_slowest_client(changes: dict[str, Any], se
     longest = [total[clients["round"] == t].max() for t in range(3)]
     np.testing.assert_allclose(rounds["sim_seconds"], longest)
     np.testing.assert_allclose(rounds["sim_clock"], np.cumsum(longest))
+    results = (json.loads((each.folder / "result.json").read_text()) for each in (run, plain))
+    assert [result["sim_seconds"] for result in results] == [rounds["sim_clock"][-1], None]
 
 
 @pytest.mark.parametrize(
