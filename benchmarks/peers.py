@@ -1,10 +1,12 @@
-"""raysim beside Flower's simulation and Apple's pfl-research: seconds a round, to start, and memory, in turns in one run.
+"""raysim beside Flower's simulation, Apple's pfl-research and BlazeFL: seconds a round, to start, and memory, in turns in one
+run.
 
-    python benchmarks/peers.py --envs FOLDER [--workloads W1 W2 W3] [--rounds 9]
+    python benchmarks/peers.py --envs FOLDER [--workloads W1 W2 W3] [--rounds 9] [--peers flower pfl blazefl]
 
 The workloads are those of benchmarks/rounds.py. Every simulator gets the same clients with the same samples, the same
 first model, and as many training processes of one thread as there are CPUs; its script is in benchmarks/peers/. The others
-live in environments of their own under FOLDER, made where they are not there, with this environment's PyTorch. Unless all
+live in environments of their own under FOLDER, made where they are not there, with this environment's PyTorch. BlazeFL, whose
+clients are threads, gets the newest Python on the PATH, best one without a global lock (python3.14t). Unless all
 models have learned the same, nothing is reported. A result is written to benchmarks/results/.
 """
 
@@ -38,9 +40,11 @@ from raysim.federation import Federation
 from raysim.store.manifest import manifest
 
 SCRIPTS = Path(__file__).parent / "peers"
-OWN = {"flower": "flwr[simulation]", "pfl": "pfl[pytorch]"}  # what an environment of its own is made of
-SIMULATORS = ("raysim", *OWN)
-PACKAGES = ("raysim", "flwr", "pfl", "torch", "numpy", "ray")  # whose versions are recorded
+OWN = {  # what an environment of its own is made of
+    "flower": "flwr[simulation]", "pfl": "pfl[pytorch]", "blazefl": "blazefl[contrib,reproducibility]",
+}  # fmt: skip
+NEWEST = ("python3.14t", "python3.14", "python3.13", "python3.12")  # of which BlazeFL needs one
+PACKAGES = ("raysim", "flwr", "pfl", "blazefl", "torch", "numpy", "ray")  # whose versions are recorded
 ALIKE = {
     "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "RAY_worker_niceness": "0",  # or Ray's actors would yield
     "FLWR_TELEMETRY_ENABLED": "0", "PFL_PYTORCH_DEVICE": "cpu",
@@ -71,6 +75,19 @@ def versions(name: str, python: str) -> dict[str, str]:
     return {package: packages[package] for package in PACKAGES if package in packages}
 
 
+def interpreter(name: str) -> str:
+    """The Python of which a simulator's environment is made. Raises `Refused`."""
+    if name != "blazefl":
+        return sys.executable
+    for python in NEWEST:
+        with suppress(OSError):
+            if subprocess.run([python, "-c", ""], stderr=subprocess.DEVNULL).returncode == 0:
+                return python
+    raise Refused(
+        f"BlazeFL needs Python 3.12 or later: put {', '.join(NEWEST)} on the PATH, or leave it out (--peers)."
+    )
+
+
 def environment(name: str, folder: Path) -> tuple[str, dict[str, str]]:
     """The simulator's Python and its versions. It is made in the folder, if it is not there."""
     if name not in OWN:
@@ -78,7 +95,7 @@ def environment(name: str, folder: Path) -> tuple[str, dict[str, str]]:
     python = str(folder / name / "bin" / "python")
     if not Path(python).exists():
         print(f"making {folder / name}: {OWN[name]}", flush=True)
-        subprocess.run([sys.executable, "-m", "venv", str(folder / name)], check=True)
+        subprocess.run([interpreter(name), "-m", "venv", str(folder / name)], check=True)
         kernels = f"torch=={torch.__version__.partition('+')[0]}"
         subprocess.run([python, "-m", "pip", "install", "-q", OWN[name], kernels], check=True)
     found = versions(name, python)
@@ -287,6 +304,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--envs", type=Path, required=True)
     parser.add_argument("--workloads", nargs="+", choices=WORKLOADS, default=list(WORKLOADS))
+    parser.add_argument("--peers", nargs="+", choices=OWN, default=list(OWN))
     parser.add_argument("--rounds", type=int, default=9, help="of W1 and W2; three times as many of W3")
     parser.add_argument("--processes", type=int, default=len(os.sched_getaffinity(0)))
     args = parser.parse_args()
@@ -296,7 +314,7 @@ def main() -> None:
     results = {}
     try:
         pythons, found = {}, {}
-        for name in SIMULATORS:
+        for name in ("raysim", *args.peers):
             pythons[name], found[name] = environment(name, args.envs.absolute())
             print(name, found[name], flush=True)
         print(f"{'':12}{'s/round':>9}{'/ raysim':>9}{'start s':>9}{'round 1':>9}{'procs':>7}{'MiB':>7}{'loss':>9}")
