@@ -7,6 +7,7 @@ Every contestant trains the same clients from the same arrays with as many proce
     best    flat parameters, one fused update, channels-last, freed memory kept: the fastest loop we could write by hand
     raysim  `raysim run`'s federation on a local Ray cluster, records and all, evaluation off
     kernels raysim without channels-last and with the default allocator, so that kernels are not mistaken for orchestration
+    fast    raysim with `fast_math: true`
     bf16    raysim with `local.precision: bf16`, where the CPU has it
 Rounds in which a virtual machine's host took the cores away are left out. A result is written to benchmarks/results/.
 """
@@ -253,7 +254,7 @@ def contest(name: str, work: Workload, rounds: int, processes: int, gpu: float) 
     before = set(descendants(os.getpid()))
     started = time.perf_counter()
     ray.init(
-        address="local", num_cpus=3 * processes, include_dashboard=False, log_to_driver=False, logging_level="ERROR"
+        address="local", num_cpus=4 * processes, include_dashboard=False, log_to_driver=False, logging_level="ERROR"
     )
     engine = {"ray": {"clients_per_actor": -(-work.cohort // processes), "gpu_per_client": gpu}}
     with tempfile.TemporaryDirectory() as folder:
@@ -273,6 +274,8 @@ def contest(name: str, work: Workload, rounds: int, processes: int, gpu: float) 
         runners["kernels"] = Federation(
             configuration(work, engine, "contiguous"), Path(folder) / "b", make_engine=plain_engine
         )
+        fast = {"ray": engine["ray"] | {"fast_math": True}}
+        runners["fast"] = Federation(configuration(work, fast), Path(folder) / "d", make_engine=ray_engine)
         if computes_bf16():
             low = configuration(work, engine, precision="bf16")
             runners["bf16"] = Federation(low, Path(folder) / "c", make_engine=ray_engine)
@@ -295,7 +298,7 @@ def contest(name: str, work: Workload, rounds: int, processes: int, gpu: float) 
     for runner, values in seconds.items():
         quartiles = np.percentile(values, [25, 50, 75])
         result[runner] = {"median": quartiles[1], "quartiles": [quartiles[0], quartiles[2]], "min": min(values)}
-    for runner, other in (("raysim", "plain"), ("raysim", "best"), ("bf16", "raysim")):
+    for runner, other in (("raysim", "plain"), ("raysim", "best"), ("fast", "best"), ("bf16", "raysim")):
         if runner in seconds:
             ratios = [a / b for a, b in zip(seconds[runner], seconds[other], strict=True)]
             result[f"{runner}/{other}"] = statistics.median(ratios)
@@ -312,14 +315,15 @@ def main() -> None:
     torch.set_num_threads(1)
     results = []
     print(
-        f"{'':4}{'plain':>9}{'best':>9}{'raysim':>9}{'kernels':>9}   raysim/best  raysim/plain   (medians, seconds a round)"
+        f"{'':4}{'plain':>9}{'best':>9}{'raysim':>9}{'kernels':>9}{'fast':>9}   raysim/best  fast/best  raysim/plain   "
+        "(medians, seconds a round)"
     )
     for name in args.workloads:
         rounds = args.rounds * 10 if name == "W3" else args.rounds
         r = contest(name, WORKLOADS[name], rounds, args.processes, args.gpu_per_client)
         results.append(r)
-        medians = "".join(f"{r[k]['median']:9.4f}" for k in ("plain", "best", "raysim", "kernels"))
-        print(f"{name:4}{medians}   {r['raysim/best']:11.2f}  {r['raysim/plain']:12.2f}   "
+        medians = "".join(f"{r[k]['median']:9.4f}" for k in ("plain", "best", "raysim", "kernels", "fast"))
+        print(f"{name:4}{medians}   {r['raysim/best']:11.2f}  {r['fast/best']:9.2f}  {r['raysim/plain']:12.2f}   "
               f"bf16/raysim {r.get('bf16/raysim', math.nan):.2f}, start {r['raysim_start_seconds']:.1f} s, "
               f"round 1 ends {r['raysim_first_round_ends_seconds']:.1f} s, {r['raysim_processes']} processes, "
               f"{r['raysim_pss_bytes'] / 2**20:.0f} MiB PSS", flush=True)  # fmt: skip
