@@ -115,31 +115,32 @@ class Given:
     model: nn.Module
     x: Tensor
     y: Tensor
+    seed: int
 
     @classmethod
-    def of(cls, work: Workload) -> Given:
+    def of(cls, work: Workload, seed: int = SEED) -> Given:
         with tempfile.TemporaryDirectory() as folder:
-            federation = Federation(configuration(work, "local"), Path(folder))
+            federation = Federation(configuration(work, "local", seed=seed), Path(folder))
             federation.close()
         shards = [federation.partition.train[client] for client in range(work.clients)]
         assert {len(shard) for shard in shards} == {work.samples}
         rows = np.concatenate(shards)
         x = federation.data.transform(torch.from_numpy(federation.data.x[rows]))
         layers = [module for module in federation.model().train().modules() if not list(module.children())]
-        return cls(work, nn.Sequential(*layers), x, torch.from_numpy(federation.data.y[rows]))
+        return cls(work, nn.Sequential(*layers), x, torch.from_numpy(federation.data.y[rows]), seed)
 
     def lay_out(self, name: str, folder: Path, processes: int) -> None:
         """Write what the simulator's script reads; a copy for each, so that memory is not shared among them."""
         folder.mkdir()
         if name not in OWN:
             engine = {"ray": {"clients_per_actor": -(-self.work.cohort // processes), "gpu_per_client": 0}}
-            (folder / "config.yaml").write_text(to_yaml(configuration(self.work, engine)))
+            (folder / "config.yaml").write_text(to_yaml(configuration(self.work, engine, seed=self.seed)))
             return
         np.save(folder / "x.npy", self.x.numpy())
         np.save(folder / "y.npy", self.y.numpy())
         torch.save(self.model, folder / "model.pt")
         numbers = {key: getattr(self.work, key) for key in ("clients", "cohort", "samples", "batch")}
-        (folder / "work.json").write_text(json.dumps(numbers | {"lr": LR, "processes": processes}))
+        (folder / "work.json").write_text(json.dumps(numbers | {"lr": LR, "processes": processes, "seed": self.seed}))
 
     def loss(self, parameters: Sequence[np.ndarray] | None = None) -> float:
         """Mean training loss of the model, with these parameters or its first ones."""

@@ -66,11 +66,13 @@ WORKLOADS = {
 }
 
 
-def configuration(work: Workload, engine: Any, memory_format: str = "auto", precision: str = "fp32") -> Config:
+def configuration(
+    work: Workload, engine: Any, memory_format: str = "auto", precision: str = "fp32", seed: int = SEED
+) -> Config:
     return from_dict(
         {
             "name": "benchmark",
-            "seed": SEED,
+            "seed": seed,
             "data": {
                 "name": {
                     "synthetic": {"samples": work.clients * work.samples, "test_samples": 10, "shape": work.shape}

@@ -28,13 +28,15 @@ class Work:
     batch: int
     lr: float
     processes: int
+    seed: int
     x: Tensor  # [clients * samples, ...]
     y: Tensor  # [clients * samples]
     model: nn.Module
 
-    def shuffled(self, client: int) -> tuple[Tensor, Tensor]:
-        """The client's samples in a new order, to be cut into batches."""
-        rows = client * self.samples + torch.randperm(self.samples)
+    def shuffled(self, client: int, t: int) -> tuple[Tensor, Tensor]:
+        """The client's samples in its order of round t, wherever it trains, to be cut into batches."""
+        generator = torch.Generator().manual_seed((1_000_003 * self.seed + t) * self.clients + client)
+        rows = client * self.samples + torch.randperm(self.samples, generator=generator)
         return self.x[rows], self.y[rows]
 
 
@@ -55,11 +57,13 @@ class Turns:
 
     def __init__(self) -> None:
         self.rounds = int(os.environ["PEERS_ROUNDS"])
+        self.ran = 0
         self._line = Connection(int(os.environ["PEERS_LINE"]))
 
     def after(self, ran: int, parameters: Callable[[], Iterable[np.ndarray]]) -> None:
         """Tell that so many rounds have been run, and return when the next may begin; after the last one, tell
         what it left of the model."""
+        self.ran = ran
         if ran < self.rounds:
             self._line.send(None)
             self._line.recv()

@@ -9,8 +9,6 @@ from blazefl.core import ModelSelector, PartitionedDataset
 from shared import Turns, Work, given
 from torch import Tensor, nn
 
-SEED = 0
-
 
 class Batches:
     """A client's samples in a new order, cut into batches: a data loader's work, without its cost."""
@@ -51,10 +49,10 @@ def main() -> None:
     work, turns = given(), Turns()
     models, clients = Models(work.model), Clients(work)
     server = FedAvgBaseServerHandler(
-        models, "given", clients, turns.rounds, work.clients, work.cohort / work.clients, "cpu", work.batch, SEED
+        models, "given", clients, turns.rounds, work.clients, work.cohort / work.clients, "cpu", work.batch, work.seed
     )
     trainer = FedAvgThreadPoolClientTrainer(
-        models, "given", clients, "cpu", work.clients, 1, work.batch, work.lr, SEED, work.processes
+        models, "given", clients, "cpu", work.clients, 1, work.batch, work.lr, work.seed, work.processes
     )
     trainer.progress_fn = lambda futures: futures  # no bar is drawn
     for ran in range(turns.rounds):

@@ -1,5 +1,7 @@
 """Flower: a ClientApp and its FedAvg strategy in the simulation runtime, messages in memory."""
 
+import random
+
 import torch.nn.functional as F
 from flwr.app import ArrayRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
@@ -18,7 +20,8 @@ def train(message: Message, context: Context) -> Message:
     model = work.model
     model.load_state_dict(message.content["arrays"].to_torch_state_dict())
     optimizer = SGD(model.parameters(), lr=work.lr)
-    samples = work.shuffled(int(context.node_config["partition-id"]))
+    client, t = context.node_config["partition-id"], message.content["config"]["server-round"]
+    samples = work.shuffled(int(client), int(t))
     for x, y in zip(*(tensor.split(work.batch) for tensor in samples), strict=True):
         optimizer.zero_grad()
         F.cross_entropy(model(x), y).backward()
@@ -30,6 +33,7 @@ def train(message: Message, context: Context) -> Message:
 @server.main()
 def serve(grid: Grid, context: Context) -> None:
     work, turns = given(), Turns()
+    random.seed(work.seed)  # from which Flower samples the clients
 
     def evaluate(ran: int, arrays: ArrayRecord) -> None:  # Flower calls it before the first round, too
         turns.after(ran, arrays.to_numpy_ndarrays)

@@ -49,21 +49,21 @@ class Turn(TrainingProcessCallback):
         self.turns.after(ran, lambda: (p.detach().numpy() for p in model.pytorch_model.parameters()))
 
 
-def clients(work: Work) -> FederatedDataset:
+def clients(work: Work, turns: Turns) -> FederatedDataset:
     sampler = get_user_sampler("minimize_reuse", list(range(work.clients)))
-    return FederatedDataset(lambda client: PyTorchTensorDataset(work.shuffled(client)), sampler)
+    return FederatedDataset(lambda client: PyTorchTensorDataset(work.shuffled(client, turns.ran)), sampler)
 
 
 def main() -> None:
-    np.random.seed(0)  # the processes are to sample the same clients
     work, turns = given(), Turns()
+    np.random.seed(work.seed)  # the processes are to sample the same clients
     network = Network(work.model)
     FederatedAveraging().run(
         algorithm_params=NNAlgorithmParams(
             central_num_iterations=turns.rounds, evaluation_frequency=turns.rounds + 1, train_cohort_size=work.cohort,
             val_cohort_size=0,
         ),
-        backend=SimulatedBackend(clients(work), clients(work), [WeightByDatapoints()]),
+        backend=SimulatedBackend(clients(work, turns), clients(work, turns), [WeightByDatapoints()]),
         model=PyTorchModel(network, torch.optim.SGD, torch.optim.SGD(network.parameters(), lr=1.0)),
         model_train_params=NNTrainHyperParams(
             local_num_epochs=1, local_learning_rate=work.lr, local_batch_size=work.batch
