@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_left, insort
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar, Literal, NamedTuple
 
@@ -58,6 +60,15 @@ class Asynchronous(Selection):
         """How many end a round."""
         raise NotImplementedError
 
+    def closes(self, now: float) -> float:
+        """The simulated second at which a round ends that begins `now`, with the updates that are in, or with the first one;
+        infinity where their number ends it."""
+        return math.inf
+
+    def awaits(self, t: int, flying: Sequence[Task]) -> bool:
+        """Whether round t does not end before some of those `flying`."""
+        return False
+
     def asked(self, participation: float, clients: int) -> int:
         return min(self.updates, clients)
 
@@ -88,15 +99,23 @@ class Asynchronous(Selection):
             seconds = dict(zip(holders, clients.seconds(holders).tolist(), strict=True))
         busy = {task.client for task in flying}
         pool = [client for client in holders if client not in busy]
-        while len(used) < min(self.updates, len(holders)):
-            if (not flying or flying[0].ends > now) and (free := min(places - len(flying), len(pool))) > 0:
-                drawn = sorted(self.drawn(server, pool, free, draws))
-                draws += 1
-                took = [seconds[client] for client in drawn] if seconds else clients.seconds(drawn).tolist()
-                for client, lasts in zip(drawn, took, strict=True):
-                    insort(flying, Task(now + lasts, client, server.t, sent[client], now))
-                    del pool[bisect_left(pool, client)]
-                sent.update(drawn)
+        end, most = self.closes(now), min(self.updates, len(holders))
+        while end < math.inf or len(used) < most or self.awaits(server.t, flying):
+            if not flying or flying[0].ends > now:  # all returns of this instant are in
+                if now >= end and used:
+                    break
+                if (free := min(places - len(flying), len(pool))) > 0:
+                    drawn = sorted(self.drawn(server, pool, free, draws))
+                    draws += 1
+                    took = [seconds[client] for client in drawn] if seconds else clients.seconds(drawn).tolist()
+                    for client, lasts in zip(drawn, took, strict=True):
+                        insort(flying, Task(now + lasts, client, server.t, sent[client], now))
+                        del pool[bisect_left(pool, client)]
+                    sent.update(drawn)
+                if flying[0].ends > end and used:
+                    now = end
+                    break
+                end = end if used else max(end, flying[0].ends)
             task = flying.pop(0)
             now = max(now, task.ends)
             if task.client in used:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
-from raysim.core.asynchronous import Asynchronous
-from raysim.core.bounds import PositiveInt
+from raysim.core.asynchronous import Asynchronous, Task
+from raysim.core.bounds import Positive, PositiveInt
 from raysim.core.cohort import Cohort
 from raysim.core.facts import RunFacts
 from raysim.core.mixture import Mixture
@@ -26,12 +28,28 @@ class FedBuff(Asynchronous):
     """B, the updates of a round."""
     normalize: Literal["count", "weights"] = "count"
     """Whether the sum is divided by B, as in the paper, or by the sum of s, as in FedScale."""
+    weights: Literal["uniform", "size"] = "uniform"
+    """`size` multiplies s by a client's samples, in parts of the round's mean, as in FederatedScope."""
+    period: Positive | None = None
+    """A round ends after so many simulated seconds with all updates that are in, or with the first one after that; null: with B.
+    `buffer` is then how many are expected."""
+    on_stale: Literal["drop", "wait"] = "drop"
+    """`wait`: a round does not end before a client whose update would be older than `max_staleness`, as in Plato."""
 
     @property
     def updates(self) -> int:
         return self.buffer
 
+    def closes(self, now: float) -> float:
+        return math.inf if self.period is None else now + self.period
+
+    def awaits(self, t: int, flying: Sequence[Task]) -> bool:
+        most = self.max_staleness if self.on_stale == "wait" else None
+        return most is not None and any(t - task.version >= most for task in flying)
+
     def check(self, facts: RunFacts) -> str | None:
+        if self.on_stale == "wait" and (not self.max_staleness or self.period):
+            return "on_stale: wait needs a max_staleness of 1 or more, and rounds that end with the buffer (no period)."
         if facts.clients is not None and self.buffer > facts.clients:
             return f"buffer {self.buffer} waits for more clients than the federation's {facts.clients}."
         return None
@@ -53,6 +71,8 @@ class Stale(Weighting):
 
     def plan(self, cohort: Cohort, server: Server, prior: Mixture) -> Mixture:
         weight = self.of.weights_of(cohort, server)
+        if self.of.weights == "size":
+            weight = weight * cohort.sizes / cohort.sizes.double().mean()
         plan = prior.reweighted(prior.lam * weight)  # of buffers a convex mean
         if self.of.normalize == "weights" or bool((weight == 1).all()):
             return plan

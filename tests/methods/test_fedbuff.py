@@ -324,6 +324,57 @@ def test_what_is_too_old_is_dropped(ran: Any) -> None:
     assert (rows["version"] == rows["round"]).all()
 
 
+def rounds_of(selection: Asynchronous, durations: list[float], rounds: int) -> list[Asked]:
+    """The first ones, of clients that take so long."""
+    server: Any = toy_server(LayerMap.of(nn.Linear(1, 1, bias=False)), [0.0], labels=[[1]] * len(durations))
+    asked = []
+    for t in range(rounds):
+        server.scratch = RoundScratch(t)
+        asked.append(selection.select(server, 1.0, Timed(np.array(durations))))
+    return asked
+
+
+def test_rounds_of_a_period() -> None:
+    """By hand: every three seconds, with what is there. Client 0 returns each second, and one of its updates is used a round."""
+    first, second, third = rounds_of(FedBuff(3, period=3.0, concurrency=3), [1.0, 2.5, 7.0], 3)
+    assert [each.ends for each in (first, second, third)] == [3, 6, 9]
+    assert (first.clients, first.versions, first.starts) == ((0, 1), (0, 0), (0, 0))
+    assert (second.clients, second.versions, second.repeats, second.starts) == ((0, 1), (0, 0), (1, 1), (1, 2.5))
+    assert (third.clients, third.versions, third.starts) == ((0, 1, 2), (1, 1, 0), (3, 5, 0))
+    [alone] = rounds_of(FedBuff(1, period=2.0, concurrency=1), [5.0], 1)
+    assert (alone.clients, alone.ends) == ((0,), 5)  # none is there after two seconds
+
+
+def test_who_would_be_too_old_is_waited_for() -> None:
+    """By hand: client 2 takes ten seconds, and its model may be one round old."""
+    wait = FedBuff(2, max_staleness=1, on_stale="wait", concurrency=3)
+    first, second = rounds_of(wait, [1.0, 1.0, 10.0], 2)
+    assert (first.clients, first.ends) == ((0, 1), 1)
+    assert (second.clients, second.versions, second.ends) == ((0, 1, 2), (1, 1, 0), 10)
+
+
+def test_weights_of_sizes() -> None:
+    """(1/2) Σ (n / 2) Δ of clients with one and three samples."""
+    server: Any = toy_server(LayerMap.of(nn.Linear(1, 1, bias=False)), [1.0], labels=[[1], [3]])
+    server.scratch = RoundScratch(0, asked=Asked((0, 1), (0, 0)))
+    cohort: Any = ToyCohort(server, [[4.0], [8.0]], [1, 3])
+    plan = FedBuff(2, weights="size").weightings()[0].plan(cohort, server, cohort.uniform())
+    assert float(cohort.reduce(plan)) == pytest.approx(1 + (0.5 * 4 + 1.5 * 8) / 2)
+
+
+def test_a_period_runs_and_is_resumed(tmp_path: Path) -> None:
+    selection = {"fedbuff": {"buffer": 4, "period": 3.0, "concurrency": 6, "weights": "size"}}
+    changes = {**UNEQUAL, "rounds": {**UNEQUAL["rounds"], "selection": selection, "checkpoint_every": 2}}
+    whole = simulate(tiny(**changes), tmp_path / "whole")
+    ends = table(tmp_path / "whole", "rounds")["sim_clock"]
+    assert (np.diff(ends) >= 3 - 1e-9).all()
+    begun = Federation(tiny(**changes), tmp_path / "parts")
+    for _ in range(2):
+        begun.step()
+    begun.close()
+    assert simulate(tiny(**changes), tmp_path / "parts", resume=True).sha256() == whole.sha256()
+
+
 def test_a_selection_of_ones_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It says how many end a round and who gets a free place; a resumed run is the undisturbed one."""
 
@@ -353,6 +404,10 @@ def test_a_selection_of_ones_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
             "fedasync: mixes in one model at a time, so that feddisco has nothing",
         ),
         ({"clock": {}}, "fedbuff: needs to know how long clients take"),
+        (
+            {"rounds": {**UNEQUAL["rounds"], "selection": {"fedbuff": {"buffer": 2, "on_stale": "wait"}}}},
+            "on_stale: wait needs a max_staleness of 1 or more",
+        ),
         ({"weighting": [{"fedldf": 1}]}, "fedldf: compares or chooses among clients that began at one model"),
         ({"client": ["scaffold"], "local": {"momentum": 0.0}}, "scaffold: corrects clients that began at one model"),
         ({"client": ["fedamp"]}, "fedamp: sends each client another model"),
