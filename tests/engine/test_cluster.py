@@ -84,7 +84,7 @@ def test_node_lost_during_a_round(tmp_path, cluster, nodes, make_engine, expecte
     """Round 3. The states that the node held are lost: rounds are repeated from the last checkpoint on."""
     cloudpickle.register_pickle_by_value(sabotage)
     # Always the same client on the same host: else a copy of its state might be elsewhere, and nothing be lost.
-    monkeypatch.setattr(dispatcher, "shares", lambda engine, clients: [tuple(clients[i : i + 3]) for i in (0, 3, 6)])
+    monkeypatch.setattr(dispatcher, "shares", lambda engine, groups: [sum(groups[i : i + 3], ()) for i in (0, 3, 6)])
     monkeypatch.setitem(CLIENTS, "stalls", Stalls)
     restored, restore = [], RunCheckpoints.restore
     monkeypatch.setattr(RunCheckpoints, "restore", lambda run: restored.append(restore(run)) or restored[-1])
