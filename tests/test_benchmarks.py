@@ -142,7 +142,7 @@ sys.path.insert(0, {str(peers.SCRIPTS)!r})
 from shared import Turns, given
 turns, work = Turns(), given()
 parameters = [p.detach().numpy() for p in work.model.parameters()]
-x, y = work.shuffled(1)
+x, y = work.shuffled(1, 0)
 assert sorted(x.flatten(1).sum(1).tolist()) == sorted(work.x[8:16].flatten(1).sum(1).tolist())
 for ran in range(turns.rounds):
     turns.after(ran, lambda: parameters)

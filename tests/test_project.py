@@ -24,7 +24,7 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["
 # What an extra is for: the modules that import it may fail without it, with a sentence that names the extra.
 OPTIONAL = {"report", "analysis", "tensorboard", "mlflow", "wandb", "tune", "fuzz", "onnx"}
 
-PEERS = {"flwr", "pfl"}  # simulators that a benchmark runs in environments of their own
+PEERS = {"blazefl", "flwr", "pfl"}  # simulators that a benchmark runs in environments of their own
 
 
 def plain(requirement: str) -> str:
