@@ -92,7 +92,7 @@ class Asynchronous(Selection):
     def select(self, server: Server, participation: float, clients: Clients) -> Asked:
         holders = server.population.sizes.nonzero().flatten().tolist()
         places = self.concurrency or cohort_size(participation, len(server.population.sizes))
-        now, flying = self._recalled(server)
+        now, flying = clients.now, self._recalled(server)
         used, later, sent, draws = dict[int, Task](), list[Task](), Counter[int](), 0
         seconds = dict[int, float]()
         if len(holders) <= ALL_AT_ONCE * self.updates:
@@ -126,7 +126,6 @@ class Asynchronous(Selection):
                 used[task.client] = task
         flying = sorted(flying + later)
         server.memory[self] = {
-            "now": torch.tensor(now, dtype=torch.float64),
             "ends": torch.tensor([task.ends for task in flying], dtype=torch.float64),
             "starts": torch.tensor([task.starts for task in flying], dtype=torch.float64),
             "tasks": torch.tensor([task[1:4] for task in flying], dtype=torch.long).reshape(-1, 3),
@@ -138,13 +137,13 @@ class Asynchronous(Selection):
             in_flight=frozenset(task.version for task in flying), ends=now,
         )  # fmt: skip
 
-    def _recalled(self, server: Server) -> tuple[float, list[Task]]:
-        """The time, and who trains, as the last round has left them."""
+    def _recalled(self, server: Server) -> list[Task]:
+        """Who trains, as the last round has left them."""
         if self not in server.memory:
-            return 0.0, []
+            return []
         memory = server.memory[self]
         tasks = zip(*(memory[name].tolist() for name in ("ends", "tasks", "starts")), strict=True)
-        return float(memory["now"]), [Task(end, c, v, r, start) for end, (c, v, r), start in tasks]
+        return [Task(end, c, v, r, start) for end, (c, v, r), start in tasks]
 
     def drawn(self, server: Server, pool: list[int], count: int, draws: int) -> list[int]:
         """`count` of the clients in the `pool`, in the draw of this number in the round."""

@@ -12,6 +12,7 @@ MOST = 10**7
 """Clients, samples that are made up, or units side by side; a process has a list or an array of them."""
 
 Positive = Annotated[float, Gt(0)]
+AboveOne = Annotated[float, Gt(1)]
 NonNegative = Annotated[float, Ge(0)]
 Fraction = Annotated[float, Ge(0), Lt(1)]
 OpenFraction = Annotated[float, Gt(0), Lt(1)]

@@ -28,6 +28,11 @@ class Clients(Protocol):
         """The clients that can be asked now, sorted: all, but for those that `clock.availability` leaves out."""
         ...
 
+    @property
+    def now(self) -> float:
+        """The round's begin, in simulated seconds since the run's; 0 without a clock."""
+        ...
+
     def seconds(self, clients: Sequence[int]) -> np.ndarray:
         """[K] simulated seconds until the server has what each of the clients sends; 0 without a clock."""
         ...

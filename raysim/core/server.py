@@ -170,6 +170,11 @@ class Server:
         """The server's random stream for `purpose` in this round."""
         return generator(self.seed, self.t, SERVER, purpose)
 
+    @property
+    def trained(self) -> int:
+        """On how many samples it has trained in this round, counting each in every pass."""
+        return sum(len(batch) for batch in self.scratch.batches)
+
     def seeded_for(self, code: object, purpose: str) -> AbstractContextManager[None]:
         """Around a hook of `code`: what it draws from global generators comes from the server's stream for `purpose` in this
         round."""

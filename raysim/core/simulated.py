@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 import numpy as np
 
 from raysim.core.availability import Always, AnAvailability
-from raysim.core.bounds import Fraction, NonNegative, Positive
+from raysim.core.bounds import AboveOne, Fraction, NonNegative, Positive
 from raysim.core.hooks import form, misused
 from raysim.core.rng import SERVER, stream_seed, uniform
 from raysim.core.tabular import OfFiles, columns_of
@@ -87,6 +87,36 @@ class Pareto(Trait):
 
 
 @dataclass(frozen=True)
+class HalfNormal(Trait):
+    """A number and more, by a normal draw's absolute value, as the seconds of a client in FedBuff (Nguyen et al., 2022)."""
+
+    least: NonNegative
+    """The lowest."""
+    scale: Positive
+    """Standard deviation of the normal draw."""
+
+    def of(self, clients: np.ndarray, u: np.ndarray) -> np.ndarray:
+        normal: np.ndarray = torch.special.ndtri(torch.from_numpy((1 + u) / 2)).numpy()
+        return self.least + self.scale * normal
+
+
+@dataclass(frozen=True)
+class Zipf(Trait):
+    """The fastest client's number divided by a draw of Zipf's law: k with a probability that goes as k^-a, 1 at least and
+    `SLOWEST` at most."""
+
+    fastest: Positive
+    """The greatest possible."""
+    a: AboveOne
+    """The law's exponent; with a small one more clients are slow."""
+
+    def of(self, clients: np.ndarray, u: np.ndarray) -> np.ndarray:
+        all_weights = float(torch.special.zeta(torch.tensor(self.a, dtype=torch.float64), 1.0))
+        shares = np.cumsum(np.arange(1, SLOWEST, dtype=float) ** -self.a) / all_weights
+        return self.fastest / (1 + np.searchsorted(shares, u, side="right"))
+
+
+@dataclass(frozen=True)
 class Column(Trait):
     """A column of a table of measured devices. With n rows there, client i of the run is the device of row i mod n."""
 
@@ -134,6 +164,8 @@ TRAITS: Table[type[Trait]] = REGISTRY.table("trait").fill(
         "lognormal": LogNormal,
         "range": Range,
         "pareto": Pareto,
+        "zipf": Zipf,
+        "half_normal": HalfNormal,
         "table": Column,
         "unlimited": Unlimited,
     }
@@ -170,6 +202,11 @@ class SimulatedClock:
     jitter: NonNegative = 0.0
     """Standard deviation of the natural logarithm of a factor on all seconds of a client, with median 1, which is drawn for each
     client in each round."""
+
+    server_seconds: NonNegative = 0.0
+    """Seconds that the server takes at the end of every round."""
+    server_speed: Positive | None = None
+    """Samples a second that the server trains on, as with FedLAW and FedDF; null: infinitely many."""
 
     over_select: NonNegative = 0.0
     """So many more clients are asked than a round needs, as a share of them: 0.3 asks 13 for 10. The round ends with the 10th
@@ -215,6 +252,10 @@ class SimulatedClock:
 
     def _parts(self) -> list[tuple[str, OfFiles]]:
         return [(name, getattr(self, name)) for name in (*TRAIT_FIELDS, "availability")]
+
+    def of_server(self, trained: int) -> float:
+        """Seconds of the server at the end of a round in which it has trained on so many samples."""
+        return self.server_seconds + (trained / self.server_speed if self.server_speed else 0.0)
 
     @property
     def loses(self) -> bool:

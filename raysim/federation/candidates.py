@@ -16,7 +16,7 @@ from raysim.federation.failures import RoundFailed, check_results
 from raysim.federation.simulated_time import expected_seconds
 from raysim.federation.versions import round_info
 
-NOW = "clock"  # of the server's memory: when the next round may begin, in simulated seconds; where clients come and go
+NOW = "clock"  # of the server's memory: when the next round may begin, in simulated seconds
 
 
 class RunClients:
@@ -26,7 +26,8 @@ class RunClients:
         """Without an `engine`, for what is known before a run, all losses are 0."""
         self._run, self._engine = run, engine
         self.here = np.arange(len(run.server.population.sizes))
-        self.now = self.idle = 0.0  # simulated seconds: when the round begins, and how long the server waited for that
+        self.now = float(run.server.memory.get(NOW, 0.0))  # simulated seconds: when the round begins
+        self.idle = 0.0  # and how long the server waited for that
         self._asked: set[int] = set()  # in this round, in vain
         if run.config.clock.comes_and_goes:
             self._wait()
@@ -48,7 +49,7 @@ class RunClients:
     def _wait(self) -> None:
         """Until enough clients are available."""
         run, server = self._run, self._run.server
-        before = float(server.memory[NOW]) if NOW in server.memory else 0.0
+        before = self.now
         holders = server.population.sizes.nonzero().flatten().numpy()
         least = run.config.rounds.min_clients
         self.now, available = run.config.clock.opens(server.seed, holders, before, least)

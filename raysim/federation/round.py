@@ -143,6 +143,8 @@ def run_round(
             by = find_nonfinite_step(run, target, mixture, cohort)
             raise RoundFailed(f"round {t + 1}: {by} made a model that is not finite (NaN or Inf)")
         phases.end("server")
+    if NOW in server.memory:
+        ends_at(server, float(server.memory[NOW]) + run.config.clock.of_server(server.trained))
     done = Round(
         t, asked, cohort, dispatcher, mixture, before, target, server.value, server.scratch.notes, phases.seconds,
         events + server.scratch.warnings, started, delivered=delivered,
@@ -221,6 +223,8 @@ def choose(run: RunParts, pool: RunClients) -> Asked:
 def closed(run: RunParts, pool: RunClients, asked: Asked) -> Asked:
     """With those that the round loses on the simulated clock, and how long it lasts."""
     server, clock = run.server, run.config.clock
+    if asked.ends is not None:
+        ends_at(server, asked.ends)
     holders = [client for client in asked.clients if server.population.sizes[client]]
     if not clock.loses or not holders:
         return asked
@@ -229,8 +233,13 @@ def closed(run: RunParts, pool: RunClients, asked: Asked) -> Asked:
     began = pool.now + expected_asking(run, pool.candidates)
     lost, lasts = clock.closed(server.seed, server.t, holders, took, returns, began)
     if clock.comes_and_goes:
-        server.memory[NOW] = torch.tensor(began + lasts, dtype=torch.float64)
+        ends_at(server, began + lasts)
     return replace(asked, lost=lost, lasts=lasts)
+
+
+def ends_at(server: Server, seconds: float) -> None:
+    """Remember when the round ends on the simulated clock, where the next one must know it."""
+    server.memory[NOW] = torch.tensor(seconds, dtype=torch.float64)
 
 
 def learn(run: RunParts, cohort: HostedCohort) -> None:

@@ -122,7 +122,7 @@ class Writer:
         row = self._round_row(finished, traffic)
         rows = client_rows(done, run)
         if run.config.clock.runs:
-            passed, of_clients = clock_columns(done, run, self.sim_clock, traffic)
+            passed, of_clients = clock_columns(finished, run, self.sim_clock, traffic)
             self.sim_clock = passed["sim_clock"]
             row, rows = row | passed, {**rows, **of_clients}
         add("rounds", round=t, **row)
@@ -250,9 +250,10 @@ def client_rows(done: Round, run: RunParts) -> Rows:
 
 
 def clock_columns(
-    done: Round, run: RunParts, before: float, traffic: Mapping[str, np.ndarray]
+    finished: Finished, run: RunParts, before: float, traffic: Mapping[str, np.ndarray]
 ) -> tuple[dict[str, float], Rows]:  # fmt: skip
     """Simulated seconds: of the round, which began at `before`, and of its clients."""
+    done = finished.done
     trained, candidates = done.cohort.trained, done.asked.candidates
     asked, came = [*trained.asked], [client in trained.clients for client in trained.asked]
     sent_in = np.array([done.asked.version(client) if done.asked.versions else done.t for client in asked], np.int64)
@@ -268,6 +269,7 @@ def clock_columns(
     ends = began + sum(float(phase.total[came].max()) for phase in phases if any(came))
     ends = began + done.asked.lasts if done.asked.lasts is not None else ends
     ends = ends if done.asked.ends is None else done.asked.ends
+    ends += run.config.clock.of_server(finished.server.trained)
     of: dict[int, np.ndarray] = {}  # client -> its seconds to receive, to train and to send
     for clients, phase in spent:
         for client, *parts in zip(clients, phase.latency + phase.down, phase.train, phase.up, strict=True):

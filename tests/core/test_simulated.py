@@ -14,7 +14,7 @@ from sabotage import Fails
 from raysim.config import ConfigError
 from raysim.core.hooks import HookError
 from raysim.core.selection import Asked, Selection
-from raysim.core.simulated import Column, Constant, LogNormal, Pareto, Range, SimulatedClock, Trait
+from raysim.core.simulated import Column, Constant, HalfNormal, LogNormal, Pareto, Range, SimulatedClock, Trait, Zipf
 from raysim.federation.failures import RoundFailed
 from raysim.methods import CLIENTS, SELECTIONS
 
@@ -94,7 +94,12 @@ def test_a_client_has_its_traits_in_any_company() -> None:
 
 @pytest.mark.parametrize(
     ("trait", "median", "least", "most"),
-    [(Range(10.0, 30.0), 20, 10, 30), (Pareto(100.0, 1.0), 50, 1, 100), (Pareto(8.0, 2.0), 8 / 2**0.5, 0.08, 8)],
+    [
+        (Range(10.0, 30.0), 20, 10, 30),
+        (Pareto(100.0, 1.0), 50, 1, 100),
+        (Pareto(8.0, 2.0), 8 / 2**0.5, 0.08, 8),
+        (HalfNormal(2.0, 3.0), 2 + 3 * 0.67449, 2, np.inf),
+    ],
 )
 def test_traits(trait: Trait, median: float, least: float, most: float) -> None:
     clock = SimulatedClock(speed=trait)
@@ -102,6 +107,18 @@ def test_traits(trait: Trait, median: float, least: float, most: float) -> None:
     assert np.median(speeds) == pytest.approx(median, rel=0.06)
     assert least <= speeds.min() * (1 + 1e-12)
     assert speeds.max() <= most * (1 + 1e-12)
+
+
+def test_zipf() -> None:
+    """With a = 2: k with probability 6 / π² / k². A client whose draw is 100 or more has a hundredth."""
+    one, two, hundred = (
+        6 / np.pi**2,
+        7.5 / np.pi**2,
+        1 - 6 / np.pi**2 * (np.pi**2 / 6 - (1 / np.arange(1, 100.0) ** 2).sum()),
+    )
+    u = np.array([0, one - 1e-9, one + 1e-9, two - 1e-9, two + 1e-9, hundred - 1e-9, hundred + 1e-9, 1 - 1e-12])
+    wanted = [60, 60, 30, 30, 20, 60 / 99, 0.6, 0.6]
+    np.testing.assert_allclose(Zipf(60.0, 2.0).of(np.arange(8), u), wanted)
 
 
 def test_measured_devices(tmp_path: Path) -> None:
@@ -227,6 +244,30 @@ def test_passes_besides_the_epochs_count(client: Any, more: float | None, tmp_pa
         [took] = clients["sim_train"][(clients["round"] == 2) & (clients["client"] == traced.id)]
         passed = sum(map(len, traced.steps)) if more is None else (2 + more) * traced.samples
         assert took * 50 == pytest.approx(passed)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"clock": {"availability": {"diurnal": {"share": 0.5, "period": 9}}, "interrupt": "ignore"}},
+        {"rounds": {"selection": {"fedbuff": {"buffer": 2}}}},
+    ],
+    ids=["rounds", "clients come and go", "fedbuff"],
+)
+def test_the_server_takes_time(changes: dict[str, Any], ran: Any) -> None:
+    """At the end of each round: two epochs of its 40 samples at 16 a second, and 0.5 s. Then the next one begins."""
+    clock = {**CLOCK, "server_seconds": 0.5, "server_speed": 16, **changes.get("clock", {})}
+    proxy = {"data": {"proxy": {"samples": 40}}, "server": [{"server_ft": {"epochs": 2}}]}
+    run = ran(**{**changes, **proxy, "clock": clock})
+    rounds, clients = table(run.folder, "rounds"), table(run.folder, "clients")
+    ends = clients["sim_start"] + clients["sim_down"] + clients["sim_train"] + clients["sim_up"]
+    begins = rounds["sim_clock"] - rounds["sim_seconds"]
+    last = np.array([ends[clients["round"] == t].max() for t in range(3)])
+    np.testing.assert_allclose(rounds["sim_clock"], np.maximum(last, begins) + 5.5)
+    np.testing.assert_allclose(begins[1:], rounds["sim_clock"][:-1] + rounds["sim_idle"][1:])
+    sent_in = np.nan_to_num(clients["version"], nan=clients["round"]).astype(int)
+    assert (clients["sim_start"] >= begins[sent_in] - 1e-9).all()
 
 
 def test_who_waits_for_all_statistics(ran: Any) -> None:

@@ -32,10 +32,10 @@ EQUAL = {"data": {"partition": {"iid_equal": {"clients": 8}}}, "clock": {"latenc
 
 
 class Timed:
-    """Clients that take so many seconds."""
+    """Clients that take so many seconds, in a round that begins `now`."""
 
-    def __init__(self, durations: np.ndarray):
-        self.durations, self.here = durations, np.arange(len(durations))
+    def __init__(self, durations: np.ndarray, now: float | None = 0.0):
+        self.durations, self.here, self.now = durations, np.arange(len(durations)), now or 0.0
 
     def seconds(self, clients: Any) -> np.ndarray:
         return self.durations[list(clients)]
@@ -89,14 +89,16 @@ def test_cases(case: Mapping[str, Any]) -> None:
     twins, inputs, expect, selection = 10, case["inputs"], list(case["expect"]["returns"]), rule(case)
     durations, targets = np.repeat(inputs["durations"], twins), inputs["targets"]
     server, models = following(case, twins), [inputs["start"]]
+    ended: float | None = 0.0
     while expect:
         wanted = []
         while not wanted or "version" not in wanted[-1]:
             wanted.append(expect.pop(0))
         used, t = [task for task in wanted if task["used"]], len(models) - 1
         server.scratch = RoundScratch(t)
-        asked = selection.select(server, 1.0, Timed(durations))
-        assert asked.ends == wanted[-1]["seconds"]
+        asked = selection.select(server, 1.0, Timed(durations, ended))
+        ended = asked.ends
+        assert ended == wanted[-1]["seconds"]
         rows = zip(asked.clients, asked.starts, asked.versions, strict=True)
         found = sorted((start + durations[c], c // twins, version) for c, start, version in rows)
         assert found == [(task["seconds"], task["client"], task["sent"]) for task in used]
@@ -123,7 +125,7 @@ def test_a_second_update_of_a_client_waits() -> None:
     selection, server, durations = rule(case), following(case, 1), np.array(case["inputs"]["durations"])
     for t in range(6):
         server.scratch = RoundScratch(t)
-        asked.append(selection.select(server, 1.0, Timed(durations)))
+        asked.append(selection.select(server, 1.0, Timed(durations, asked[-1].ends if asked else 0.0)))
     late = [task for task in case["expect"]["returns"] if task["sent"] == 4]
     assert [(task["client"], task["seconds"]) for task in late] == [(6, 10.25), (6, 11.0), (3, 11.5)]
     tasks = [zip(each.clients, each.versions, each.repeats, each.starts, strict=True) for each in asked]
@@ -142,10 +144,13 @@ def test_every_task_returns_or_is_in_flight() -> None:
             sent.update(found := super().drawn(server, pool, count, draws))
             return found
 
+    ended: float | None = 0.0
     selection, server = Counted(2, concurrency=3), toy_server(LayerMap.of(nn.Linear(1, 1)), [0.0], labels=[[1]] * 6)
     for t in range(40):
         server.scratch = RoundScratch(t)
-        used.update(selection.select(server, 1.0, Timed(durations)).clients)
+        asked = selection.select(server, 1.0, Timed(durations, ended))
+        ended = asked.ends
+        used.update(asked.clients)
         flying = Counter(server.memory[selection]["tasks"][:, 0].tolist())
         assert sent == used + flying
     assert used.keys() == {*range(6)}
@@ -327,10 +332,10 @@ def test_what_is_too_old_is_dropped(ran: Any) -> None:
 def rounds_of(selection: Asynchronous, durations: list[float], rounds: int) -> list[Asked]:
     """The first ones, of clients that take so long."""
     server: Any = toy_server(LayerMap.of(nn.Linear(1, 1, bias=False)), [0.0], labels=[[1]] * len(durations))
-    asked = []
+    asked: list[Asked] = []
     for t in range(rounds):
         server.scratch = RoundScratch(t)
-        asked.append(selection.select(server, 1.0, Timed(np.array(durations))))
+        asked.append(selection.select(server, 1.0, Timed(np.array(durations), asked[-1].ends if asked else 0.0)))
     return asked
 
 
