@@ -6,7 +6,8 @@
 PYTHON ?= python3
 VENV ?= .venv
 TORCH ?=
-PIP = "$(VENV)/bin/python" -m pip install --quiet --disable-pip-version-check
+# What is never imported need not be compiled.
+PIP = "$(VENV)/bin/python" -m pip install --quiet --no-compile --disable-pip-version-check
 
 HERE = echo "== $(VENV), `"$(VENV)/bin/python" --version`"
 OLD = sys.exit('raysim needs Python 3.11 or newer, and $(PYTHON) is ' + sys.version.split()[0] + '. Name another: PYTHON=python3.12')
