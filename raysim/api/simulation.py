@@ -69,6 +69,8 @@ class Simulation(Iterator[RoundResult]):
     After the last round the run is finished: its model and its result are on disk, and all that was started has been
     stopped. To stop earlier call `stop`, leave a `with` block, or drop the object. After a Ctrl-C the round in progress is
     returned and saved, and the next step raises `Stopped`; the iteration can then go on. A second one stops at once.
+
+    Where the driver's process dies, rounds after the last checkpoint run again, and are returned again: `number` says which.
     """
 
     def __init__(
