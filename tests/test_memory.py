@@ -3,6 +3,7 @@ benchmarks/endurance.py."""
 
 import gc
 import sys
+from collections.abc import Iterator
 from itertools import compress, pairwise
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,7 @@ from raysim.engine.ray.actors import HostActor
 from raysim.federation import Federation, MakeEngine
 from raysim.methods import WEIGHTINGS
 
-ROUNDS, EVERY, LOOKS = 50, 5, range(10, 51, 10)  # the first ten rounds warm up
+ROUNDS, EVERY, LOOKS = 30, 5, range(10, 31, 5)  # the first ten rounds warm up
 MODEL = {"name": "mlp", "options": {"hidden": [1000]}}  # 69,004 parameters: Ray puts them into the object store
 METHODS = {
     "models are summed as they come": {"local": {"batch_size": 32}},  # few steps, because rounds matter
@@ -64,6 +65,14 @@ def measure(changes: dict[str, Any], folder: Path, make_engine: MakeEngine | Non
                 found.setdefault(f"host {i}", []).append(ray.get(host.__ray_call__.remote(usage)))
     federation.close()
     return found
+
+
+@pytest.fixture(autouse=True)
+def _everything() -> Iterator[None]:
+    """Modules may hold what stays."""
+    gc.unfreeze()
+    yield
+    gc.freeze()
 
 
 def check(found: dict[str, list[dict[str, int]]]) -> None:
