@@ -5,7 +5,7 @@
     clients  seconds and greatest MB of the traits and the availability of a million clients
     round    CPU seconds of a round with log-normal speeds, 4G and Markov availability, over those without, round by round in turns
     busy     share of the time in which two actors train, with FedBuff and log-normal speeds, and with synchronous rounds:
-             of the rounds, and of their training
+             of the rounds, and of their training; and how much two cores could have at most, as all other processes need some
 
 A result is written to benchmarks/results/.
 """
@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 import torch
 from rounds import SEED, WORKLOADS, configuration
 
@@ -101,8 +102,16 @@ def of_actors(rounds: int, buffer: int, selection: Any) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
         config = w3(engine, clock=CLOCK, rounds={"selection": selection})
         run = Federation(config, Path(folder), make_engine=ray_engine)
-        for _ in range(WARM_UP + rounds):
+        for _ in range(WARM_UP):
             run.step()
+        everything = [psutil.Process(), *psutil.Process().children(recursive=True)]
+        training = [process for process in everything if process.cmdline()[0] == "ray::HostActor"]
+        before = cpu_seconds(training), cpu_seconds(everything)
+        for _ in range(rounds):
+            run.step()
+        of_training, of_all = (
+            cpu_seconds(processes) - then for processes, then in zip((training, everything), before, strict=True)
+        )
         run.close()
         spans, table = (tables.read(Path(folder), name).to_pandas() for name in ("timeline", "rounds"))
     ray.shutdown()
@@ -111,8 +120,12 @@ def of_actors(rounds: int, buffer: int, selection: Any) -> dict[str, Any]:
     actors = spans.host.nunique()
     return {
         "actors": actors, "buffer": buffer, "of_training": worked / (actors * float(table.seconds_train.sum())),
-        "of_rounds": worked / (actors * float(table.seconds.sum())),
+        "of_rounds": worked / (actors * float(table.seconds.sum())), "at_most": of_training / of_all,
     }  # fmt: skip
+
+
+def cpu_seconds(processes: list[psutil.Process]) -> float:
+    return sum(sum(process.cpu_times()[:2]) for process in processes)
 
 
 def main() -> None:
