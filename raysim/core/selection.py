@@ -30,7 +30,8 @@ class Clients(Protocol):
 
     @property
     def now(self) -> float:
-        """The round's begin, in simulated seconds since the run's; 0 without a clock."""
+        """The simulated second at which the round begins: for asynchronous selections, and where clients come and go. Otherwise
+        the server need not know it, and it is 0."""
         ...
 
     def seconds(self, clients: Sequence[int]) -> np.ndarray:
