@@ -22,7 +22,7 @@ quickstart: $(VENV)/raysim
 
 test: $(VENV)/raysim-dev
 	@$(HERE): pytest, about twelve minutes on two cores
-	@. "$(VENV)/bin/activate" && pytest -q -n 2 --dist worksteal
+	@. "$(VENV)/bin/activate" && pytest -q -n 3 --dist worksteal
 
 check: $(VENV)/raysim-dev
 	@$(HERE): ruff, mypy
