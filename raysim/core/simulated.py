@@ -171,6 +171,7 @@ TRAITS: Table[type[Trait]] = REGISTRY.table("trait").fill(
     }
 )
 TRAIT_FIELDS = ("speed", "up", "down", "latency")  # of the clock
+SERVER_FIELDS = ("server_seconds", "server_speed")
 ATrait = Annotated[Any, Catalogue("trait", TRAITS, number="constant")]
 
 
@@ -240,7 +241,7 @@ class SimulatedClock:
     @property
     def runs(self) -> bool:
         """Whether anything takes time."""
-        return any(getattr(self, name) != getattr(SimulatedClock, name) for name in TRAIT_FIELDS)
+        return any(getattr(self, name) != getattr(SimulatedClock, name) for name in (*TRAIT_FIELDS, *SERVER_FIELDS))
 
     def problems(self) -> list[str]:
         """What is wrong with the files that it reads, with its place."""

@@ -270,6 +270,11 @@ def test_the_server_takes_time(changes: dict[str, Any], ran: Any) -> None:
     assert (clients["sim_start"] >= begins[sent_in] - 1e-9).all()
 
 
+def test_the_server_alone_takes_time(ran: Any) -> None:
+    run = ran(clock={"server_seconds": 0.5})
+    np.testing.assert_allclose(table(run.folder, "rounds")["sim_clock"], [0.5, 1.0, 1.5])
+
+
 def test_who_waits_for_all_statistics(ran: Any) -> None:
     """FedLDF has two phases: each begins when the last client has ended the one before, and each has a latency."""
     run = ran(clock=CLOCK, weighting=[{"fedldf": 1}])
