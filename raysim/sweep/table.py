@@ -118,9 +118,10 @@ class Table:
         scales = self.scales
         if not self.items:
             yield "items: names no table or figure."
+        of_all = list(dict.fromkeys(choice for name in scales for choice in self.choices(name)))
         for where, names in [*self.against.items(), ("over", [self.over] if self.over else [])]:
-            for unknown in (name for name in names if name not in self.choices()):
-                yield f"{where}: there is no choice {unknown!r}. There are {', '.join(self.choices())}."
+            for unknown in (name for name in names if name not in of_all):
+                yield f"{where}: there is no choice {unknown!r}. There are {', '.join(of_all)}."
         for name in scales:
             if not scales[name].seeds:
                 yield f"{name}.seeds: names no seed."
