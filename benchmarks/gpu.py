@@ -6,6 +6,7 @@ First every method of the catalogue runs two rounds on the CPU, and twice on the
 each workload is timed; one by one (`together 1`), raysim's bits must be the same with any number of actors:
     plain      load_state_dict, torch.optim.SGD, a state_dict summed client by client; data and model on the GPU
     together   raysim in one process, with so many clients that take each step together (`engine.batch_clients`)
+    graphs     the same, client by client, with `engine.local.cuda_graphs`; its bits must be those of `together 1`
     bf16       the same, client by client, with `local.precision: bf16`
     actors     raysim on Ray, with so many actors that share the GPU; left out where Ray is not installed
 Start NVIDIA's MPS before, and actors use it; the result says whether it ran. It is written to benchmarks/results/ after
@@ -132,6 +133,7 @@ def measurements(work: Workload, rounds: int, together: list[int], actors: list[
     yield {"what": "plain", **plain(work, rounds)}
     for k in sorted({min(k, work.cohort) for k in together}):
         yield {"what": f"together {k}", **ran(work, rounds, {"local": {"device": "cuda", "batch_clients": k}})}
+    yield {"what": "graphs", **ran(work, rounds, {"local": {"device": "cuda", "cuda_graphs": True}})}
     yield {"what": "bf16", **ran(work, rounds, {"local": {"device": "cuda"}}, "bf16")}
     if find_spec("ray") is None:
         return

@@ -2,6 +2,8 @@
 
     python benchmarks/launches.py [--methods fedala ditto] [--model tiny_bn_cnn] [--batch-clients 1 8]
 
+Every method is counted with each of `--batch-clients` and with `engine.local.cuda_graphs`.
+
 An emulated device (tests/device/) counts them. Small models are bound by launches, at some 5 µs each, and a wait (`syncs`: the
 host needs a number that the device has yet to compute) stops the launches that could have been made meanwhile. Three runs of
 a method, with more epochs and with more clients, tell its steps, clients and rounds apart; the first round is not counted. Where
@@ -35,9 +37,9 @@ KINDS = emulated.Counts._fields
 
 
 def configuration(
-    model: str, sections: dict[str, Any], clients: int, epochs: int, tests: int, together: int
+    model: str, sections: dict[str, Any], clients: int, epochs: int, tests: int, engine: dict[str, Any]
 ) -> Config:  # fmt: skip
-    """Equal clients, who all take part, and train so many together."""
+    """Equal clients, who all take part."""
     images = {"samples": clients * SAMPLES, "test_samples": max(tests, 120), "shape": [1, 8, 8]}
     raw: dict[str, Any] = {
         "name": "launches",
@@ -47,7 +49,7 @@ def configuration(
         "rounds": {"total": 2, "evaluate_every": 1, "checkpoint_every": 100},
         "local": {"batch_size": BATCH, "lr": 0.01, "epochs": epochs},
         "evaluate": {"global": bool(tests)},
-        "engine": {"local": {"device": "cuda", "batch_clients": together}},
+        "engine": {"local": {"device": "cuda", **engine}},
     }
     for name, section in sections.items():
         raw[name] = raw[name] | section if isinstance(section, dict) else section
@@ -55,11 +57,11 @@ def configuration(
 
 
 def second_round(
-    model: str, sections: dict[str, Any], clients: int = CLIENTS, epochs: int = 1, tests: int = 0, together: int = 1
+    model: str, sections: dict[str, Any], clients: int = CLIENTS, epochs: int = 1, tests: int = 0, **engine: Any
 ) -> list[int]:
     """What the second round of a run asks for."""
     with tempfile.TemporaryDirectory() as folder:
-        federation = Federation(configuration(model, sections, clients, epochs, tests, together), Path(folder))
+        federation = Federation(configuration(model, sections, clients, epochs, tests, engine), Path(folder))
         federation.step()
         before = emulated.counts()
         federation.step()
@@ -68,18 +70,18 @@ def second_round(
     return list(counted)
 
 
-def costs(name: str, model: str, together: int = 1) -> dict[str, Any]:
-    """Of a local step, a client beside its steps, and a round beside its clients: the counts, in the order of `KINDS`."""
+def costs(name: str, model: str, **engine: Any) -> dict[str, Any]:
+    """Of a local step, a client beside its steps, and a round beside its clients: the counts, in the order of `KINDS`. `engine`
+    is what its settings say beside the device."""
     sections = SETTINGS[name].sections(name)
     short, long, more = (
-        second_round(model, sections, together=together, **changes)
-        for changes in ({}, {"epochs": 2}, {"clients": 2 * CLIENTS})
+        second_round(model, sections, **engine, **changes) for changes in ({}, {"epochs": 2}, {"clients": 2 * CLIENTS})
     )
     step = [(b - a) / (CLIENTS * STEPS) for a, b in zip(short, long, strict=True)]
     client = [(b - a) / CLIENTS for a, b in zip(short, more, strict=True)]
     return {
         "method": name,
-        "batch_clients": together,
+        "engine": engine,
         "step": step,
         "client": [c - STEPS * s for c, s in zip(client, step, strict=True)],
         "round": [a - CLIENTS * c for a, c in zip(short, client, strict=True)],
@@ -105,16 +107,17 @@ def main() -> None:
     args = parser.parse_args()
     emulated.install()
     results = [
-        costs(name, args.model, together)
+        costs(name, args.model, **engine)
         for name in args.methods
-        for together in args.batch_clients
-        if together == 1 or trains_together(name)
+        for engine in [*({"batch_clients": k} for k in args.batch_clients), {"cuda_graphs": True}]
+        if engine.get("batch_clients", 1) == 1 or trains_together(name)
     ]
     tests = batch_of_a_test(args.model)
     print(f"{args.model}; {', '.join(KINDS)}")
     for result in results:
         columns = ("/".join(f"{count:g}" for count in result[part]) for part in ("step", "client", "round"))
-        print(f"{result['method']:14}{result['batch_clients']:3}" + "".join(f"{column:>24}" for column in columns))
+        engine = ", ".join(f"{key} {value}" for key, value in result["engine"].items())
+        print(f"{result['method']:14}{engine:18}" + "".join(f"{column:>24}" for column in columns))
     print(f"a test batch: {'/'.join(f'{count:g}' for count in tests)}")
     folder = Path(__file__).parent / "results"
     folder.mkdir(exist_ok=True)

@@ -260,6 +260,14 @@ def test_one_fault(changes: dict[str, Any], fault: str) -> None:
     assert line.startswith(fault)
 
 
+def test_graphs_of_no_recorded_steps_are_refused() -> None:
+    engine = {"ray": {"cuda_graphs": True, "tape": "never", "batch_clients": 4}}
+    why = "leaves no steps that cuda_graphs could capture: it captures recorded ones. Leave one of them out."
+    paths = ("engine.ray.tape", "engine.ray.batch_clients", "local.precision")
+    assert faults_of(plain(engine=engine, local={"precision": "fp16"})) == [f"{path}: {why}" for path in paths]
+    from_dict(plain(engine={"ray": {"cuda_graphs": True}}))
+
+
 def test_a_section_that_is_given_as_a_name() -> None:
     assert faults_of(plain(model="simple_cnnn")) == [
         "model.name: there is no model 'simple_cnnn'. Did you mean 'simple_cnn'? `raysim list models` shows all.",

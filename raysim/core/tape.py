@@ -18,6 +18,8 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.weak import WeakTensorKeyDictionary
 
+from raysim.core.graph import Graph
+
 if TYPE_CHECKING:
     from raysim.core.task import Task
 
@@ -55,13 +57,14 @@ def known(model: nn.Module, task: Task, penalties: Iterable[Callable[..., Any]] 
 class Tapes:
     """The recorded passes of one model, by the forms of their batches."""
 
-    def __init__(self, storage: Iterable[Tensor], descent: tuple[Tensor, Tensor] | None = None):
+    def __init__(self, storage: Iterable[Tensor], descent: tuple[Tensor, Tensor] | None = None, graphs: bool = False):
         """`storage`: tensors that stay where they are, such as the model's. `descent`: its parameters and gradient [P], if
-        steps may be descents."""
+        steps may be descents. `graphs`: whether passes become CUDA graphs."""
         self._storage = {tensor.untyped_storage().data_ptr() for tensor in storage}
         self._views: dict[Hashable, Tensor] = {}  # of the storage, which all tapes share
         self._known: dict[Hashable, Pass | None] = {}  # None: cannot be recorded
-        self._descent = descent
+        self._descent, self._graphs = descent, graphs
+        self._pool: Any = None  # memory of the graphs, which all share
         self.refusals: set[str] = set()  # why not
 
     @property
@@ -92,11 +95,15 @@ class Tapes:
         with _Recorder(inputs, self._storage, self._views, moves) as recorder:
             made = step(*inputs)
         try:
-            self._known[key] = recorder.tape(made)
+            tape = recorder.tape(made)
         except _Unrecordable as error:
             self._known[key] = None
             self.refusals.add(str(error))
             return self._moved(made, rate)
+        if self._graphs:
+            self._pool = self._pool or torch.cuda.graph_pool_handle()
+            tape = Graph(tape, inputs, self._pool)
+        self._known[key] = tape
         if moves is not None:
             moves.take_effect()
         return made

@@ -42,6 +42,10 @@ class EngineConfig:
     subtract it (no momentum, decay, clipping or correction), it is subtracted as it is computed. Part of the result's bits.
     Methods of your own cannot ask for `run.model` then."""
 
+    cuda_graphs: bool = False
+    """Capture recorded steps on a GPU as CUDA graphs: one launch runs the whole pass. For small models, which wait for launches;
+    the bits stay the same. It takes memory for each form of a batch. What cannot be captured is said in `events`."""
+
     def make(self, config: Config, spec: HostSpec, data: Dataset, partition: Partition, cohort: int) -> Engine:
         """The engine that trains up to `cohort` clients a round, each host made from `spec`."""
         raise NotImplementedError

@@ -32,7 +32,7 @@ from raysim.federation.initial import read_initial, with_frozen
 from raysim.federation.learned import class_weights, misfits, task
 from raysim.federation.trial import first_message, tried, unscored, unsendable
 from raysim.federation.versions import Versions
-from raysim.host.device import NO_FP16
+from raysim.host.device import needs_gpu
 from raysim.host.messages import HostSpec
 from raysim.lazy import Tensor, nn, torch
 from raysim.models import Inputs, builder
@@ -160,8 +160,8 @@ def checked_data(config: Config) -> tuple[Dataset, Partition]:
     faults += config.clock.problems()
     if config.local.precision == "bf16" and not (torch.cuda.is_available() or machine.computes_bf16()):
         faults.append("local.precision: this CPU only emulates bf16, which is slower than fp32; leave it at fp32")
-    if config.local.precision == "fp16" and config.engine.only_cpus():
-        faults.append(NO_FP16)
+    if config.engine.only_cpus() and (problem := needs_gpu(config.local.precision, config.engine.cuda_graphs)):
+        faults.append(problem)
     faults += [f"record.sinks: {sink.missing}" for sink in config.record.sinks if sink.missing]
     if faults:
         raise ConfigError(faults)
@@ -368,6 +368,7 @@ def host_spec(config: Config, data: Dataset) -> HostSpec:
         tuple(dict.fromkeys(probes)), config.evaluate.batch_size, config.engine.threads,
         batch_clients=config.engine.batch_clients, augment=config.data.augment, seed=config.seed, upload=config.upload,
         attacks=config.attack, tape=config.engine.tape, fast_math=config.engine.fast_math,
+        cuda_graphs=config.engine.cuda_graphs,
     )  # fmt: skip
 
 

@@ -13,7 +13,7 @@ from raysim.engine.ray.driver import RemoteFederation, stored
 from raysim.engine.ray.placement import Resources
 from raysim.federation.builder import checked_data
 from raysim.federation.loop import Federation
-from raysim.host.device import NO_FP16
+from raysim.host.device import needs_gpu
 from raysim.lazy import torch
 
 
@@ -30,8 +30,9 @@ def session(
             f"engine.ray.gpu_per_client: {settings.gpu_per_client:g} of a GPU, but this machine has none. Set it to 0 or "
             "auto, or join a cluster with --address"
         )
-    if not joined and config.local.precision == "fp16" and not torch.cuda.device_count():
-        raise ConfigError(NO_FP16)
+    problem = needs_gpu(config.local.precision, config.engine.cuda_graphs)
+    if problem and not joined and not torch.cuda.device_count():
+        raise ConfigError(problem)
     with cluster(
         address, None if resources else settings.state_bytes, settings.dashboard
     ):  # who shares a cluster has asked for its size

@@ -10,15 +10,21 @@ from typing import Any
 from raysim.lazy import torch
 from raysim.store.manifest import kernels, switches
 
-NO_FP16 = (
-    "local.precision: fp16 is for GPUs, and clients would train on a CPU, which is slower at it than at fp32. Leave it at "
-    "fp32, or take bf16 where the CPU has it"
-)
 GPU_SWITCHES = (  # environment variables by which libraries of a GPU choose kernels
     "NVIDIA_TF32_OVERRIDE", "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE", "TORCH_BLAS_PREFER_CUBLASLT", "TORCH_LINALG_PREFER_CUSOLVER",
     "TORCH_CUDNN_V8_API_DISABLED", "TORCH_CUDNN_USE_HEURISTIC_MODE_B",
 )  # fmt: skip
 LARGE = 1 << 26  # bytes of a model, so that training it takes longer than to get memory for it
+
+
+def needs_gpu(precision: str, cuda_graphs: bool) -> str | None:
+    """What is wrong with these settings where clients train on CPUs."""
+    if precision == "fp16":
+        slower = (
+            "local.precision: fp16 is for GPUs, and clients would train on a CPU, which is slower at it than at fp32."
+        )
+        return f"{slower} Leave it at fp32, or take bf16 where the CPU has it"
+    return "engine: cuda_graphs is for GPUs, and clients would train on a CPU. Leave it out" if cuda_graphs else None
 
 
 def choose_device(name: str) -> torch.device:

@@ -59,6 +59,7 @@ class HostSpec:
     batch_clients: int = 1  # clients that train together
     tape: Literal["auto", "always", "never"] = "auto"  # whether steps are recorded: see `engine.tape`
     fast_math: bool = False  # whether they may round otherwise than as written
+    cuda_graphs: bool = False  # whether they are captured on a GPU
     augment: tuple[Augmentation, ...] = ()  # of training images
     clock: Clock = CLOCK  # by which all seconds of the run are measured
     seed: int = 0

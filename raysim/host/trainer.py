@@ -11,12 +11,13 @@ from raysim.core.arrays import to_numpy
 from raysim.core.client import Upload
 from raysim.core.failures import breaks_device, cause_of, out_of_memory
 from raysim.core.flat import FlatModel, difference, finite
-from raysim.core.hooks import HookError, alike, check_storage, check_upload, form, misused
+from raysim.core.hooks import alike, check_storage, check_upload, form, misused
 from raysim.core.layers import LayerMap
 from raysim.core.local_run import LocalRun
 from raysim.core.message import FLOAT, INDEX, Message, bytes_of, whole
 from raysim.core.rng import seed_layers, stream_seed
 from raysim.core.samples import take
+from raysim.errors import Explained
 from raysim.host.client_state import StateFormat
 from raysim.host.download import Download
 from raysim.host.evaluator import Evaluator
@@ -40,7 +41,7 @@ class Trainer:
 
         if spec.tape == "always" or (spec.tape == "auto" and known(flat.model, spec.task, self._stack.penalties)):
             descent = (flat.params, flat.grad) if spec.fast_math and self.device.type == "cpu" else None
-            flat.tapes = Tapes([*flat.storage, *self._task.constants(self.device)], descent)
+            flat.tapes = Tapes([*flat.storage, *self._task.constants(self.device)], descent, spec.cuda_graphs)
         self._states = StateFormat(spec, flat.layers, self.device)
         self.before_client: Callable[[int], None] = lambda client: None  # called as soon as work on a client begins
         counters = [tensor.start for tensor in flat.layers.tensors if tensor.kind == "counter"]
@@ -223,13 +224,15 @@ class Trainer:
         epochs = [*seen[:1], *seen[-1:]][: len(seen)]
         (*means,), counters = read_numbers(epochs, upload.value[self._counters])
         scalars = {name: _sent(scalar) for name, scalar in upload.scalars.items()}
-        refusals = self.flat.tapes.refusals if self.flat.tapes else ()
+        remarks = ["steps are not recorded (engine.tape), so engine.cuda_graphs does nothing"] * self.spec.cuda_graphs
+        if self.flat.tapes is not None:
+            remarks = [f"steps are not recorded (engine.tape): {why}" for why in self.flat.tapes.refusals]
         result = ClientResult(
             "ok", run.steps, stats=[to_numpy(stat) for stat in stats], scalars=scalars, counters=counters, notes=run.notes,
             vector_bytes=(bytes_of(upload.vectors), 0, 0),
             scalar_bytes=FLOAT * sum(a.size for a in scalars.values() if a.dtype != bool),
             mask_bytes=INDEX * sum(int(a.sum()) for a in scalars.values() if a.dtype == bool),
-            remarks=tuple(f"steps are not recorded (engine.tape): {why}" for why in refusals),
+            remarks=tuple(remarks),
         )  # fmt: skip
         if means:
             result.first_loss, result.last_loss = means[0], means[-1]
@@ -243,7 +246,7 @@ class Trainer:
             self.samples.clear()
         cause = cause_of(error)
         line = " ".join(f"{type(error).__name__}: {error}".split())
-        if isinstance(error, HookError):  # which says where
+        if isinstance(error, Explained):
             return ClientResult(str(error), cause=cause)
         return ClientResult(traceback.format_exc() if cause == "code" else line, cause=cause)
 

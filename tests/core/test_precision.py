@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -112,11 +113,17 @@ def test_a_loss_that_is_no_number_ends_the_search_for_a_scale() -> None:
 
 
 @no_gpu
-def test_float16_is_refused_where_clients_train_on_cpus(tmp_path: Path, warm_ray: object) -> None:
-    for engine in ("local", {"local": {"device": "cpu"}}, {"ray": {"gpu_per_client": 0}}):
-        with pytest.raises(ConfigError, match="fp16 is for GPUs"):
-            simulate(tiny(**FP16, engine=engine), tmp_path / "refused")
-    with pytest.raises(ConfigError, match="fp16 is for GPUs"), session(tiny(**FP16, engine="ray")):
+@pytest.mark.parametrize(
+    ("local", "engine", "why"),
+    [(FP16["local"], {}, "fp16 is for GPUs"), ({}, {"cuda_graphs": True}, "cuda_graphs is for GPUs")],
+)
+def test_what_is_for_gpus_is_refused_where_clients_train_on_cpus(
+    local: dict[str, Any], engine: dict[str, Any], why: str, tmp_path: Path, warm_ray: object
+) -> None:
+    for choice in ({"local": engine}, {"local": {"device": "cpu", **engine}}, {"ray": {"gpu_per_client": 0, **engine}}):
+        with pytest.raises(ConfigError, match=why):
+            simulate(tiny(local=local, engine=choice), tmp_path / "refused")
+    with pytest.raises(ConfigError, match=why), session(tiny(local=local, engine={"ray": engine})):
         pass
-    with pytest.raises(PlacementError, match="fp16 is for GPUs"):  # of a cluster that has none
-        simulate(tiny(**FP16, engine="ray"), tmp_path / "placed", make_engine=warm_ray)  # type: ignore[arg-type]
+    with pytest.raises(PlacementError, match=why):  # of a cluster that has none
+        simulate(tiny(local=local, engine={"ray": engine}), tmp_path / "placed", make_engine=warm_ray)  # type: ignore[arg-type]

@@ -26,7 +26,7 @@ COUNTS = {
 
 @pytest.mark.parametrize(("name", "together"), COUNTS)
 def test_what_a_method_asks_for(name: str, together: int) -> None:
-    found = costs(name, "tiny_bn_cnn", together)
+    found = costs(name, "tiny_bn_cnn", batch_clients=together)
     for part, most in zip(("step", "client", "round"), COUNTS[name, together], strict=True):
         assert all(count <= limit for count, limit in zip(found[part], most, strict=True)), (part, found[part])
 

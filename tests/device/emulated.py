@@ -12,11 +12,15 @@ import subprocess
 import sysconfig
 import tempfile
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 SOURCE = Path(__file__).with_name("emulated.cpp")
 MEMORY = 16 << 30  # bytes that the device seems to have
@@ -90,9 +94,75 @@ def install() -> None:
     cuda.manual_seed = cuda.manual_seed_all = stream.manual_seed
     cuda.get_rng_state = cuda.random.get_rng_state = lambda device="cuda": stream.get_state()
     cuda.set_rng_state = cuda.random.set_rng_state = lambda state, device="cuda": stream.set_state(state)
+    cuda.is_bf16_supported = lambda including_emulation=True: True
+    cuda.CUDAGraph, cuda.graph, cuda.graph_pool_handle = Graph, capture, lambda: (0, 1)
     torch.backends.cudnn.enabled, torch.backends.cudnn.version = False, lambda: None  # it has none
     for kernel in ("flash", "mem_efficient", "cudnn"):
         getattr(torch.backends.cuda, f"enable_{kernel}_sdp")(False)
+
+
+class Graph:
+    """A CUDA graph: operators that run again, as one launch, in the memory that they had when they were captured."""
+
+    launches = 0  # those of all replays, of which each counts as one
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[Any, Any, Any, list[Tensor]]] = []  # operator, arguments, and what it made
+
+    def replay(self) -> None:
+        before = counts().launches
+        for operator, args, kwargs, made in self.calls:
+            for held, new in zip(made, _tensors(operator(*args, **kwargs)), strict=True):
+                if new is not held:
+                    held.copy_(new)
+        Graph.launches += counts().launches - before - 1
+
+
+@contextmanager
+def capture(graph: Graph, pool: object = None, capture_error_mode: str = "global") -> Iterator[None]:
+    """What `torch.cuda.graph` does."""
+    state = torch.cuda.get_rng_state()
+    with _Capture(graph):
+        yield
+    torch.cuda.set_rng_state(state)
+
+
+class _Capture(TorchDispatchMode):
+    """Lets no operator take effect: what it changes is as before, and what it makes is zero in the end."""
+
+    def __init__(self, graph: Graph):
+        super().__init__()
+        self.graph = graph
+        self._made: list[Tensor] = []
+
+    def __torch_dispatch__(self, operator: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if operator.is_view:
+            return operator(*args, **(kwargs or {}))
+        given = [tensor for tensor in _tensors((args, kwargs)) if _writable(tensor)]
+        before, asked = [tensor.clone() for tensor in given], counts()
+        made = operator(*args, **(kwargs or {}))
+        if (since := counts().since(asked)).syncs or since.uploads or since.downloads:
+            raise RuntimeError("CUDA error: operation not permitted when stream is capturing\nIt would wait.")
+        for tensor, was in zip(given, before, strict=True):
+            tensor.copy_(was)
+        self.graph.calls.append((operator, args, kwargs or {}, _tensors(made)))
+        self._made += [
+            tensor for tensor in filter(_writable, _tensors(made)) if not any(tensor is one for one in given)
+        ]
+        return made
+
+    def __exit__(self, *error: Any) -> None:
+        super().__exit__(*error)
+        for tensor in self._made:
+            tensor.zero_()
+
+
+def _tensors(tree: Any) -> list[Tensor]:
+    return [leaf for leaf in tree_leaves(tree) if isinstance(leaf, Tensor)]
+
+
+def _writable(tensor: Tensor) -> bool:
+    return not any(step == 0 and n > 1 for step, n in zip(tensor.stride(), tensor.shape, strict=True))
 
 
 def gru_cell(
@@ -122,7 +192,8 @@ def gru_cell_backward(
 
 def counts() -> Counts:
     """What the device has been asked for so far."""
-    return Counts(*torch.ops.emulated.counts())
+    launches, *others = torch.ops.emulated.counts()
+    return Counts(launches - Graph.launches, *others)
 
 
 def break_after(launches: int) -> None:

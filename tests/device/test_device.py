@@ -16,7 +16,7 @@ from device import emulated
 
 HERE = Path(__file__).parent
 TOGETHER = {  # in one process, which takes seconds to start; first those that look at what a process has done before
-    "in process": ["numerics", "counts", "faults", "models", "precision", "batched", "methods"],
+    "in process": ["numerics", "counts", "faults", "models", "precision", "batched", "graphs", "methods"],
     "on ray": ["ray"],
 }
 

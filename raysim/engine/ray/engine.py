@@ -33,7 +33,7 @@ from raysim.engine.ray.placement import (
     room,
 )
 from raysim.engine.ray.pool import PING_SECONDS, Pool
-from raysim.host.device import NO_FP16
+from raysim.host.device import needs_gpu
 from raysim.host.footprint import training_bytes
 from raysim.host.messages import HostSpec, TrainRequest
 
@@ -386,8 +386,8 @@ def ray_engine(
         resources, cohort, settings.clients_per_actor, settings.gpu_per_client, settings.threads, 4 * layers.S,
         training_bytes=training, together=settings.batch_clients,
     )  # fmt: skip
-    if spec.settings.precision == "fp16" and not placement.gpus:
-        raise PlacementError(NO_FP16)
+    if not placement.gpus and (problem := needs_gpu(spec.settings.precision, spec.cuda_graphs)):
+        raise PlacementError(problem)
     wanted = actors(cohort, settings.clients_per_actor, settings.batch_clients)
     timeout = None if settings.client_timeout == "auto" else settings.client_timeout
     return RayEngine(
