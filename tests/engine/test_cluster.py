@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
 
+import psutil
 import pytest
 import ray
 import sabotage
@@ -249,7 +250,7 @@ print(json.dumps(tried))
 LISTENING = """
 import contextlib, json, sys, time, ray, psutil
 found = []
-while len(found) < 5:  # the driver, the control store, the raylet's two, agents, which start last
+while len(found) < 4:  # the driver, the control store, the raylet's two
     first, found = psutil.Process(int(sys.argv[1])), []
     for process in (first, *first.children(recursive=True)):
         with contextlib.suppress(psutil.NoSuchProcess):  # one that has ended meanwhile listens no more
@@ -327,13 +328,28 @@ def test_no_metrics_for_anybody(own):
                 assert status in (401, 403, 404), port
 
 
-def test_a_cluster_that_does_not_come_up_is_started_again(monkeypatch):
-    tried: list[str] = []
+def test_it_has_no_agents_and_nothing_of_it_is_left():
+    command, pipes = [sys.executable, "-c", OWN], {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    with subprocess.Popen(command, env=without_address(), **pipes) as process:
+        process.stdout.readline()
+        processes = {child: child.cmdline() for child in psutil.Process(process.pid).children(recursive=True)}
+        assert not [words for words in processes.values() if "Agent" in words[0] or "agent" in " ".join(words[:3])]
+        idle = [child for child, words in processes.items() if words[0] == "tail"]
+        [raylet] = [child for child, words in processes.items() if words[0].endswith("raylet")]
+        assert len(idle) == 2
+        raylet.kill()
+        process.kill()  # or the raylet stays a zombie, which counts as a process
+        psutil.wait_procs(processes)
+
+
+def test_a_cluster_that_does_not_come_up_is_started_again_with_all_of_ray(monkeypatch):
+    tried: list[tuple[str, bool]] = []
 
     def busy(**settings: Any) -> None:
-        tried.append(settings["address"])
+        tried.append((settings["address"], RayNode.start_monitor is monitor))
         raise Exception("the raylet did not come up")
 
+    monitor = RayNode.start_monitor
     monkeypatch.setattr(ray, "is_initialized", lambda: False)
     monkeypatch.setattr(ray, "init", busy)
     monkeypatch.setattr(ray, "shutdown", lambda: None)
@@ -343,7 +359,7 @@ def test_a_cluster_that_does_not_come_up_is_started_again(monkeypatch):
         joined_or_started(),
     ):
         pass
-    assert tried == ["local", "local"]
+    assert tried == [("local", False), ("local", True)]
 
 
 def test_a_disk_that_is_too_full_is_named_before_the_start(monkeypatch):

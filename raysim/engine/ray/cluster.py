@@ -75,7 +75,8 @@ def _join(address: str) -> None:
 
 
 def _start(folder: Path, object_store: int | None, dashboard: bool, again: bool = True) -> None:
-    """Start a cluster whose files lie in `folder`; `again` once if it does not come up, as on a busy machine."""
+    """Start a cluster whose files lie in `folder`; `again` once if it does not come up, as on a busy machine, and with all of
+    Ray's processes, which this Ray may need."""
     free, needed = machine.free_threads(), THREADS[0] + THREADS[1] * (machine.cpus() + 2)
     if free is not None and free < needed:
         raise ConnectionError(
@@ -86,7 +87,7 @@ def _start(folder: Path, object_store: int | None, dashboard: bool, again: bool 
         raise ConnectionError(f"Ray cannot start: {full}; or --set engine=local")
     files = folder / "r"  # one letter: paths of sockets must be short. Ray lets all users write there
     try:
-        with without_helpers(dashboard):
+        with without_helpers(dashboard) if again else nullcontext():
             context = ray.init(
                 address="local", num_cpus=machine.cpus(), include_dashboard=dashboard, object_store_memory=object_store,
                 _temp_dir=str(files), **QUIET,

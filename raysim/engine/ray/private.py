@@ -12,14 +12,14 @@ import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from ray._common.utils import get_default_system_temp_dir
-from ray._private import ray_constants
+from ray._private import ray_constants, services
 from ray._private.node import Node
 from ray._raylet import AuthenticationTokenLoader, Config  # type: ignore[attr-defined]  # compiled
 
@@ -42,6 +42,9 @@ PRELOAD = ["pyarrow.parquet", "pyarrow.compute", *FORKED[:5]]
 """What Ray's workers import before they are asked for anything."""
 PRELOADED = 16  # CPUs; Ray starts a worker for each, and on more of them most would do it for nothing
 NO_METRICS = {METRICS: "0", "DASHBOARD_METRIC_PORT": "-1", "AUTOSCALER_METRIC_PORT": "-1"}  # no server has such a port
+AGENTS = ("--dashboard_agent_command", "--runtime_env_agent_command")
+NO_AGENT = 'sh -c "exec tail --pid=$PPID -f /dev/null"'  # ends with the raylet, which does not live without it
+AGENT_PORTS = ("metrics_agent_port", "metrics_export_port", "dashboard_agent_listen_port", "runtime_env_agent_port")
 _HERE = [sys.prefix, str(Path(__file__).parents[2])]  # this Python and this raysim
 
 
@@ -116,17 +119,37 @@ def admitted(folder: Path) -> Iterator[None]:
 @contextmanager
 def without_helpers(dashboard: bool) -> Iterator[None]:
     """Let Ray start without the processes of its own that a private cluster has no use for: one that asks a cloud for
-    machines, one that prints what workers print, and the dashboard's server, if that is not wanted. They take a second of
-    CPU and 70 MB each."""
+    machines, one that prints what workers print, and, if no dashboard is wanted, its server, and the agents that serve it,
+    metrics and runtime environments. They take a second of CPU and 70 MB each."""
     helpers = ["start_monitor", "start_log_monitor"] + ["start_api_server"] * (not dashboard)
-    before = {name: getattr(Node, name) for name in helpers}
+    replaced: dict[Any, dict[str, Any]] = {Node: dict.fromkeys(helpers, lambda *_, **__: None)}
+    if not dashboard and os.environ.get(METRICS) == "0" and sys.platform == "linux":
+        replaced[services] = {"start_ray_process": _without_agents(services.start_ray_process)}
+    before = {owner: {name: getattr(owner, name) for name in new} for owner, new in replaced.items()}
     try:
-        for name in helpers:
-            setattr(Node, name, lambda *_, **__: None)
+        for owner, new in replaced.items():
+            for name, method in new.items():
+                setattr(owner, name, method)
         yield
     finally:
-        for name, method in before.items():
-            setattr(Node, name, method)
+        for owner, old in before.items():
+            for name, method in old.items():
+                setattr(owner, name, method)
+
+
+def _without_agents(start: Callable[..., Any]) -> Callable[..., Any]:
+    """Ray's `start`, which lets a raylet start processes that do nothing in place of its agents, and know that they have no
+    ports."""
+
+    def started(command: list[str], kind: str, *args: Any, **kwargs: Any) -> Any:
+        if kind == ray_constants.PROCESS_TYPE_RAYLET:
+            options = dict(part.partition("=")[::2] for part in command)
+            for port in AGENT_PORTS:
+                Path(options["--session_dir"], f"{port}_{options['--node_id']}").write_text("-1")
+            command = [f"{name}={NO_AGENT}" if (name := part.partition("=")[0]) in AGENTS else part for part in command]
+        return start(command, kind, *args, **kwargs)
+
+    return started
 
 
 @contextmanager
