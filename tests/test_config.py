@@ -159,7 +159,7 @@ def test_all_faults_are_reported_at_once_each_with_path_value_and_nearest_word(t
         "client.2": "no client method 'shrink'. It belongs under 'server'.",
         "server.0.shrink.betaa": "unknown field (set to 0.2). Did you mean 'beta'? It takes beta, clamp.",
         "server.1": "Fields go one level deeper: server.1.shrink.beta=0.1.",
-        "evaluate.personal": "must be after_init, after_train or null, but is 'after'. Did you mean 'after",
+        "evaluate.personal": "must be after_init, before_train, after_train or null, but is 'after'. Did you mean 'after",
         "engine.ray.fan_in": "must be a whole number >= 2, but is 1.",
     }
     found = dict(line.removeprefix(f"{path}: ").split(": ", 1) for line in caught.value.faults)

@@ -252,12 +252,13 @@ def test_evaluation_changes_nothing(method, tmp_path):
         "often": {"rounds": often},
         "small batches": {"rounds": often, "evaluate": {"batch_size": 7}},
         "as it starts": {"rounds": often, "evaluate": {"personal": "after_init"}},
+        "as those who take part start it": {"rounds": often, "evaluate": {"personal": "before_train"}},
         "as it ends": {"rounds": often, "evaluate": {"personal": "after_train"}},
     }
     hashes = {name: simulate(tiny(**changes, **own), tmp_path / name).sha256() for name, own in settings.items()}
     assert len(set(hashes.values())) == 1, hashes
     micro = {n: [row["personal_accuracy_micro"] for row in rows(tmp_path / n, "rounds")] for n in settings}
-    assert None not in micro["as it starts"] + micro["as it ends"]
+    assert None not in [score for name, scores in micro.items() if name.startswith("as ") for score in scores]
     assert set(micro["often"]) == {None}
 
 
@@ -280,6 +281,20 @@ def test_clients_are_tested_at_the_learning_rate_of_the_round_they_would_begin(t
         lr, labels = 0.1 * 0.5 ** (row["round"] + 1), federation.data.labels[federation.partition.test[row["client"]]]
         loss = np.log(np.exp(lr) + 3) - lr * np.mean(labels == 0)
         assert row["loss"] == pytest.approx(loss, abs=2e-7)
+
+
+@pytest.mark.parametrize("method", ["fedala", "ditto", "fedphp"])
+def test_before_train_is_after_init_of_the_round_before_for_those_who_take_part(method, tmp_path):
+    """All clients as each would start the next round, among them those who do."""
+    changes = {"data": {"client_test_frac": 0.25}, "client": [method], "rounds": {"total": 4, "evaluate_every": 1}}
+    scores = {}
+    for when in ("after_init", "before_train"):
+        simulate(tiny(**changes, evaluate={"personal": when}), tmp_path / when)
+        scores[when] = {(row.pop("round"), row["client"]): row for row in rows(tmp_path / when, "personal")}
+    took_part = {(row["round"], row["client"]) for row in rows(tmp_path / "before_train", "clients")}
+    assert took_part == scores["before_train"].keys()
+    later = {(t, client): row for (t, client), row in scores["before_train"].items() if t}
+    assert later == {(t, client): scores["after_init"][t - 1, client] for t, client in later}
 
 
 def test_sampling_is_the_methods_own_in_nothing(traced):

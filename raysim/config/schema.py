@@ -193,8 +193,9 @@ class EvaluateConfig:
 
     global_: bool = True
     """Test the global model on the test set."""
-    personal: Literal["after_init", "after_train"] | None = None
-    """Test each client's own model on its own test samples: as it would start a round, or as it ends one; null: neither."""
+    personal: Literal["after_init", "before_train", "after_train"] | None = None
+    """Test clients' own models on their own test samples: all clients as each would start the next round, or those who take
+    part in a round as they start it, or as they end it; null: none."""
     clients: PositiveInt | None = None
     """With `after_init`: how many clients are tested, drawn each time; null: all."""
     batch_size: PositiveInt = 512

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 import numpy as np
@@ -13,7 +13,7 @@ from raysim.core.score import Score
 from raysim.core.server import Downlink
 from raysim.engine.base import Call, Engine, Span
 from raysim.engine.dispatcher import ClientResults, one_by_one, shares
-from raysim.engine.requests import Requests
+from raysim.engine.requests import Requests, Start
 
 
 def evaluate(engine: Engine, rows: np.ndarray, t: int) -> Score:
@@ -35,11 +35,11 @@ def evaluate(engine: Engine, rows: np.ndarray, t: int) -> Score:
 
 def evaluate_clients(
     engine: Engine, round_info: RoundInfo, clients: Sequence[int], downlink: Downlink,
-    test: Literal["personal", "loss"] = "personal", **options: Any,
+    test: Literal["personal", "loss"] = "personal", starts: Mapping[int, Start] | None = None, **options: Any,
 ) -> ClientResults:  # fmt: skip
     """For each client the model it would now be given, tested on its own test samples; or the `loss` of what it is sent, on
-    its training samples. `options` are further fields of the requests."""
-    requests = Requests(engine, round_info, tuple(clients), downlink)
+    its training samples. `starts` are those of clients that have an older model, `options` further fields of the requests."""
+    requests = Requests(engine, round_info, tuple(clients), downlink, starts=starts or {})
 
     def score() -> ClientResults:
         units = [(i, share) for i, share in enumerate(shares(engine, one_by_one(clients))) if share]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
@@ -24,6 +24,7 @@ from raysim.engine.collectives import HostedCohort
 from raysim.engine.dispatcher import Dispatcher, initialize, nothing
 from raysim.engine.evaluation import evaluate, evaluate_clients
 from raysim.engine.model_store import HostedModels
+from raysim.engine.requests import Start
 from raysim.federation.builder import RunParts, learning_rate
 from raysim.federation.candidates import NOW, RunClients
 from raysim.federation.failures import RoundFailed, check_results, check_trained
@@ -115,11 +116,20 @@ def run_round(
     # Send.
     dispatcher = send(run, asked, trace=trace)
 
+    # Test those who take part.
+    personal, left_out = dict[int, Score](), list[Event]()
+    phases.end("train")
+    if run.config.evaluate.personal == "before_train" and run.evaluates(t):
+        personal, left_out = evaluate_personal(run, t, dispatcher.asked, run.versions.starts(asked, server))
+        phases.end("evaluate")
+
     # Train; the malicious attack.
     cohort, early = train(run, dispatcher, while_training)
 
     # Arrive.
-    events = pool.events + check_trained(cohort.trained, run.engine.nodes, run.config.rounds, needed(run, asked))
+    events = (
+        pool.events + left_out + check_trained(cohort.trained, run.engine.nodes, run.config.rounds, needed(run, asked))
+    )
     started = start_others(run, asked, events)
     delivered = run.broadcast.deliver(server, (*dispatcher.asked, *others(asked, started)))
     server.scratch.notes.extend(note for c in cohort.clients for note in cohort.trained.results[c].notes)
@@ -163,7 +173,8 @@ def run_round(
     publish(run)
 
     # Evaluate.
-    return _evaluated(replace(done, changed=frozenset(cohort.clients) | states.keys()), run, phases)
+    changed = frozenset(cohort.clients) | states.keys()
+    return _evaluated(replace(done, changed=changed, personal=personal), run, phases)
 
 
 def select(run: RunParts, pool: RunClients) -> Asked:
@@ -269,7 +280,7 @@ def publish(run: RunParts) -> None:
 def _evaluated(done: Round, run: RunParts, phases: Phases) -> Round:
     """The round with the scores of the models that it has made."""
     score, left_out = None, list[Event]()
-    personal = {c: result.test for c, result in done.cohort.trained.results.items() if result.test}
+    personal = done.personal or {c: result.test for c, result in done.cohort.trained.results.items() if result.test}
     if run.evaluates(done.t):
         if run.config.evaluate.global_ and len(run.partition.server_test):
             score = evaluate(run.engine, run.partition.server_test, done.t)
@@ -288,12 +299,15 @@ def observed(instrument: Instrument, done: Round, server: Server) -> list[Note]:
     return [check_type(instrument.observe, note, Note, way, server.t) for note in notes]
 
 
-def evaluate_personal(run: RunParts, t: int) -> tuple[dict[int, Score], list[Event]]:
-    """Test, on each honest client's own test samples, the model it would receive in round t; and say who could not be tested.
-    `evaluate.clients` limits them."""
+def evaluate_personal(
+    run: RunParts, t: int, among: Sequence[int] | None = None, starts: Mapping[int, Start] | None = None
+) -> tuple[dict[int, Score], list[Event]]:  # fmt: skip
+    """Test the model with which each honest client, or each `among` some, would start round t, on its own test samples; and say
+    who could not be tested. `evaluate.clients` limits them; `starts` are those of clients that have an older model."""
     partition = run.partition
     holders = np.flatnonzero((partition.test.sizes > 0) & (partition.train.sizes > 0)).tolist()
-    clients = [client for client in holders if client not in run.attackers]
+    honest = [client for client in holders if client not in run.attackers]
+    clients = honest if among is None else sorted({*honest} & {*among})
     tested = len(clients) if run.config.evaluate.clients is None else min(run.config.evaluate.clients, len(clients))
     order = draw(len(clients), tested, stream_seed(run.server.seed, t, SERVER, "evaluate"))
     clients = sorted(clients[i] for i in order)
@@ -301,7 +315,7 @@ def evaluate_personal(run: RunParts, t: int) -> tuple[dict[int, Score], list[Eve
         run.server, scratch=RoundScratch(t, learning_rate(run.config, t))
     )  # what is noted is not part of a round
     downlink = run.aggregator.downlink(clients, HostedModels(run.engine), server)
-    results = evaluate_clients(run.engine, round_info(server), clients, downlink)
+    results = evaluate_clients(run.engine, round_info(server), clients, downlink, starts=starts)
     left_out = check_results(results, run.engine.nodes, f"round {t}, test of its own model", run.config.rounds)
     return {client: result.test for client, result in results.results.items() if result.test}, left_out
 
@@ -339,5 +353,5 @@ class Phases:
         if phase not in PHASES:
             raise ValueError(f"{phase} is no phase of a round; raysim.store.tables.PHASES has {', '.join(PHASES)}")
         now = self._clock.now()
-        self.seconds[phase] = now - self._last
+        self.seconds[phase] = self.seconds.get(phase, 0.0) + now - self._last
         self._last = now

@@ -209,7 +209,7 @@ def test_many_small_visits_are_one(name, tmp_path, warm_ray, ran, monkeypatch):
 
 
 @pytest.mark.filterwarnings("ignore:pfedme")
-@pytest.mark.parametrize("when", ["after_init", "after_train"])
+@pytest.mark.parametrize("when", ["after_init", "before_train", "after_train"])
 @pytest.mark.parametrize("name", ["pfedme", "ditto", "fedphp", "partialfed", *METHODS])
 def test_evaluation_changes_nothing(name, when, tmp_path, ran):
     changes = METHODS.get(name, {"client": [name]})

@@ -154,7 +154,7 @@ def test_the_same_clients_lie_in_every_attack(ran: Any) -> None:
 
 
 def test_scores_of_clients_are_of_the_honest(ran: Any) -> None:
-    for when in ("after_train", "after_init"):
+    for when in ("after_train", "before_train", "after_init"):
         run = ran(**FIVE, attack=[entry("sign_flip", clients=[0, 1, 2])], evaluate={"personal": when})
         tested = {*table(run.folder, "personal")["client"]}
         assert tested
