@@ -139,7 +139,8 @@ def test_a_simulator_is_given_its_work_and_plays_in_turns(given, benchmark, tmp_
     (tmp_path / "with_flower.py").write_text(
         f"""import sys
 sys.path.insert(0, {str(peers.SCRIPTS)!r})
-from shared import Turns, given
+from shared import given
+from turns import Turns
 turns, work = Turns(), given()
 parameters = [p.detach().numpy() for p in work.model.parameters()]
 x, y = work.shuffled(1, 0)

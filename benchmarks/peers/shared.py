@@ -1,4 +1,4 @@
-"""What every simulator is given: the clients' samples, the model that all begin with, and its turns.
+"""What every simulator is given: the clients' samples and the model that all begin with.
 
 It is imported in environments without raysim, and so needs nothing but PyTorch and NumPy.
 """
@@ -7,10 +7,8 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import cache
-from multiprocessing.connection import Connection
 from pathlib import Path
 
 import numpy as np
@@ -50,22 +48,3 @@ def given() -> Work:
     x, y = (torch.from_numpy(np.load(folder / f"{name}.npy", mmap_mode="c")) for name in "xy")
     model = torch.load(folder / "model.pt", weights_only=False)  # the benchmark's own file
     return Work(x=x, y=y, model=model, **json.loads((folder / "work.json").read_text()))
-
-
-class Turns:
-    """A simulator runs its rounds in turns with the others, as the benchmark says."""
-
-    def __init__(self) -> None:
-        self.rounds = int(os.environ["PEERS_ROUNDS"])
-        self.ran = 0
-        self._line = Connection(int(os.environ["PEERS_LINE"]))
-
-    def after(self, ran: int, parameters: Callable[[], Iterable[np.ndarray]]) -> None:
-        """Tell that so many rounds have been run, and return when the next may begin; after the last one, tell
-        what it left of the model."""
-        self.ran = ran
-        if ran < self.rounds:
-            self._line.send(None)
-            self._line.recv()
-        else:
-            self._line.send(list(parameters()))

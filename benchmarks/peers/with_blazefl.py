@@ -6,8 +6,9 @@ from collections.abc import Iterator
 import torch
 from blazefl.contrib.fedavg import FedAvgBaseServerHandler, FedAvgThreadPoolClientTrainer
 from blazefl.core import ModelSelector, PartitionedDataset
-from shared import Turns, Work, given
+from shared import Work, given
 from torch import Tensor, nn
+from turns import Turns
 
 
 class Batches:

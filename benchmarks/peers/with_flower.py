@@ -8,8 +8,9 @@ from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
 from flwr.serverapp.strategy import FedAvg
 from flwr.simulation import run_simulation
-from shared import Turns, given
+from shared import given
 from torch.optim import SGD
+from turns import Turns
 
 client, server = ClientApp(), ServerApp()
 

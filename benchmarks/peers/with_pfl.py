@@ -13,8 +13,9 @@ from pfl.data.pytorch import PyTorchTensorDataset
 from pfl.hyperparam import NNTrainHyperParams
 from pfl.metrics import Metrics
 from pfl.model.pytorch import PyTorchModel
-from shared import Turns, Work, given
+from shared import Work, given
 from torch import Tensor, nn
+from turns import Turns
 
 
 class Network(nn.Module):

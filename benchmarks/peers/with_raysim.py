@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
-from shared import Turns
+from turns import Turns
 
 import raysim
 
