@@ -44,7 +44,8 @@ class EngineConfig:
 
     cuda_graphs: bool = False
     """Capture recorded steps on a GPU as CUDA graphs: one launch runs the whole pass. For small models, which wait for launches;
-    the bits stay the same. It takes memory for each form of a batch. What cannot be captured is said in `events`."""
+    the bits stay the same. It takes memory for each form of a batch. Steps that are not recorded train as without, and `events`
+    says so; one that cannot be captured ends the run. Not tried on a GPU yet."""
 
     def make(self, config: Config, spec: HostSpec, data: Dataset, partition: Partition, cohort: int) -> Engine:
         """The engine that trains up to `cohort` clients a round, each host made from `spec`."""

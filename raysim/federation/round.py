@@ -118,8 +118,8 @@ def run_round(
 
     # Test those who take part.
     personal, left_out = dict[int, Score](), list[Event]()
-    phases.end("train")
     if run.config.evaluate.personal == "before_train" and run.evaluates(t):
+        phases.end("train")
         personal, left_out = evaluate_personal(run, t, dispatcher.asked, run.versions.starts(asked, server))
         phases.end("evaluate")
 
