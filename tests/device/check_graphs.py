@@ -22,7 +22,12 @@ sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))
 from launches import STEPS, costs
 
 emulated.install()
-NAMED = {name: case.changes for name, case in cases().items()} | {str(given): given for given in SETTINGS}
+ALL = (
+    {"fedavg": {}} | {name: case.changes for name, case in cases().items()} | {str(given): given for given in SETTINGS}
+)
+NAMED = {
+    name: changes for name, changes in ALL.items() if not {"server", "weighting"} & changes.keys()
+}  # no step is theirs
 
 
 def on_device(changes: dict[str, Any], **engine: Any) -> Any:
