@@ -179,7 +179,7 @@ def main() -> None:
         out.write_text(json.dumps(told, indent=1) + "\n")
     out.write_text(json.dumps(told, indent=1) + "\n")
     print(f"written to {out}")
-    one_by_one = [r for r in told["rounds"] if r["what"] == "together 1" or r["what"].startswith("actors")]
+    one_by_one = [r for r in told["rounds"] if r["what"] in ("together 1", "graphs") or r["what"].startswith("actors")]
     bits = {(r["workload"], r["sha256"]) for r in one_by_one}
     if len(bits) > len(args.workloads) or not all(found["same_bits"] for found in told["agreement"]):
         sys.exit("Bits differ that are to be the same.")
