@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-import fcntl
 import itertools
-import os
 import shutil
 import tempfile
 import weakref
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping
-from contextlib import suppress
 from pathlib import Path
+from typing import TextIO
 
 import numpy as np
 from safetensors import safe_open
 
 from raysim.store.atomic import as_safetensors, undone_by_an_error
+from raysim.store.temporary import own, owned
 
 PREFIX = "raysim-states-"
 Arrays = Mapping[str, np.ndarray]
@@ -69,32 +68,15 @@ class StateStore:
 
     def _path(self, number: int) -> Path:
         if self._folder is None:
-            _remove_left()
+            owned(Path(tempfile.gettempdir()), PREFIX)  # removes what others have left
             self._folder = Path(tempfile.mkdtemp(prefix=PREFIX))
-            weakref.finalize(self, _remove, self._folder, _locked(self._folder))
+            weakref.finalize(self, _remove, self._folder, own(self._folder))
         return self._folder / f"{number}.safetensors"
 
 
-def _locked(folder: Path) -> int:
-    """The lock of the folder, which this process holds as long as it lives: an open file."""
-    lock = os.open(folder / "new", os.O_RDWR | os.O_CREAT)
-    with suppress(OSError):  # a file system without locks: a folder without one is never removed
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        os.rename(folder / "new", folder / "lock")  # only now can others find it
-    return lock
-
-
-def _remove(folder: Path, lock: int) -> None:
+def _remove(folder: Path, lock: TextIO) -> None:
     shutil.rmtree(folder, ignore_errors=True)
-    os.close(lock)
-
-
-def _remove_left() -> None:
-    """Remove the folders of processes that were killed."""
-    for folder in Path(tempfile.gettempdir()).glob(f"{PREFIX}*"):
-        with suppress(OSError), open(folder / "lock", "r+") as lock:  # another user's; gone meanwhile; in use
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            shutil.rmtree(folder, ignore_errors=True)
+    lock.close()
 
 
 class StoredArrays(Mapping[str, np.ndarray]):

@@ -1,6 +1,7 @@
 """Three nodes on this machine: three raylets with an object store each. The same bits, also when one of them is lost.
 And a cluster that raysim starts, which nobody else can use."""
 
+import fcntl
 import http.client
 import json
 import os
@@ -33,7 +34,7 @@ from raysim.engine.ray.cluster import cluster as joined_or_started
 from raysim.engine.ray.engine import ray_engine
 from raysim.engine.ray.placement import Node, Resources
 from raysim.engine.ray.pool import PING_SECONDS, Pool
-from raysim.engine.ray.private import private
+from raysim.engine.ray.private import persistent_cluster, private
 from raysim.federation import Federation, MakeEngine
 from raysim.federation.resume import RunCheckpoints
 from raysim.machine import FULL_AT
@@ -386,6 +387,21 @@ def test_a_disk_that_is_too_full_is_named_before_the_start(monkeypatch):
             monkeypatch.setenv(FULL_AT[0], most)
         with pytest.raises(ConnectionError, match=said), joined_or_started():
             pass
+
+
+def test_a_folder_that_is_being_made_is_not_taken_for_that_of_a_dead_process(monkeypatch, tmp_path):
+    """Two commands that start at once: one looks for dead folders whenever the other is about to lock its own."""
+    monkeypatch.setattr(raysim.engine.ray.private, "get_default_system_temp_dir", lambda: str(tmp_path))
+    lock = fcntl.flock
+
+    def looked_at(file: Any, operation: int) -> None:
+        if operation == fcntl.LOCK_EX:
+            assert persistent_cluster() is None
+        lock(file, operation)
+
+    monkeypatch.setattr(fcntl, "flock", looked_at)
+    with private() as folder:
+        assert folder.is_dir()
 
 
 def test_folders_of_killed_processes_are_removed(monkeypatch, tmp_path):

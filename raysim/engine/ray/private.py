@@ -3,11 +3,9 @@ user of this machine."""
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import secrets
-import shutil
 import socket
 import subprocess
 import sys
@@ -26,6 +24,7 @@ from ray._raylet import AuthenticationTokenLoader, Config  # type: ignore[attr-d
 from raysim.engine.ray import forked
 from raysim.machine import answers, cpus
 from raysim.store.atomic import replacing
+from raysim.store.temporary import own, owned
 
 PREFIX = "raysim-"
 RECORD, TOKEN_FILE = "cluster.json", "token"
@@ -65,7 +64,7 @@ class PersistentCluster:
 def persistent_cluster() -> PersistentCluster | None:
     """The cluster that this user keeps on this machine, with this Python and this raysim. What is left of dead ones is
     removed."""
-    for folder in _living(_parent()):
+    for folder in owned(_parent(), PREFIX):
         with suppress(OSError, ValueError):  # no record; or gone meanwhile
             here, address, keeper = json.loads((folder / RECORD).read_text(encoding="utf-8"))
             if here == _HERE and answers(address):
@@ -79,13 +78,11 @@ def private() -> Iterator[Path]:
     metrics (unless `METRICS` in the environment asks for them). Yields where its files go: a folder that only this user
     can open, and that is removed at the end. The token lies there, too."""
     parent = _parent()
-    list(_living(parent))
+    owned(parent, PREFIX)  # removes what others have left
     with (
         tempfile.TemporaryDirectory(prefix=PREFIX, dir=parent, ignore_cleanup_errors=True) as name,
-        open(Path(name) / "lock", "x") as lock,
+        own(folder := Path(name)),
     ):
-        folder = Path(name)
-        fcntl.flock(lock, fcntl.LOCK_EX)  # as long as this process lives
         token = folder / TOKEN_FILE
         token.touch(0o600)
         token.write_text(secrets.token_hex(32), encoding="utf-8")
@@ -192,21 +189,6 @@ def forking(folder: Path) -> Iterator[None]:
 
 def _parent() -> Path:
     return Path(get_default_system_temp_dir())
-
-
-def _living(parent: Path) -> Iterator[Path]:
-    """The folders of this user's private clusters; those of processes that were killed are removed."""
-    for folder in parent.glob(f"{PREFIX}*"):
-        with suppress(OSError):  # gone meanwhile
-            if folder.lstat().st_uid != os.geteuid():
-                continue  # its owner wants others to join
-            with open(folder / "lock") as lock:
-                try:
-                    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                except BlockingIOError:
-                    yield folder
-                    continue
-                shutil.rmtree(folder, ignore_errors=True)
 
 
 def _put(settings: dict[str, str | None], many: bool) -> None:
