@@ -13,8 +13,9 @@ from raysim.lazy import Tensor, torch
 class CaptureError(Explained, RuntimeError):
     """PyTorch cannot capture a step."""
 
-    def __init__(self, why: str):
-        super().__init__(f"engine.cuda_graphs: a step cannot be captured: {why}. Leave it out")
+    @classmethod
+    def because(cls, why: str) -> CaptureError:
+        return cls(f"engine.cuda_graphs: a step cannot be captured: {why}. Leave it out")
 
 
 class Graph:
@@ -24,7 +25,7 @@ class Graph:
         """`pool` holds the memory of graphs that run one after the other. Raises `CaptureError`."""
         self._inputs = [tensor.clone() for tensor in inputs]
         if any(own.stride() != tensor.stride() for own, tensor in zip(self._inputs, inputs, strict=True)):
-            raise CaptureError("it reads a view with gaps")
+            raise CaptureError.because("it reads a view with gaps")
         self._graph = torch.cuda.CUDAGraph()
         try:
             with torch.cuda.graph(self._graph, pool=pool, capture_error_mode="thread_local"):  # no kernel runs yet
@@ -32,7 +33,7 @@ class Graph:
         except RuntimeError as error:
             if out_of_memory(error):
                 raise
-            raise CaptureError(str(error).partition("\n")[0]) from error  # the generator may be of no more use
+            raise CaptureError.because(str(error).partition("\n")[0]) from error  # the generator may be of no more use
 
     def __call__(self, *inputs: Tensor) -> Any:
         """What `tape(*inputs)` returns."""
