@@ -23,8 +23,7 @@ import numpy as np
 import pytest
 import torch
 from conftest import OPTIONS, simulate
-from safetensors.numpy import save_file
-from test_configs import CONFIGS, TABLES, commands, item_of, without_table
+from test_configs import CONFIGS, TABLES, commands, item_of, pretrained, without_table
 from torch import nn
 from typer.testing import CliRunner
 
@@ -175,9 +174,8 @@ def having_the_data(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         monkeypatch.setattr(source, "check", lambda self, root: None)
         monkeypatch.setattr(source, "files", lambda self, root: ())
         monkeypatch.setattr(source, "load", lambda self, root: handful(named(self)))
-    for name in ("resnet20_cifar10.safetensors", "resnet20_cifar100.safetensors"):
-        save_file({}, tmp_path / name)
     monkeypatch.chdir(tmp_path)
+    pretrained()
 
 
 def run_of(config: Config, ran: dict[str, Path], folder: Path) -> Path:
