@@ -6,6 +6,7 @@ import math
 import random
 import re
 import sys
+import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -42,7 +43,7 @@ from raysim.registry import REGISTRY
 from raysim.store import tables
 
 Name = Callable[..., dict[str, Any]]
-FORMS = {"none": None, "vector": torch.zeros(3), "text": "0.1", "number": torch.zeros(())}
+FORMS = {"none": None, "vector": torch.zeros(3), "text": "0.1", "constant": torch.zeros(()), "float": 0.5}
 
 
 @dataclass(frozen=True)
@@ -51,13 +52,15 @@ class Client(ClientMethod):
 
     fault: str = ""
 
-    def start(self, run: LocalRun) -> None:
+    def start(self, run: LocalRun) -> Any:
         if self.fault == "start":
             run.params = run.params * 0.5
+        return run.params * 0.5 if self.fault == "start returns" else None
 
-    def begin(self, run: LocalRun) -> None:
+    def begin(self, run: LocalRun) -> Any:
         if self.fault == "begin":
             run.value = run.received.clone()
+        return run.received if self.fault == "begin returns" else None
 
     def for_steps(self, run: LocalRun) -> dict[str, Tensor]:
         return torch.zeros(1) if self.fault == "for_steps" else {"found": torch.zeros(1)}  # type: ignore[return-value]
@@ -68,19 +71,29 @@ class Client(ClientMethod):
     def penalty(self, run: LocalRun, x: Tensor, y: Tensor, z: Tensor, loss: Tensor) -> Any:
         run.for_steps(self)
         name, _, kind = self.fault.partition(" ")
+        if self.fault == "penalty of loss":
+            return loss * 0
+        if self.fault == "penalty of params":
+            return (run.params - run.received[: run.layers.P]).square().sum()
         return FORMS[kind] if name == "penalty" else 0.0
 
-    def correct_grad(self, run: LocalRun) -> None:
+    def observe_grad(self, run: LocalRun) -> Any:
+        return True if self.fault == "observe_grad returns" else None
+
+    def correct_grad(self, run: LocalRun) -> Any:
         if self.fault == "correct_grad":
             run.grad = run.grad.sign()
         run.grad *= 1
+        return run.grad.sign() if self.fault == "correct_grad returns" else None
 
     def step(self, run: LocalRun, x: Tensor, y: Tensor) -> None:
         super().step(run, x, y)
         if self.fault == "step":
             run.params = run.params - 0.1
 
-    def finish(self, run: LocalRun, upload: Upload) -> None:
+    def finish(self, run: LocalRun, upload: Upload) -> Any:
+        if self.fault == "finish returns":
+            return upload.value
         if self.fault == "finish shape":
             upload.value = upload.value[:1]  # which a subtraction would spread over all parameters
         if self.fault == "finish type":
@@ -89,6 +102,7 @@ class Client(ClientMethod):
             upload.sent = torch.ones(3, dtype=torch.bool)
         if self.fault == "finish scalar":
             upload.scalars["client"] = 0.5  # type: ignore[assignment]
+        return None
 
     def new_state(self, layers: Any) -> Any:
         return [1, 2] if self.fault == "new_state" else None
@@ -103,6 +117,18 @@ OF_CLIENTS = {
     "penalty vector": "Client.penalty returned a tensor [3] float32. Return one number: a float, or a tensor [] such as a mean.",
     "penalty none": "Client.penalty returned None. Return one number",
     "penalty text": "Client.penalty returned a str. Return one number",
+    "penalty of params": "Client.penalty returned a number without a gradient, which changes nothing; run.params has none. "
+    "Make it of z, loss or run.model.parameters(), or add its gradient to run.grad in correct_grad. "
+    "Where there is no term, return 0.0.",
+    "penalty constant": "Client.penalty returned a number without a gradient",
+    "penalty float": "Client.penalty returned a number without a gradient",
+    "start returns": "Client.start returned a tensor [P] float32, which nothing reads. Write into the model's own storage, as in "
+    "run.params.copy_(...).",
+    "begin returns": "Client.begin returned a tensor [S] float32, which nothing reads. Write into the model's own storage",
+    "observe_grad returns": "Client.observe_grad returned a bool, which nothing reads. Write into run.grad",
+    "correct_grad returns": "Client.correct_grad returned a tensor [P] float32, which nothing reads. Write into run.grad, as in "
+    "run.grad.copy_(...).",
+    "finish returns": "Client.finish returned a tensor [S] float32, which nothing reads. Write into upload, as in",
     "correct_grad": "Client.correct_grad has put another tensor in the place of run.grad. Nothing else reads it: write into",
     "step": "Client.step has put another tensor in the place of run.params.",
     "finish shape": "Client.finish left a tensor [1] float32 as upload.value. It must be a tensor [S] float32, as run.value is.",
@@ -215,8 +241,8 @@ def test_a_hook_of_a_client(fault: str, named: Name, tmp_path: Path) -> None:
 
 
 def test_hooks_of_a_client_that_are_right(named: Name, tmp_path: Path, ran: Callable[..., Federation]) -> None:
-    """`run.grad *= 1` and a penalty that is a number, or a tensor [], change nothing."""
-    for fault in ("", "penalty number"):
+    """`run.grad *= 1` and a penalty of 0.0, or of a tensor [] whose gradient is zero, change nothing."""
+    for fault in ("", "penalty of loss"):
         config = tiny(client=[named("client", Client, fault=fault)])
         assert simulate(config, tmp_path / fault).sha256() == ran().sha256()
 
@@ -609,3 +635,27 @@ def test_clients_that_train_together_draw(named: Name, subtests: Any, tmp_path: 
         with subtests.test(hosts):
             config = tiny(**changes, engine={"ray": {"clients_per_actor": clients, "batch_clients": 2}})
             assert simulate(config, tmp_path / hosts, make_engine=warm_ray).sha256() == expected
+
+
+def test_a_method_that_overrides_no_hook_is_said_where_it_is_written() -> None:
+    """As where its hook is misspelt: it would be FedAvg under another name. A helper beside a hook may be called anything."""
+    with pytest.warns(
+        UserWarning, match="^Misspelt overrides no hook: raysim does not call correct_gradient. Did you mean"
+    ) as said:
+
+        class Misspelt(ClientMethod):
+            def correct_gradient(self, run: LocalRun) -> None: ...
+
+    assert said[0].filename == __file__ and "correct_grad?" in str(said[0].message)
+    with warnings.catch_warnings(action="error"):
+
+        class Right(ClientMethod):
+            def correct_grad(self, run: LocalRun) -> None:
+                self.correct_gradient(run)
+
+            def correct_gradient(self, run: LocalRun) -> None: ...
+
+
+def test_an_upload_has_no_other_names() -> None:
+    with pytest.raises(AttributeError, match="valeu"):
+        Upload(torch.zeros(1)).valeu = torch.zeros(1)  # type: ignore[attr-defined]

@@ -165,7 +165,7 @@ class ClientStack:
         self.corrections = [m.correct_grad for m in self.methods if overrides(m, "correct_grad")]
         self.finishers = [m.finish for m in self.methods if overrides(m, "finish")]
 
-    start: Callable[[LocalRun], None]
+    start: Callable[[LocalRun], Any]  # None, or what is refused
     step: Callable[[LocalRun, Tensor, Tensor], None]
     train: Callable[[LocalRun], None]
     personal: Callable[[LocalRun], None]
@@ -211,7 +211,7 @@ class ClientStack:
         return next((m.base_weights for m in self.methods if m.base_weights), "size")
 
 
-@dataclass
+@dataclass(slots=True)  # another name would be sent by nothing
 class Upload:
     """What a client sends: its model, further vectors, scalars for the server's methods. Sizes are counted as sent.
 

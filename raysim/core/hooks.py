@@ -47,11 +47,18 @@ def check_vector(hook: Callable[..., Any], made: Any, like: Tensor, t: int) -> T
     return made  # type: ignore[no-any-return]
 
 
-def check_storage(hook: Callable[..., Any], run: Any) -> None:
-    """That a client's run has the model's own storage, which a hook must write into."""
+def check_storage(hook: Callable[..., Any], run: Any, made: object = None) -> None:
+    """That a client's run has the model's own storage, which a hook must write into, and that it `made` nothing else."""
+    check_nothing(hook, made, "the model's own storage, as in run.params.copy_(...)")
     for name in STORAGE:
         if getattr(run, name) is not getattr(run.flat, name):
             raise replaced(hook, name)
+
+
+def check_nothing(hook: Callable[..., Any], made: object, place: str) -> None:
+    """That a hook which is to write into some `place` returned nothing."""
+    if made is not None:
+        raise misused(hook, f"returned {form(made)}, which nothing reads", f"Write into {place}")
 
 
 def replaced(hook: Callable[..., Any], name: str) -> HookError:
@@ -60,11 +67,16 @@ def replaced(hook: Callable[..., Any], name: str) -> HookError:
     return misused(hook, f"has put another tensor in the place of run.{name}", way)
 
 
-def check_term(hook: Callable[..., Any], term: Any) -> Any:
-    """The `term` that a penalty adds to the objective."""
-    number = not term.dim() if isinstance(term, torch.Tensor) else isinstance(term, Real)
-    if not number:
+def check_term(hook: Callable[..., Any], term: Any, of: Tensor) -> Any:
+    """The `term` that a penalty adds to the objective; without a gradient where `of`, from which it is made, has one, it would
+    change nothing."""
+    a_tensor = isinstance(term, torch.Tensor)
+    if term.dim() if a_tensor else not isinstance(term, Real):
         raise misused(hook, f"returned {form(term)}", "Return one number: a float, or a tensor [] such as a mean")
+    if of.requires_grad and not (term.requires_grad if a_tensor else term == 0):
+        way = "Make it of z, loss or run.model.parameters(), or add its gradient to run.grad in correct_grad. Where there is no "
+        way += "term, return 0.0"
+        raise misused(hook, "returned a number without a gradient, which changes nothing; run.params has none", way)
     return term
 
 
@@ -77,8 +89,9 @@ def check_type(
     return made
 
 
-def check_upload(hook: Callable[..., Any], upload: Any, value: Tensor) -> None:
-    """What `finish` has left of an upload, whose model is like `value` [S]."""
+def check_upload(hook: Callable[..., Any], made: object, upload: Any, value: Tensor) -> None:
+    """What `finish` has left of an upload, whose model is like `value` [S], and that it `made` nothing else."""
+    check_nothing(hook, made, "upload, as in upload.value = ...")
     way = f"It must be {form(value)}, as run.value is"
     if not alike(upload.value, value):
         raise misused(hook, f"left {form(upload.value)} as upload.value", way)

@@ -9,7 +9,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from raysim.core.flat import FlatModel, finite
-from raysim.core.hooks import check_term, check_type, replaced
+from raysim.core.hooks import check_nothing, check_term, check_type, replaced
 from raysim.core.layers import LayerMap
 from raysim.core.note import Note
 from raysim.core.optim import SGD, Adam, OptimizerSpec
@@ -100,14 +100,14 @@ class StepView:
         """The task's `loss` of a batch with all penalties."""
         objective = loss
         for penalty in self.stack.penalties:
-            objective = objective + check_term(penalty, penalty(self, x, y, z, loss))
+            objective = objective + check_term(penalty, penalty(self, x, y, z, loss), loss if z is None else z)
         return objective
 
     def correct(self) -> None:
         """Make of the objective's gradient the one by which a step moves."""
         grad = self.grad
         for hook in (*self.stack.observers, *self.stack.corrections):
-            hook(self)
+            check_nothing(hook, hook(self), "run.grad, as in run.grad.copy_(...)")
             if self.grad is not grad:
                 raise replaced(hook, "grad")
         self.clip()

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import dataclass
+from difflib import get_close_matches
+from types import FunctionType
 from typing import Any, ClassVar, Literal
 
 from raysim.core.facts import RunFacts
@@ -52,6 +55,13 @@ class Method(Named):
         super().__init_subclass__(**kwargs)
         if found := [f"needs = Needs({FORMER[old]}) for {old}" for old in FORMER if old in vars(cls)]:
             raise TypeError(f"{cls.__name__}: write {', '.join(found)}; Needs is raysim.Needs")
+        hooks = {name for base in cls.__mro__[1:] for name in vars(base)}
+        own = {name for name, value in vars(cls).items() if isinstance(value, FunctionType) and name[0] != "_"}
+        if own and "role" not in vars(cls) and not own & hooks:  # helpers may stand beside hooks
+            near = {match: None for name in sorted(own) for match in get_close_matches(name, hooks, 1)}
+            meant = f" Did you mean {', '.join(near)}?" if near else ""
+            note = f"{cls.__name__} overrides no hook: raysim does not call {', '.join(sorted(own))}.{meant}"
+            warnings.warn(note, stacklevel=2)
 
     def check(self, facts: RunFacts) -> str | None:
         """What is wrong with the method's fields or with the run around it, as a sentence; None where nothing is."""

@@ -160,7 +160,9 @@ def checked_data(config: Config) -> tuple[Dataset, Partition]:
     faults += config.clock.problems()
     if config.local.precision == "bf16" and not (torch.cuda.is_available() or machine.computes_bf16()):
         faults.append("local.precision: this CPU only emulates bf16, which is slower than fp32; leave it at fp32")
-    if config.engine.only_cpus() and (problem := needs_gpu(config.local.precision, config.engine.cuda_graphs)):
+    if getattr(config.engine, "device", "auto") == "cuda" and not torch.cuda.is_available():
+        faults.append("engine.local.device: cuda, but PyTorch finds no GPU on this machine. Set it to auto or cpu")
+    elif config.engine.only_cpus() and (problem := needs_gpu(config.local.precision, config.engine.cuda_graphs)):
         faults.append(problem)
     faults += [f"record.sinks: {sink.missing}" for sink in config.record.sinks if sink.missing]
     if faults:

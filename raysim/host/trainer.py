@@ -171,12 +171,10 @@ class Trainer:
     def _start(self, run: LocalRun, trace: dict[str, np.ndarray]) -> None:
         """All that is before the training; `trace` gets what is recorded on the way, if anything is."""
         stack = self._stack
-        stack.start(run)
-        check_storage(stack.start, run)
+        check_storage(stack.start, run, stack.start(run))
         seed_layers(stream_seed(run.round_info.seed, run.t, run.client, "model"), self.device)
         for begin in stack.beginners:
-            begin(run)
-            check_storage(begin, run)
+            check_storage(begin, run, begin(run))
         if run.orders is not None:
             trace["init"] = to_numpy(run.value)
         for probe in self.spec.probes:
@@ -194,8 +192,7 @@ class Trainer:
             )
         upload = Upload(run.value)
         for finish in self._stack.finishers:
-            finish(run, upload)
-            check_upload(finish, upload, run.flat.value)
+            check_upload(finish, finish(run, upload), upload, run.flat.value)
         self._attack(download, run, upload)
         if upload.sent is not None:
             upload.value = torch.where(upload.sent, upload.value, run.received)

@@ -113,6 +113,12 @@ def test_a_loss_that_is_no_number_ends_the_search_for_a_scale() -> None:
 
 
 @no_gpu
+def test_a_gpu_that_is_asked_for_and_not_there_is_said_so(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="device: cuda, but PyTorch finds no GPU"):
+        simulate(tiny(engine={"local": {"device": "cuda"}}), tmp_path)
+
+
+@no_gpu
 @pytest.mark.parametrize(
     ("local", "engine", "why"),
     [(FP16["local"], {}, "fp16 is for GPUs"), ({}, {"cuda_graphs": True}, "cuda_graphs is for GPUs")],
