@@ -12,11 +12,14 @@ from conftest import simulate, tiny
 from typer.testing import CliRunner, Result
 
 import raysim
+from raysim.api.simulation import Simulation
 from raysim.cli.app import app
-from raysim.federation import Federation
+from raysim.config import ConfigError
+from raysim.federation import Federation, lock
 from raysim.federation.checkpoint import Checkpoints
 from raysim.federation.lock import run_lock
 from raysim.store.atomic import Foreign, replacing
+from raysim.store.lock import take
 
 HALF = {"total": 4, "checkpoint_every": 1}
 
@@ -140,6 +143,26 @@ def test_a_lock_that_is_no_file_is_refused(plant: Callable[[Path], None], half: 
     assert f"{half / '.lock'} is no regular file" in done.stderr
     assert not (half / "victim").exists()
     assert raysim.load(half).state == "failed"
+
+
+def test_a_fork_that_has_the_lock_open_does_not_keep_it(half: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a worker of a DataLoader that stays."""
+    opened = []
+    monkeypatch.setattr(lock, "take", lambda descriptor: (opened.append(os.dup(descriptor)), take(descriptor)))
+    for _ in range(2):
+        with run_lock(half), pytest.raises(ConfigError, match="another process uses this run"), run_lock(half):
+            pass
+    for descriptor in opened:
+        os.close(descriptor)
+
+
+def test_a_run_that_another_process_has_begun_is_not_begun_again(half: Path) -> None:
+    """Who waits for a process to start has looked before: of two sweeps in one folder the second would have written over it."""
+    (half / ".lock").touch()
+    before = {path: path.read_bytes() for path in half.rglob("*") if path.is_file()}
+    with pytest.raises(ConfigError, match=r"has begun this run meanwhile\. `raysim resume .*` continues\."):
+        Simulation(tiny(rounds=HALF), half)
+    assert before == {path: path.read_bytes() for path in half.rglob("*") if path.is_file()}
 
 
 def test_who_asks_for_the_state_of_a_run_does_not_hold_it(half: Path) -> None:

@@ -16,6 +16,7 @@ import raysim
 from raysim.api.lines import ending
 from raysim.cli.app import app
 from raysim.cli.runs import age, last_score
+from raysim.federation.lock import run_lock
 from raysim.paths import natural
 from raysim.report.groups import compare
 from raysim.report.runs import Run
@@ -94,7 +95,10 @@ def test_rm_asks_and_leaves_alone_what_is_no_run_or_is_being_played(ran: Path, m
 
         monkeypatch.setattr("typer.confirm", begun_meanwhile)
         refused = command("rm", "runs/half")
-    assert refused.stderr == "runs/half: run in progress; stop it first (Ctrl-C).\n"
+    assert refused.stderr == "runs/half: another process uses this run; wait until it has ended.\n"
+    with run_lock(ran / "r2"):  # finished, and about to be extended
+        assert command("rm", "runs/r2", "--yes").exit_code == 2
+    assert (ran / "r2" / "model.safetensors").exists()
     removed = command("rm", ran.resolve() / "r2", "runs/r2", "runs/half", "--yes")
     assert (removed.exit_code, removed.output) == (0, "removed runs/r2\nremoved runs/half\n")
     assert {path.name for path in ran.iterdir()} == {"r10"}

@@ -92,6 +92,8 @@ class Simulation(Iterator[RoundResult]):
         self._finalizer = weakref.finalize(self, self._open.close)
         with self._stopped_on_error():
             self._open.enter_context(run_lock(folder))
+            if not resume and any((folder / "checkpoints").glob("*.json")):
+                raise ConfigError(f"{folder}: another process has begun this run meanwhile. {how_to_continue(folder)}")
             if resume:
                 check_unchanged(config, folder)
                 self.result = finished_result(config, folder)

@@ -101,6 +101,7 @@ def rm(
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
 ) -> None:
     """Remove runs with all they have written. Folders that are no run, and runs in progress, are left alone."""
+    from raysim.federation.lock import run_lock
     from raysim.report.runs import Run
 
     with reported():
@@ -112,8 +113,8 @@ def rm(
         if not yes and not typer.confirm(f"Remove {names}?"):
             return
         for run in found:
-            _check_idle([run])  # again: it may have been taken up meanwhile
-            shutil.rmtree(run.folder)
+            with run_lock(run.folder):  # it may have been taken up meanwhile
+                shutil.rmtree(run.folder)
             print(printable(f"removed {run.folder}"))
 
 

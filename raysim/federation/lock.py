@@ -12,7 +12,7 @@ from raysim.config import Config, ConfigError, differences, fingerprint, load
 from raysim.paths import command
 from raysim.store.atomic import open_to_append
 from raysim.store.documents import read_result
-from raysim.store.lock import take
+from raysim.store.lock import release, take
 from raysim.store.manifest import read_manifest
 
 
@@ -36,6 +36,8 @@ def run_lock(folder: Path) -> Iterator[None]:
                 path.unlink()
                 with suppress(OSError):  # another process may have begun there just now
                     folder.rmdir()
+            with suppress(OSError):  # a file system without locks
+                release(lock.fileno())
 
 
 def finished_result(config: Config, folder: Path) -> dict[str, Any] | None:

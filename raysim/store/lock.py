@@ -9,12 +9,18 @@ from pathlib import Path
 
 FLOCK = struct.Struct("hhqqi4x")  # of 64-bit Linux: type, whence, start, length (0: to the end), process
 WHOLE = FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
+FREE = FLOCK.pack(fcntl.F_UNLCK, os.SEEK_SET, 0, 0, 0)
 
 
 def take(descriptor: int) -> None:
     """Lock the open file until it is closed. Raises BlockingIOError where another open file has the lock, and OSError
     on a file system without locks."""
     fcntl.fcntl(descriptor, fcntl.F_OFD_SETLK, WHOLE)
+
+
+def release(descriptor: int) -> None:
+    """Unlock the open file: forks of this process have it too, and would keep the lock."""
+    fcntl.fcntl(descriptor, fcntl.F_OFD_SETLK, FREE)
 
 
 def is_held(path: Path) -> bool:

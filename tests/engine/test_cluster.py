@@ -26,11 +26,13 @@ from ray._private.node import Node as RayNode
 from ray.cluster_utils import Cluster
 from sabotage import Stalls, ending
 
+import raysim.engine.ray.cluster
 import raysim.engine.ray.private
 from raysim.config import ConfigError
 from raysim.engine import dispatcher
 from raysim.engine.ray.actors import new_actor
 from raysim.engine.ray.cluster import cluster as joined_or_started
+from raysim.engine.ray.cluster import own_cluster
 from raysim.engine.ray.engine import ray_engine
 from raysim.engine.ray.placement import Node, Resources
 from raysim.engine.ray.pool import PING_SECONDS, Pool
@@ -387,6 +389,15 @@ def test_a_disk_that_is_too_full_is_named_before_the_start(monkeypatch):
             monkeypatch.setenv(FULL_AT[0], most)
         with pytest.raises(ConnectionError, match=said), joined_or_started():
             pass
+
+
+def test_ctrl_c_while_ray_starts_leaves_nothing_of_it(monkeypatch):
+    stopped = Mock()
+    monkeypatch.setattr(raysim.engine.ray.cluster, "_start", Mock(side_effect=KeyboardInterrupt))
+    monkeypatch.setattr(ray, "shutdown", stopped)
+    with pytest.raises(KeyboardInterrupt), own_cluster():
+        pass
+    stopped.assert_called_once_with()
 
 
 def test_a_folder_that_is_being_made_is_not_taken_for_that_of_a_dead_process(monkeypatch, tmp_path):

@@ -16,6 +16,7 @@ from conftest import simulate
 
 from raysim.config import load
 from raysim.engine.ray import private
+from raysim.store.lock import take
 
 CONFIG = """
 name: kept
@@ -124,3 +125,11 @@ def test_a_dead_one_is_noticed_and_removed(place, tmp_path):
         said = ended("run", tmp_path / "kept.yaml", "--dry-run").output
     assert re.search(r"actors? on this machine", said)
     assert not folder.exists()
+
+
+def test_one_at_a_time_is_brought_up(place):
+    """Of two at once, one would wait for its own for ever, or both would be up."""
+    with open(place / f".{private.PREFIX}up-{os.geteuid()}.lock", "a") as lock:
+        take(lock.fileno())
+        command = ended("up")
+    assert command.output == "another `raysim up` is at work; wait until it has ended.\n"

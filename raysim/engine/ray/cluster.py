@@ -46,8 +46,8 @@ def cluster(address: str | None = None, object_store: int | None = None, dashboa
 def own_cluster(object_store: int | None = None, dashboard: bool = False) -> Iterator[Path]:
     """Start a private cluster, and stop it at the end; yields its folder."""
     with private() as folder, forking(folder):
-        _start(folder, object_store, dashboard)
-        try:
+        try:  # from here on: Ctrl-C may come while Ray starts
+            _start(folder, object_store, dashboard)
             yield folder
         finally:
             ray.shutdown()

@@ -10,7 +10,8 @@ import sys
 import tempfile
 import threading
 import time
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import ray
@@ -20,9 +21,11 @@ from ray.core.generated import node_manager_pb2
 from ray.core.generated.node_manager_pb2_grpc import NodeManagerServiceStub
 
 from raysim.engine.ray.cluster import own_cluster
-from raysim.engine.ray.private import PRELOADED, PersistentCluster, persistent_cluster
+from raysim.engine.ray.private import PREFIX, PRELOADED, RECORD, PersistentCluster, parent, persistent_cluster
 from raysim.errors import ConfigError
 from raysim.machine import cpus
+from raysim.store.atomic import open_to_append
+from raysim.store.lock import take
 
 POLL = 0.2  # seconds
 MOST_IDLE = "RAY_num_workers_soft_limit"
@@ -34,10 +37,10 @@ def up(dashboard: bool = False) -> tuple[PersistentCluster, str]:
     they would join another, and `ConnectionError` where it does not come up."""
     if address := os.environ.get("RAY_ADDRESS"):
         raise ConfigError(f"RAY_ADDRESS is {address}: runs join the cluster there. Unset it first.")
-    if found := persistent_cluster():
-        raise ConfigError(f"a cluster is up already, at {found.address}. Runs join it; `raysim down` ends it.")
     command = [sys.executable, "-m", __name__, *["--dashboard"] * dashboard]
-    with tempfile.TemporaryFile("w+") as said:
+    with _alone(), tempfile.TemporaryFile("w+") as said:
+        if found := persistent_cluster():
+            raise ConfigError(f"a cluster is up already, at {found.address}. Runs join it; `raysim down` ends it.")
         keeper = subprocess.Popen(
             command, stdin=subprocess.DEVNULL, stdout=said, stderr=said, start_new_session=True
         )  # no terminal's Ctrl-C reaches it
@@ -52,6 +55,19 @@ def up(dashboard: bool = False) -> tuple[PersistentCluster, str]:
             raise
         said.seek(0)
         return found, said.read()
+
+
+@contextmanager
+def _alone() -> Iterator[None]:
+    """While this lasts, no other `raysim up` of this user brings up a cluster."""
+    with os.fdopen(open_to_append(parent() / f".{PREFIX}up-{os.geteuid()}.lock"), "a") as lock:
+        try:
+            take(lock.fileno())
+        except BlockingIOError:
+            raise ConfigError("another `raysim up` is at work; wait until it has ended.") from None
+        except OSError:  # a file system without locks
+            pass
+        yield
 
 
 def down() -> PersistentCluster | None:
@@ -83,6 +99,7 @@ def keep(dashboard: bool) -> None:
             if (now := sum(job["IsDead"] for job in state.job_table())) > ended:
                 ended = now
                 _start_workers(processes)  # for those that have ended with their run; Ray ends what are too many
+        (folder / RECORD).unlink(missing_ok=True)  # no run is to join what ends now
 
 
 def _start_workers(count: int) -> None:

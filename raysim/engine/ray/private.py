@@ -64,7 +64,7 @@ class PersistentCluster:
 def persistent_cluster() -> PersistentCluster | None:
     """The cluster that this user keeps on this machine, with this Python and this raysim. What is left of dead ones is
     removed."""
-    for folder in owned(_parent(), PREFIX):
+    for folder in owned(parent(), PREFIX):
         with suppress(OSError, ValueError):  # no record; or gone meanwhile
             here, address, keeper = json.loads((folder / RECORD).read_text(encoding="utf-8"))
             if here == _HERE and answers(address):
@@ -77,10 +77,9 @@ def private() -> Iterator[Path]:
     """Let Ray start a cluster that listens only on the loopback interface, asks for a token, and publishes no
     metrics (unless `METRICS` in the environment asks for them). Yields where its files go: a folder that only this user
     can open, and that is removed at the end. The token lies there, too."""
-    parent = _parent()
-    owned(parent, PREFIX)  # removes what others have left
+    owned(parent(), PREFIX)  # removes what others have left
     with (
-        tempfile.TemporaryDirectory(prefix=PREFIX, dir=parent, ignore_cleanup_errors=True) as name,
+        tempfile.TemporaryDirectory(prefix=PREFIX, dir=parent(), ignore_cleanup_errors=True) as name,
         own(folder := Path(name)),
     ):
         token = folder / TOKEN_FILE
@@ -187,7 +186,8 @@ def forking(folder: Path) -> Iterator[None]:
         server.wait()
 
 
-def _parent() -> Path:
+def parent() -> Path:
+    """Where the folders of private clusters lie."""
     return Path(get_default_system_temp_dir())
 
 
