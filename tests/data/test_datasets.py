@@ -7,7 +7,10 @@ import os
 import pickle
 import subprocess
 import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from threading import Event
 
 import numpy as np
 import pyarrow as pa
@@ -574,6 +577,33 @@ def test_cifar_archives(tmp_path, monkeypatch, source, reader, train_files):
     assert data.train_rows == 4 * train_files
     assert data.y[:4].tolist() == [0, 1, 2, 0]
     assert data.scale == 255
+
+
+@pytest.mark.parametrize("source", [MNIST(), Torchvision("MNIST")])
+def test_one_process_at_a_time_downloads(source, tmp_path, monkeypatch):
+    """What the first has begun has its last name, and half of it would be read."""
+    begun, whole = Event(), tmp_path / "whole"
+
+    class Slow:
+        def __init__(self, *args, **kwargs):
+            if not begun.is_set():
+                begun.set()
+                time.sleep(0.3)
+                whole.touch()
+            assert whole.exists()
+            raise RuntimeError("as far as this test goes")
+
+    monkeypatch.setattr("torchvision.datasets.MNIST", Slow)
+
+    def load(_):
+        with pytest.raises(DataError, match="as far as this test goes"):
+            source.load(tmp_path)
+
+    with ThreadPoolExecutor(2) as pool:
+        first = pool.submit(load, 1)
+        begun.wait()
+        pool.submit(load, 2).result()
+        first.result()
 
 
 def test_cifar_is_downloaded_when_a_checksum_is_wrong(tmp_path, monkeypatch):

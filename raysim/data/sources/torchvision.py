@@ -11,7 +11,7 @@ import numpy as np
 from raysim.data.dataset import Dataset
 from raysim.data.errors import DataError
 from raysim.data.pickles import read_arrays
-from raysim.data.sources.base import PREPROCESSING, FileFacts, Normalise, Source, files_below
+from raysim.data.sources.base import PREPROCESSING, FileFacts, Normalise, Source, downloading, files_below
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,8 @@ class _Idx(_Downloaded):
 
         root, make = root or Path("data"), getattr(datasets, self.reader)
         try:
-            halves = [make(root, train=train, download=self.download, **split) for train in (True, False)]
+            with downloading(root, self.reader):
+                halves = [make(root, train=train, download=self.download, **split) for train in (True, False)]
         except Exception as error:  # broken files, a failed download and a full disk all arrive here
             raise DataError(
                 f"{self.name}: torchvision cannot {'download or ' * self.download}read {root / self.reader} ({error}). Copy the "
@@ -118,7 +119,11 @@ class _Cifar(_Downloaded):
 
         if self.download and broken_file():
             try:
-                download_and_extract_archive(archive.url, str(root), filename=archive.filename, md5=archive.tgz_md5)
+                with downloading(root, self.reader):
+                    if broken_file():  # another process may have downloaded it meanwhile
+                        download_and_extract_archive(
+                            archive.url, str(root), filename=archive.filename, md5=archive.tgz_md5
+                        )
             except Exception as error:  # no network, a full disk, a changed archive
                 raise DataError(
                     f"{self.name}: cannot download {archive.url} ({error}); unpack the archive in {root} yourself"

@@ -15,7 +15,7 @@ from raysim.data.dataset import Dataset
 from raysim.data.decode import ImageDecoder
 from raysim.data.encoded import BATCH, Batch, Encoded
 from raysim.data.errors import DataError
-from raysim.data.sources.base import PREPROCESSING, FileFacts, Pictures, files_below
+from raysim.data.sources.base import PREPROCESSING, FileFacts, Pictures, downloading, files_below
 
 # Classes that give an image and a class, and whose readers run no pickle: one of LSUN's index would run whatever it asks for.
 KNOWN = {
@@ -71,7 +71,9 @@ class Torchvision(Pictures):
     def open(self, root: Path | None) -> Dataset:
         if problem := self.check(root):
             raise DataError(problem)
-        train, test = self._splits((root or Path("data")).absolute())
+        root = (root or Path("data")).absolute()
+        with downloading(root, self.name):
+            train, test = self._splits(root)
         parts = [train] if test is None else [train, test]
         samples = Samples(self.name, parts)
         ((_, ((place, first),)),) = samples.batches(np.arange(1))
