@@ -9,13 +9,27 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
-from typing import Any, Literal, TypeVar, get_args
+from functools import partial, wraps
+from typing import Any, Literal, ParamSpec, TypeVar, get_args
 
 from raysim.registry import REGISTRY, Table, origin_of
 
 T = TypeVar("T")
+P = ParamSpec("P")
+R = TypeVar("R")
 Role = Literal["client", "weighting", "server", "transform", "attack", "selection"]
+
+
+def _in_brackets(decorator: Callable[P, R]) -> Callable[P, R]:
+    """Refuses `@raysim.model` for `@raysim.model()`: it would put a function in the place of the class and register nothing."""
+
+    @wraps(decorator)
+    def checked(*args: P.args, **kwargs: P.kwargs) -> R:
+        if args and callable(args[0]):
+            raise TypeError(f"write @raysim.{decorator.__name__}(), with brackets, above {args[0]!r}")
+        return decorator(*args, **kwargs)
+
+    return checked
 
 
 def method(role: Role, name: str | None = None) -> Callable[[T], T]:
@@ -24,10 +38,12 @@ def method(role: Role, name: str | None = None) -> Callable[[T], T]:
     `name` is what configurations call it; by default the class's own, in lower case.
     """
     if role not in get_args(Role):
-        raise ValueError(f"{role!r} is no role of a method; there are {', '.join(get_args(Role))}")
+        roles = ", ".join(get_args(Role))
+        raise ValueError(f'{role!r} is no role of a method; there are {roles}. Write @raysim.method("client").')
     return REGISTRY.add(role, name)
 
 
+@_in_brackets
 def model(name: str | None = None, head: str | None = None) -> Callable[[T], T]:
     """Decorate an `nn.Module` class or a function that makes one. A first parameter without a default is given the `Inputs`
     (shape of a sample, classes, vocabulary); the others are options.
@@ -40,6 +56,7 @@ def model(name: str | None = None, head: str | None = None) -> Callable[[T], T]:
     return _registered("model", name, partial(builder_of, head=head))
 
 
+@_in_brackets
 def dataset(name: str | None = None) -> Callable[[T], T]:
     """Decorate a function that returns a `Dataset`, or what `as_dataset` makes one of, such as two torch data sets, for
     training and test; or a `Source` class."""
@@ -48,6 +65,7 @@ def dataset(name: str | None = None) -> Callable[[T], T]:
     return _registered("dataset", name, source_of)
 
 
+@_in_brackets
 def partition(name: str | None = None) -> Callable[[T], T]:
     """Decorate a function of the training labels [n] and a random state that returns each client's positions in them; or
     a `Scheme` class."""
@@ -56,6 +74,7 @@ def partition(name: str | None = None) -> Callable[[T], T]:
     return _registered("partition", name, scheme_of)
 
 
+@_in_brackets
 def metric(
     name: str | None = None, higher_is_better: bool = True, value: Callable[[Any], Any] | None = None
 ) -> Callable[[T], T]:  # fmt: skip
@@ -75,6 +94,7 @@ def metric(
     return register
 
 
+@_in_brackets
 def task(name: str | None = None) -> Callable[[T], T]:
     """Decorate a `Task`, for a loss of one's own: a frozen dataclass whose fields have defaults. `data.task` of a
     configuration names it, or the `task` of a `Dataset`."""
@@ -86,21 +106,25 @@ def task(name: str | None = None) -> Callable[[T], T]:
     return register
 
 
+@_in_brackets
 def instrument(name: str | None = None) -> Callable[[T], T]:
     """Decorate an `Instrument`: a frozen dataclass that looks at every round and records numbers."""
     return REGISTRY.add("instrument", name)
 
 
+@_in_brackets
 def schedule(name: str | None = None) -> Callable[[T], T]:
     """Decorate a `Schedule`: a frozen dataclass whose `factor` a rate is multiplied by, round by round."""
     return REGISTRY.add("schedule", name)
 
 
+@_in_brackets
 def trait(name: str | None = None) -> Callable[[T], T]:
     """Decorate a `Trait`: a frozen dataclass whose `of` gives clients a speed, bandwidth or latency."""
     return REGISTRY.add("trait", name)
 
 
+@_in_brackets
 def availability(name: str | None = None) -> Callable[[T], T]:
     """Decorate an `Availability`: a frozen dataclass whose `state` says when clients can be asked."""
     return REGISTRY.add("availability", name)

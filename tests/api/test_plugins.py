@@ -14,6 +14,7 @@ import pytest
 import yaml
 from command import python
 
+import raysim
 from raysim.registry import KINDS, REGISTRY, NameTaken
 
 OWN = '''
@@ -334,3 +335,17 @@ def test_a_cell_can_run_again_and_its_last_version_counts(monkeypatch: pytest.Mo
             "@raysim.metric('accuracy_of_all')\ndef other(outputs, y): ...",
             {"__name__": "__main__"},
         )
+
+
+BRACKETS = ("model", "dataset", "partition", "metric", "task", "instrument", "schedule", "trait", "availability")
+
+
+@pytest.mark.parametrize("decorator", BRACKETS)
+def test_a_decorator_without_brackets_is_refused(decorator: str) -> None:
+    with pytest.raises(TypeError, match=rf"write @raysim\.{decorator}\(\), with brackets, above <class .*Path'>"):
+        getattr(raysim, decorator)(Path)
+
+
+def test_a_method_needs_a_role() -> None:
+    with pytest.raises(ValueError, match=r'no role of a method; .* Write @raysim\.method\("client"\)'):
+        raysim.method(Path)  # type: ignore[arg-type]
