@@ -108,6 +108,9 @@ class Table(MutableMapping[str, T], Generic[T]):
             if "name" in getattr(entry, "__dataclass_fields__", {}) and issubclass(entry, Named):
                 way = f"that is what it is registered under, here {name!r}. Call the field something else"
                 raise ValueError(f"{origin_of(entry)} has a field `name`, but {way}.")
+            if issubclass(entry, Named) and entry.role != self.kind:
+                way = f"Register it under {entry.role!r}, not under {self.kind!r}"
+                raise TypeError(f"{origin_of(entry)} has the role {entry.role!r}. {way}.")
             self._names.setdefault(entry, name)
         self._entries[name], self._origins[name] = entry, origin
 

@@ -57,6 +57,14 @@ def test_a_name_has_one_owner(names: Registry) -> None:
         names.register("client", "mine", Halve)
 
 
+def test_a_method_is_registered_under_its_role(names: Registry) -> None:
+    with pytest.raises(
+        TypeError, match=r"SignSGD has the role 'client'\. Register it under 'client', not under 'server'"
+    ):
+        names.add("server")(SignSGD)
+    assert not names.table("server")
+
+
 def test_installed_packages_register_by_entry_points(names: Registry, plugins: list[EntryPoint]) -> None:
     plugins += [
         EntryPoint("signsgd", f"{__name__}:SignSGD", "raysim.methods"),

@@ -63,9 +63,10 @@ def _named(path: str, value: Any) -> tuple[str, Any]:
         except HookError as error:
             raise ConfigError(f"evaluate.metrics: {error}") from None
     elif path in STACKS:
+        kind = STACKS[path].entries.kind
         for method in value if isinstance(value, list | tuple) else [value]:
-            if not isinstance(method, str | Mapping):
-                registered(STACKS[path].entries.kind, type(method))
+            if getattr(type(method), "role", None) == kind:  # of all else the reader says what is wrong
+                registered(kind, type(method))
     return path, value
 
 

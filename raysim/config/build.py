@@ -29,7 +29,7 @@ def canonical(annotation: Any, raw: Any) -> Any:
     if catalogue := catalogue_of(annotation):
         return _canonical_entry(catalogue, raw)
     if entry := stack_of(annotation):
-        alone = isinstance(raw, str | dict) or is_section(type(raw))  # one entry may stand without its brackets
+        alone = isinstance(raw, str | dict | type) or is_section(type(raw))  # one entry may stand without its brackets
         many = [raw] if alone else raw
         return [canonical(entry, one) for one in many] if isinstance(many, list | tuple) else many
     if is_section(annotation):
@@ -87,8 +87,14 @@ def build(annotation: Any, raw: Any, path: str, faults: Faults) -> Any:
 
 
 def _build_entry(catalogue: Catalogue, raw: Any, path: str, faults: Faults) -> Any:
+    if isinstance(raw, type):
+        faults.add(path, f"{raw.__name__} is a class. Give an object of it: {raw.__name__}(...).")
+        return None
     if is_section(type(raw)):
-        faults.add(path, f"{type(raw).__name__} is not registered as {catalogue}; raysim.registry gives it a name.")
+        others = (stack for stack, one in STACKS.items() if one.entries is not catalogue.entries)
+        home = next((stack for stack in others if STACKS[stack].entries.kind == getattr(raw, "role", None)), None)
+        way = f"It belongs under '{home}'." if home else "raysim.registry gives it a name."
+        faults.add(path, f"{type(raw).__name__} is not registered as {catalogue}. {way}")
         return None
     if not isinstance(raw, dict) or len(raw) != 1:
         message = f"must be the name of {catalogue}, or {{name: {{field: value}}}}, but is {show(raw)}."

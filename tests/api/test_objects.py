@@ -21,6 +21,7 @@ from raysim.api.lines import header
 from raysim.api.preview import preview
 from raysim.config import ConfigError
 from raysim.data import DataError, Dataset
+from raysim.methods import QSGD, FedLWS, FedProx
 from raysim.models import ModelError
 from raysim.registry import REGISTRY
 
@@ -39,7 +40,7 @@ from dataclasses import dataclass
 import numpy as np, pandas as pd, torch
 from torch import nn
 import raysim
-from raysim.methods import FedProx
+from raysim.methods import QSGD, FedLWS, FedProx
 
 class MLP(nn.Module):
     "Its name is one of raysim's."
@@ -191,6 +192,31 @@ def test_what_is_wrong_with_an_object_shows_at_once(tmp_path: Path) -> None:
     scaled = [Dataset("d", X, Y, 60, ("0", "1"), scale=scale) for scale in (1.0, 2.0)]
     one, other = (raysim.read_config(BASE, data=data, model=linear).data.name for data in scaled)
     assert one != other
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        ({"client": FedProx}, r"client\.0: FedProx is a class\. Give an object of it: FedProx\(\.\.\.\)\."),
+        ({"client": [FedProx]}, r"client\.0: FedProx is a class\. "),
+        (
+            {"client": [FedLWS()]},
+            r"client\.0: FedLWS is not registered as a client method\. It belongs under 'server'\.",
+        ),
+        (
+            {"server": FedProx(mu=0.1)},
+            r"server\.0: FedProx is not registered as a server step\. It belongs under 'client'\.",
+        ),
+        ({"server": [QSGD()]}, r"server\.0: QSGD .* It belongs under 'upload'\."),
+        ({"client": [3]}, r"client\.0: must be the name of a client method"),
+    ],
+)
+def test_an_object_in_the_wrong_place_is_named(given: dict[str, Any], says: str) -> None:
+    before = REGISTRY.own()
+    for ways in ((BASE, given), (BASE | given, {})):
+        with pytest.raises(ConfigError, match=says):
+            raysim.read_config(ways[0], data=raysim.as_dataset(FRAME, test=0.25), model=linear, **ways[1])
+    assert {one[0] for one in REGISTRY.own() if one not in before} <= {"model"}
 
 
 def test_samples_of_no_client_are_reported(tmp_path: Path) -> None:
