@@ -236,6 +236,11 @@ def test_objects_in_a_run(tmp_path: Path) -> None:
     assert again["metric.f1"][0] == rounds["metric.multiclassf1score"][0] != again["metric.recall"][0]
 
 
+def test_one_metric_needs_no_list() -> None:
+    for given, name in {doubt: "doubt", "doubt": "doubt", MulticlassF1Score(10): "multiclassf1score"}.items():
+        assert raysim.read_config(BASE, metrics=given).evaluate.metrics == (name,)
+
+
 def doubt(outputs: Tensor, y: Tensor) -> Tensor:
     return 1 - outputs.softmax(1).amax(1)
 

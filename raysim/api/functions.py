@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +32,7 @@ def read_config(config: Source, **settings: Any) -> Config:
 
     `settings` change it: `rounds__total=20` is `--set rounds.total=20`. Objects may stand where names do: `data` is then what
     `as_dataset` takes, `model` a class or a function that makes one (see `raysim.model`), `client`, `weighting` and `server`
-    hold methods, and `metrics` functions, `Metric`s or objects of torchmetrics, in a list or by their names in a mapping.
+    hold methods, and `metrics` functions, `Metric`s or objects of torchmetrics: one, a list, or by their names in a mapping.
     Raises `ConfigError` with every fault, and `DataError`.
     """
     changes = _changes(settings)
@@ -55,7 +55,7 @@ def _named(path: str, value: Any) -> tuple[str, Any]:
     elif path == "model" and isinstance(value, Mapping) and callable(value.get("name")):
         return path, {**value, "name": _model(value["name"])}
     elif path in ("metrics", "evaluate.metrics"):
-        given = value.items() if isinstance(value, Mapping) else [(None, one) for one in value]
+        given = value.items() if isinstance(value, Mapping) else [(None, one) for one in _listed(value)]
         try:
             return "evaluate.metrics", [
                 one if name is None and isinstance(one, str) else registered("metric", one, name) for name, one in given
@@ -64,10 +64,15 @@ def _named(path: str, value: Any) -> tuple[str, Any]:
             raise ConfigError(f"evaluate.metrics: {error}") from None
     elif path in STACKS:
         kind = STACKS[path].entries.kind
-        for method in value if isinstance(value, list | tuple) else [value]:
+        for method in _listed(value):
             if getattr(type(method), "role", None) == kind:  # of all else the reader says what is wrong
                 registered(kind, type(method))
     return path, value
+
+
+def _listed(value: Any) -> Collection[Any]:
+    """One entry may stand without a list."""
+    return value if isinstance(value, Collection) and not isinstance(value, str | Mapping) else [value]
 
 
 def _model(factory: Callable[..., Any]) -> str:
