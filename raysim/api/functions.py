@@ -30,15 +30,19 @@ def read_config(config: Source, **settings: Any) -> Config:
     """A checked configuration from a YAML file, the name of one that comes with raysim ("quickstart"), a mapping, or
     a `Config`.
 
-    `settings` change it: `rounds__total=20` is `--set rounds.total=20`. Objects may stand where names do: `data` is then what
-    `as_dataset` takes, `model` a class or a function that makes one (see `raysim.model`), `client`, `weighting` and `server`
-    hold methods, and `metrics` functions, `Metric`s or objects of torchmetrics: one, a list, or by their names in a mapping.
+    `settings` change it: `rounds__total=20` is `--set rounds.total=20`. Objects may stand where names do, there and in a mapping:
+    `data` is then what `as_dataset` takes, `model` a class or a function that makes one (see `raysim.model`), `client`,
+    `weighting` and `server` hold methods, and `metrics` functions, `Metric`s or objects of torchmetrics: one, a list, or by
+    their names in a mapping.
     Raises `ConfigError` with every fault, and `DataError`.
     """
     changes = _changes(settings)
     if isinstance(config, str | Path):
         return load(find(config), changes)
-    return from_dict(to_dict(config) if isinstance(config, Config) else config, overrides=changes)
+    given = to_dict(config) if isinstance(config, Config) else config
+    named = [_named(path, value) for path, value in given.items()]
+    plain = {path: value for path, value in named if path in given}
+    return from_dict(plain, overrides=[*(one for one in named if one[0] not in given), *changes])
 
 
 def _changes(settings: Mapping[str, Any]) -> list[tuple[str, Any]]:
@@ -47,13 +51,13 @@ def _changes(settings: Mapping[str, Any]) -> list[tuple[str, Any]]:
 
 def _named(path: str, value: Any) -> tuple[str, Any]:
     """A setting in which every object has a name: so that all else knows only one way."""
+    if path in ("data", "model") and isinstance(value, Mapping) and "name" in value:
+        return path, {**value, "name": _named(f"{path}.name", value["name"])[1]}
     if path in ("data", "data.name") and not isinstance(value, str | DataConfig | DataSource):
         if not isinstance(value, Mapping) or not {"train", "x_train"}.isdisjoint(value):
             return "data.name", Given.of(as_dataset(value))
     elif path in ("model", "model.name") and callable(value):
         return "model.name", _model(value)
-    elif path == "model" and isinstance(value, Mapping) and callable(value.get("name")):
-        return path, {**value, "name": _model(value["name"])}
     elif path in ("metrics", "evaluate.metrics"):
         given = value.items() if isinstance(value, Mapping) else [(None, one) for one in _listed(value)]
         try:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -87,6 +88,15 @@ def _as_before() -> Iterator[None]:
     for one in REGISTRY.own():
         if one not in before:
             del REGISTRY.table(one[0])[one[1]]
+
+
+@dataclass(frozen=True)
+class Quiet(raysim.ClientMethod):
+    """It changes nothing."""
+
+
+def certainty(outputs: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    return outputs.softmax(1).amax(1)
 
 
 class Wide(nn.Module):
@@ -182,6 +192,13 @@ def test_what_is_given_again_goes_on(tmp_path: Path) -> None:
     assert longer.result["sha256"] == straight.result["sha256"]
     with pytest.raises(ConfigError, match=r"data\.name"):
         raysim.resume(run, rounds__total=4, data=((X + 1, Y), (X, Y)))
+
+
+def test_objects_in_a_mapping_are_as_those_in_settings() -> None:
+    data = {"name": raysim.as_dataset(FRAME, test=0.25), "partition": "natural"}
+    given = {"data": data, "model": linear, "client": [Quiet()], "metrics": certainty}
+    assert raysim.read_config(BASE | given) == raysim.read_config(BASE, **given)
+    assert raysim.read_config(BASE | given, model=Five).model.name == "five"
 
 
 def test_what_is_wrong_with_an_object_shows_at_once(tmp_path: Path) -> None:
