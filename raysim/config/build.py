@@ -131,6 +131,10 @@ def read_fields(cls: type, raw: Any, path: str, faults: Faults) -> dict[str, Any
     """Field → value of canonical `raw`; not all of them where there are faults."""
     fields = fields_of(cls)
     takes = f"It takes {', '.join(fields)}." if fields else "It takes no fields."
+    if "__dataclass_fields__" not in vars(cls):  # they are those of a base class
+        takes += (
+            f" For those of {cls.__name__} itself, write @dataclass(frozen=True) above the class, below its decorator."
+        )
     inside = f"{path}." if path else ""
     if not isinstance(raw, dict):
         first = next(iter(fields), None)

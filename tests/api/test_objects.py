@@ -236,6 +236,16 @@ def test_an_object_in_the_wrong_place_is_named(given: dict[str, Any], says: str)
     assert {one[0] for one in REGISTRY.own() if one not in before} <= {"model"}
 
 
+def test_a_method_without_dataclass_names_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Fading(raysim.ClientMethod):
+        x: float = 1.0
+
+    monkeypatch.setitem(REGISTRY.table("client"), "fading", Fading)
+    says = r"fading\.x: unknown field .* It takes no fields\. .* Fading itself, write @dataclass\(frozen=True\) above"
+    with pytest.raises(ConfigError, match=says):
+        raysim.read_config("quickstart", client={"fading": {"x": 2.0}})
+
+
 def test_samples_of_no_client_are_reported(tmp_path: Path) -> None:
     """Three clients of two classes each have six of ten classes at most: the others' samples are nobody's."""
     changes = {"name": "digits", "partition": {"pathological": {"clients": 3, "classes_per_client": 2}}}
