@@ -260,6 +260,13 @@ def test_one_fault(changes: dict[str, Any], fault: str) -> None:
     assert line.startswith(fault)
 
 
+@pytest.mark.parametrize("given", [{"client": "near"}, {"upload": "near"}, {"rounds": {"selection": "near"}}])
+def test_an_unknown_method_may_be_ones_own(given: dict[str, Any]) -> None:
+    (fault,) = faults_of(plain(**given))
+    assert "there is no" in fault
+    assert fault.endswith("in the script that defines it, or from an installed package (docs/howto/method.md).")
+
+
 def test_graphs_of_no_recorded_steps_are_refused() -> None:
     engine = {"ray": {"cuda_graphs": True, "tape": "never", "batch_clients": 4}}
     why = "leaves no steps that cuda_graphs could capture: it captures recorded ones. Leave one of them out."

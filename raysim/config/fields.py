@@ -13,13 +13,14 @@ from typing import Any, TypeGuard
 
 from raysim.registry import REGISTRY, Catalogue
 
+OWN = " One of your own is known in the script that defines it, or from an installed package (docs/howto/method.md)."
 STACKS = {
-    "client": Catalogue("client method", REGISTRY.table("client")),
-    "weighting": Catalogue("weighting", REGISTRY.table("weighting")),
-    "server": Catalogue("server step", REGISTRY.table("server")),
-    "upload": Catalogue("transform", REGISTRY.table("transform")),
-    "download": Catalogue("transform", REGISTRY.table("transform")),
-    "attack": Catalogue("attack", REGISTRY.table("attack")),
+    "client": Catalogue("client method", REGISTRY.table("client"), OWN),
+    "weighting": Catalogue("weighting", REGISTRY.table("weighting"), OWN),
+    "server": Catalogue("server step", REGISTRY.table("server"), OWN),
+    "upload": Catalogue("transform", REGISTRY.table("transform"), OWN),
+    "download": Catalogue("transform", REGISTRY.table("transform"), OWN),
+    "attack": Catalogue("attack", REGISTRY.table("attack"), OWN),
 }
 
 

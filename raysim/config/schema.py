@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from raysim.config.build import canonical, read_fields
-from raysim.config.fields import STACKS
+from raysim.config.fields import OWN, STACKS
 from raysim.config.messages import Faults
 from raysim.core.bounds import Fraction, NonNegative, NonNegativeInt, Positive, PositiveInt, Seed
 from raysim.core.rates import Schedules
@@ -120,7 +120,7 @@ class RoundsConfig:
     """What ends the run earlier."""
     participation: Positive = 1.0
     """Fraction of the clients drawn each round, in (0, 1]."""
-    selection: Annotated[Any, Catalogue("selection", REGISTRY.table("selection"))] = UniformSelection()
+    selection: Annotated[Any, Catalogue("selection", REGISTRY.table("selection"), OWN)] = UniformSelection()
     """Who takes part in a round: `uniform`, `poisson`, `by_size` and `round_robin` draw among all clients; `fedbuff` and
     `fedasync` take those whose asynchronous updates come in first."""
     evaluate_every: PositiveInt = 1
