@@ -655,6 +655,20 @@ def test_a_configuration_that_comes_with_raysim_has_a_name(tiny: Path) -> None:
     assert "absent.yaml: no such file" in raysim("run", "absent.yaml").stderr
 
 
+def test_a_folder_is_no_configuration(tiny: Path) -> None:
+    Path("mine").mkdir()
+    assert raysim("run", "mine").stderr == "mine: is a folder without a YAML file. `raysim init mine` writes one.\n"
+    assert raysim("init", "mine").exit_code == 0
+    assert raysim("run", "mine").stderr == "mine: is a folder. Name a file in it, such as mine/federation.yaml.\n"
+    assert raysim("run", tiny, "--out", "runs/base").exit_code == 0
+    assert (
+        raysim("run", "runs/base").stderr
+        == "runs/base: is the folder of a run. `raysim resume runs/base` continues it.\n"
+    )
+    Path("quickstart").mkdir()
+    assert load(find("quickstart")).name == "quickstart"
+
+
 def test_a_refused_resume_leaves_the_run_as_it_was(tiny: Path) -> None:
     assert raysim("run", tiny, "--out", "run").exit_code == 0
     Path("run/result.json").unlink()  # as if it had been stopped

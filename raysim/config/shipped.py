@@ -6,6 +6,7 @@ from pathlib import Path
 
 from raysim.config.messages import nearest
 from raysim.errors import ConfigError
+from raysim.paths import command
 
 
 def folder() -> Path:
@@ -32,6 +33,18 @@ def find(name: str | Path) -> Path:
         return path  # its reader says what is wrong with it
     if (found := shipped / f"{name}.yaml").is_file():
         return found
+    if path.is_dir():
+        raise ConfigError(f"{name}: {_inside(path)}")
     names = [one.relative_to(shipped).with_suffix("").as_posix() for one in shipped.rglob("*.yaml")]
     hint = nearest(name, names, listed=False)
     raise ConfigError(f"{name}: no such file, and no configuration of that name comes with raysim.{hint}")
+
+
+def _inside(folder: Path) -> str:
+    """What a folder that stands for a configuration has in it, and what to write instead."""
+    if (folder / "manifest.json").is_file():
+        return f"is the folder of a run. {command('resume', folder)} continues it."
+    files = sorted(folder.glob("*.y*ml"))
+    if not files:
+        return f"is a folder without a YAML file. {command('init', folder)} writes one."
+    return f"is a folder. Name a file in it, such as {files[0]}."
