@@ -192,7 +192,10 @@ def test_a_process_that_does_not_know_the_code(project: Path) -> None:
     """It names the file to import, and not what else there is."""
     assert python("train.py", "run", 2, "run", "'local'", folder=project).end() == 0
     asked = python("-c", "import raysim; raysim.load('run').model()", folder=project)
-    assert "run: the model 'mynet' was defined in train.py; import that file first: `import train`" in asked.err
+    way = (
+        "was defined in train.py. In Python import that file first, as in `import train, raysim; raysim.resume('run')`."
+    )
+    assert f"run: the model 'mynet' {way}" in asked.err
     assert "Did you mean" not in asked.err
     imported = "import sys; sys.argv = ['train.py', 'no', '1', 'no']; import train, raysim\n"
     asked = python("-c", f"{imported}print(raysim.load('run').model().fc.in_features)", folder=project)
@@ -201,7 +204,7 @@ def test_a_process_that_does_not_know_the_code(project: Path) -> None:
         asked = python(*command, folder=project)
         assert asked.end()
         for what in ("model 'mynet'", "client method 'slow'", "metric 'certainty'", "data set 'two'", "task 'twice'"):
-            assert f"the {what} was defined in train.py; import that file first: `import train`" in asked.err
+            assert f"the {what} {way}" in asked.err
     assert asked.end() == 2 and "Traceback" not in asked.err
 
 
@@ -249,7 +252,10 @@ def test_objects(tmp_path: Path) -> None:
     }  # fmt: skip
     assert "class Net(nn.Module)" in found["model"]["source"] and "Half" not in found["model"]["source"]
     asked = python("-c", "import raysim; raysim.load('run').model()", folder=tmp_path)
-    assert "was given as an object of objects.py; register it first: raysim.model('model')(...)" in asked.err
+    assert (
+        "was given as an object of objects.py. In Python give it to `raysim.resume('run', ...)` again, or register it first: "
+        "`raysim.model('model')(...)`."
+    ) in asked.err
     script.write_text(OBJECTS.replace("metrics=[doubt]", "metrics=[doubt, ]") + RESUME)
     assert python("objects.py", folder=tmp_path).end() == 0
     script.write_text(OBJECTS.replace("width=4", "width=5") + RESUME.replace("2", "3"))

@@ -100,12 +100,14 @@ def unregistered(folder: Path) -> dict[tuple[str, str], str]:
         if was["file"] is None:
             place = "given as an object" if was["given"] else "defined in a notebook or a prompt"
             text = f"; its source is in {folder / was['text']}" if was["text"] else ""
-            found[kind, name] = f"{what} {place}; register it first, as {decorator}(...) does{text}"
+            found[kind, name] = f"{what} {place}; in Python register it first, as {decorator}(...) does{text}"
             continue
-        path = PurePosixPath(was["file"])
+        path, resume = PurePosixPath(was["file"]), f"raysim.resume({str(folder)!r}"
         module = ".".join(path.parent.parts if path.name == "__init__.py" else path.with_suffix("").parts)
         if was["given"]:
-            found[kind, name] = f"{what} given as an object of {path}; register it first: {decorator}(...)"
+            ways = f"give it to `{resume}, ...)` again, or register it first: `{decorator}(...)`"
+            found[kind, name] = f"{what} given as an object of {path}. In Python {ways}."
         else:
-            found[kind, name] = f"{what} defined in {path}; import that file first: `import {module}`"
+            way = f"import that file first, as in `import {module}, raysim; {resume})`"
+            found[kind, name] = f"{what} defined in {path}. In Python {way}."
     return found
