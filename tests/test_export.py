@@ -15,6 +15,7 @@ import pyarrow as pa
 import pytest
 import torch
 from conftest import tiny
+from safetensors.torch import load_file
 from typer.testing import CliRunner, Result
 
 import raysim
@@ -22,6 +23,8 @@ from raysim.cli.app import app
 from raysim.config import to_dict
 from raysim.config.build import _exponents
 from raysim.config.json_schema import json_schema
+from raysim.registry import REGISTRY
+from raysim.report import ReportError
 from raysim.store.documents import parse_yaml
 
 ROOT = Path(__file__).parents[1]
@@ -85,6 +88,28 @@ print(sum(float(tensor.double().sum()) for tensor in first.values()), "raysim" i
     failed = command("export", run.folder, "--to", "torch", "--best")
     assert failed.exit_code == 1
     assert "record.keep_best" in failed.stderr
+
+
+def test_a_model_whose_class_or_manifest_is_not_here(tmp_path: Path) -> None:
+    """Its tensors are those of the model that the run ended with."""
+    run = raysim.run(
+        tiny(),
+        model=lambda: torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 4)),
+        out=tmp_path / "run",
+        progress=False,
+    )
+    expected = run.model().state_dict()
+    REGISTRY.table("model").pop(run.config["model"]["name"])
+    for lost in (False, True):
+        if lost:
+            (run.folder / "manifest.json").unlink()
+        for to, load in (("torch", torch.load), ("safetensors", load_file)):
+            done = command("export", run.folder, "--to", to, "--out", tmp_path / to)
+            assert done.exit_code == 0, done.stderr
+            found = load(tmp_path / to)
+            assert found.keys() == expected.keys() and all(found[name].equal(expected[name]) for name in expected)
+    with pytest.raises(ReportError, match=r"manifest\.json is missing or damaged: .* Put it back"):
+        raysim.load(run.folder).model()
 
 
 @pytest.mark.skipif(

@@ -84,8 +84,9 @@ def _write_model(run: Run, which: Literal["final", "best"], to: To, path: Path) 
 
     if to is To.onnx:
         need("onnx", "onnxscript", extra="onnx")
-    model = run.model(which)
-    state = {name: tensor.contiguous().clone() for name, tensor in model.state_dict().items()}
+        model = run.model(which)
+    else:
+        state = run.tensors(which)
     path.parent.mkdir(parents=True, exist_ok=True)
     with replacing(path) as temporary:
         if to is To.torch:

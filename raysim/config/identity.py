@@ -18,7 +18,7 @@ from raysim.config.schema import Config
 from raysim.core.rates import SCHEDULES
 from raysim.errors import ConfigError
 from raysim.registry import Table, name_in
-from raysim.store.manifest import DamagedManifest, read_manifest
+from raysim.store.manifest import DamagedManifest, lost, read_manifest
 
 _Dumper = getattr(yaml, "CSafeDumper", yaml.SafeDumper)  # of compiled code where PyYAML has it: a fifth of the time
 _Loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
@@ -169,10 +169,7 @@ def check_unchanged(config: Config, folder: Path) -> None:
     if not isinstance(settings, dict):
         if not (folder / "manifest.json").exists() and not any((folder / "checkpoints").glob("*.json")):
             return  # stopped before it was described, and so before its first round
-        raise ConfigError(
-            f"{folder / 'manifest.json'} is missing or damaged: it says with what settings the run began. Put it back, "
-            "or start another run."
-        )
+        raise ConfigError(lost(folder))
     for section, now in decisive(config).items():
         was = settings.get(section, now)
         both = isinstance(was, dict) and isinstance(now, dict)

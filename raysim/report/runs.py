@@ -14,9 +14,10 @@ from raysim.report import ReportError, need
 from raysim.report.folder import RunFolder
 from raysim.store.code import unregistered
 from raysim.store.documents import about_tensors, read_tensors
+from raysim.store.manifest import lost
 
 if TYPE_CHECKING:
-    from torch import nn
+    from torch import Tensor, nn
 
     from raysim.report.canvas import Canvas
 
@@ -62,21 +63,27 @@ class Run(RunFolder):
         from raysim.core.rng import initial
         from raysim.models import Inputs, ModelError, build
 
-        path = self.folder / ("best.safetensors" if which == "best" else "model.safetensors")
-        inputs = self.manifest.get("inputs")
-        if which == "best":
-            self._check_best(path)
-        if not path.exists() or inputs is None:
-            raise ReportError(
-                f"{self.folder}: has no final model yet; {command('resume', self.folder)} finishes the run."
-            )
+        tensors, inputs = self.tensors(which), self.manifest.get("inputs")
+        if inputs is None:
+            raise ReportError(lost(self.folder))
         name, options = self.config["model"]["name"], self.config["model"]["options"]
         if missing := unregistered(self.folder).get(("model", name)):
             raise ModelError(missing)
         with initial(self.config["seed"]):  # a model may keep tensors that its state_dict does not have
             model = build(name, Inputs(**inputs | {"shape": tuple(inputs["shape"])}), **options)
-        model.load_state_dict(read_tensors(path))
+        model.load_state_dict(tensors)
         return model.eval()
+
+    def tensors(self, which: Literal["final", "best"] = "final") -> dict[str, Tensor]:
+        """The state_dict of `model`, for which the model need not be registered here. Raises `ReportError` as `model` does."""
+        path = self.folder / ("best.safetensors" if which == "best" else "model.safetensors")
+        if which == "best":
+            self._check_best(path)
+        if not path.exists():
+            raise ReportError(
+                f"{self.folder}: has no final model yet; {command('resume', self.folder)} finishes the run."
+            )
+        return read_tensors(path)
 
     def _check_best(self, path: Path) -> None:
         if not path.exists():

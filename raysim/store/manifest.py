@@ -73,6 +73,12 @@ def read_manifest(folder: Path) -> dict[str, Any]:
         raise DamagedManifest(f"{error} It says what the run began with: put it back, or start another run.") from None
 
 
+def lost(folder: Path) -> str:
+    """A sentence for a run that cannot do without its manifest, and has none."""
+    path = folder / "manifest.json"
+    return f"{path} is missing or damaged: it says with what settings the run began. Put it back, or start another run."
+
+
 def manifest(config_hash: str, seed: int, extra: Mapping[str, Any]) -> dict[str, Any]:
     """What decides a run's bits and speed besides its configuration, as JSON. It names no host, user or path."""
     import torch
