@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import re
@@ -24,6 +25,7 @@ from typer.testing import CliRunner, Result
 
 from raysim import machine
 from raysim.analysis import MEASURES
+from raysim.api.errors import faults_of
 from raysim.api.folder import new_folder
 from raysim.api.lines import aligned, bytes_, percent
 from raysim.cli import complete, doctor
@@ -245,6 +247,19 @@ def test_other_known_errors_are_one_line_and_exit_with_1(tiny: Path) -> None:
     assert result.stderr.startswith("raysim: bad.npz")
     assert result.stderr.count("\n") == 1
     assert not any(Path("runs").glob("*"))  # the folder it was given is gone again
+
+
+def test_a_file_that_the_system_refuses_is_named(tiny: Path) -> None:
+    """As it was asked for, and without raysim's own file beside it. What was read is not said to be written."""
+    result = raysim("schema", "--out", tiny / "schema.json")
+    assert result.stderr == f"raysim: {tiny / 'schema.json'} cannot be written: Not a directory.\n"
+    for code, path, said in (
+        (errno.EACCES, "runs/.lock", "runs cannot be written: Permission denied."),
+        (errno.ENOSPC, "runs/rounds", "runs/rounds cannot be written: No space left on device."),
+        (errno.EACCES, "data.csv", "data.csv: Permission denied."),
+    ):
+        assert faults_of(OSError(code, os.strerror(code), path)) == (f"raysim: {said}",)
+    assert faults_of(OSError("disk")) == ("raysim: disk",)
 
 
 def test_out_must_be_new_or_empty(tiny: Path) -> None:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import urllib.error
 import urllib.request
 from functools import partial
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 from conftest import simulate, tiny
@@ -99,6 +101,10 @@ def test_rm_asks_and_leaves_alone_what_is_no_run_or_is_being_played(ran: Path, m
     with run_lock(ran / "r2"):  # finished, and about to be extended
         assert command("rm", "runs/r2", "--yes").exit_code == 2
     assert (ran / "r2" / "model.safetensors").exists()
+    with monkeypatch.context() as patch:
+        patch.setattr("shutil.rmtree", Mock(side_effect=PermissionError(errno.EACCES, "Permission denied", ".lock")))
+        refused = command("rm", "runs/r2", "--yes")
+    assert (refused.exit_code, refused.stderr) == (1, "raysim: runs/r2 cannot be removed: Permission denied.\n")
     removed = command("rm", ran.resolve() / "r2", "runs/r2", "runs/half", "--yes")
     assert (removed.exit_code, removed.output) == (0, "removed runs/r2\nremoved runs/half\n")
     assert {path.name for path in ran.iterdir()} == {"r10"}

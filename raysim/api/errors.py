@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 
 import typer
 
@@ -20,7 +22,23 @@ def faults_of(error: Exception) -> Sequence[str] | None:
         return None
     from raysim.config import ConfigError
 
-    return error.faults if isinstance(error, ConfigError) else (f"raysim: {error}", *getattr(error, "__notes__", ()))
+    if isinstance(error, ConfigError):
+        return error.faults
+    sentence = _of_file(error) if isinstance(error, OSError) else error
+    return (f"raysim: {sentence}", *getattr(error, "__notes__", ()))
+
+
+def _of_file(error: OSError) -> object:
+    """Where the system refuses a file, a sentence on the one that is meant, and not on what raysim makes on the way to it."""
+    if error.errno is None or not isinstance(error.filename, str):
+        return error
+    path = meant = Path(error.filename)
+    if path.name == ".lock":
+        meant = path.parent
+    elif path.name.startswith(".") and path.suffix == ".tmp":
+        meant = path.with_name(path.stem[1:])
+    written = meant != path or error.errno in (errno.EROFS, errno.ENOSPC)  # else it may as well have been read
+    return f"{meant}{' cannot be written' if written else ''}: {error.strerror}."
 
 
 def shown(fault: str) -> str:

@@ -13,6 +13,14 @@ def _left_by_launch(name: str) -> bool:
     return name == ".lock" or (name.startswith(".") and name.endswith(".tmp"))
 
 
+def make_out(out: Path) -> None:
+    """Make the folder `out`, if need be. Raises `ConfigError`."""
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"out: {out} cannot be made: {error.strerror}.") from None
+
+
 def new_folder(out: Path | None, parent: Path, name: str) -> Path:
     """Make the run's folder: `out`, or NAME-DATE-TIME in `parent`. Refuses a folder that holds anything but what a launch
     that was killed has left."""
@@ -23,10 +31,7 @@ def new_folder(out: Path | None, parent: Path, name: str) -> Path:
             is_run = (out / "config.yaml").exists()
             way_out = f", or continue with {command('resume', out)}" if is_run else ""
             raise ConfigError(f"out: {out} is not empty. Name a new or empty folder{way_out}.")
-        try:
-            out.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise ConfigError(f"out: {out} cannot be made: {error.strerror}.") from None
+        make_out(out)
         return out
     stem, number = f"{name}-{time.strftime('%Y%m%d-%H%M%S')}", 1
     while True:

@@ -102,6 +102,7 @@ def rm(
 ) -> None:
     """Remove runs with all they have written. Folders that are no run, and runs in progress, are left alone."""
     from raysim.federation.lock import run_lock
+    from raysim.report import ReportError
     from raysim.report.runs import Run
 
     with reported():
@@ -114,7 +115,10 @@ def rm(
             return
         for run in found:
             with run_lock(run.folder):  # it may have been taken up meanwhile
-                shutil.rmtree(run.folder)
+                try:
+                    shutil.rmtree(run.folder)
+                except OSError as error:  # before Python 3.12 it has the last part of a path alone
+                    raise ReportError(f"{run.folder} cannot be removed: {error.strerror or error}.") from None
             print(printable(f"removed {run.folder}"))
 
 

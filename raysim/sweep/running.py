@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 
 from raysim.api.errors import faults_of, shown
+from raysim.api.folder import make_out
 from raysim.api.launch import check_address, check_joined
 from raysim.api.terminal import run_in_terminal
 from raysim.federation.code import check_code
@@ -22,8 +23,8 @@ def run_all(
 
     `at_once` runs at a time, None: as many as the machine carries. One at a time they run in this process, with
     one cluster for all; several each in a process of its own. Raises `ConfigError` where no run joins
-    the cluster at `address`, or where code of the user's has changed since a run began, unless that is accepted: the
-    others would not be comparable. Raises `DataError` where data cannot be downloaded.
+    the cluster at `address`, where their folder cannot be made, or where code of the user's has changed since a run began,
+    unless that is accepted: the others would not be comparable. Raises `DataError` where data cannot be downloaded.
     """
     check_joined([point.config for point in points], address)
     left = [point for point in points if not point.finished]
@@ -34,6 +35,8 @@ def run_all(
         repr((point.config.data.name, point.config.data.folder)): point.config.data for point in left
     }.values():
         data.name.fetch(data.folder)  # here, where a failure ends it, and not in every run
+    for out in {point.folder.parent for point in left}:
+        make_out(out)
     print(f"{len(points)} runs, {len(points) - len(left)} of them finished", flush=True)
     with ExitStack() as stack:
         joined = None
