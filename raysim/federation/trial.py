@@ -56,6 +56,8 @@ def _misfit(outputs: Outputs, y: Tensor, task: Task, classes: int) -> str | None
         return None
     except Exception as error:
         if isinstance(outputs, torch.Tensor):
+            if outputs.ndim < 2 and y.ndim < 2:
+                return f"its forward returned {list(outputs.shape)} for {len(y)} samples; return [B, {classes}]"
             made = f"outputs {[1, *outputs.shape[1:]]}"
         else:
             keys = f" of {', '.join(map(str, outputs))}" if isinstance(outputs, Mapping) else ""

@@ -8,6 +8,7 @@ from functools import update_wrapper
 from inspect import Parameter
 from typing import Any
 
+from raysim.core.failures import breaks_device, out_of_memory
 from raysim.core.hooks import form
 from raysim.lazy import nn
 from raysim.models.staged import Inputs, ModelError
@@ -47,14 +48,19 @@ def _made(factory: Callable[..., nn.Module], asks: bool, inputs: Inputs, options
     """What a user's factory makes. It is no part of the builder, which travels to actors by its source."""
     try:
         made = factory(inputs, **options) if asks else factory(**options)
-    except TypeError as error:
+    except Exception as error:
+        if isinstance(error, ModelError) or out_of_memory(error) or breaks_device(error):
+            raise
         chosen = f" with model.options {options}" if options else ""
-        first = next(iter(inspect.signature(factory).parameters), None)
-        given = f"Its first parameter, {first}, has no default, and so is given raysim.Inputs. " if asks else ""
-        raise ModelError(
-            f"cannot be made{chosen}: {error}. {given}model.options holds values for parameters that have a default; or give a "
-            "function of no parameters, as in model=lambda: Net(16)"
-        ) from error
+        why = f"cannot be made{chosen}: {type(error).__name__}: {error}"
+        if isinstance(error, TypeError):  # as of arguments that it does not have
+            first = next(iter(inspect.signature(factory).parameters), None)
+            given = f"Its first parameter, {first}, has no default, and so is given raysim.Inputs. " if asks else ""
+            why += (
+                f". {given}model.options holds values for parameters that have a default; or give a function of no parameters, "
+                "as in model=lambda: Net(16)"
+            )
+        raise ModelError(why) from error
     if not isinstance(made, nn.Module):
         raise ModelError(f"is made by a function that returns {form(made)}, and no nn.Module.")
     return made

@@ -126,6 +126,21 @@ class Sized(Wide):
         super().__init__(hidden)
 
 
+class Raising(Wide):
+    def __init__(self) -> None:
+        raise ValueError("no width")
+
+
+class Uninitialised(nn.Module):
+    def __init__(self) -> None:
+        self.layer = nn.Linear(2, 2)
+
+
+class Flat(Five):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x)[:, 0]
+
+
 def test_a_class_is_used_with_the_arguments_it_has(tmp_path: Path, subtests: pytest.Subtests) -> None:
     """Only a first parameter without a default is given the `Inputs`."""
     made = {
@@ -151,6 +166,9 @@ def test_a_class_is_used_with_the_arguments_it_has(tmp_path: Path, subtests: pyt
         Wide(): r"model: it is an instance of Wide, .* Give the class \(model=Wide\), or .* \(model=lambda: Wide\(...\)\)",
         Sized: rf"sized: cannot be made: .* missing 1 .* 'classes'. {given.format('hidden')}{ways}",
         partial(Sized, classes=2): rf"partial: cannot be made: .*\. {given.format('hidden')}{ways}",
+        Raising: r"raising: cannot be made: ValueError: no width$",
+        Uninitialised: r"uninitialised: cannot be made: AttributeError: cannot assign module before Module.__init__\(\) call",
+        Flat: r"model.name: its forward returned \[2\] for 2 samples; return \[B, 2\]",
         int: r"model: the class int is no nn\.Module\.",
         lambda: None: r"model: is made by a function that returns None, and no nn\.Module\.",
     }.items():
