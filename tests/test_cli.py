@@ -554,6 +554,7 @@ def test_a_cluster_is_not_started_where_there_is_no_room_for_its_threads(
     (tmp_path / "pids.current").write_text("101\n")
     monkeypatch.setattr(machine, "CGROUP", tmp_path)
     monkeypatch.setattr(ray, "is_initialized", lambda: False)  # other tests have one
+    monkeypatch.setattr(ray, "shutdown", lambda: None)
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     with pytest.raises(ConnectionError, match="and only 199 more may be started"), cluster():
         pass
