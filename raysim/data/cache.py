@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import json
 import math
 import os
 import shutil
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from importlib.metadata import version
@@ -25,8 +24,9 @@ from raysim.data.dataset import Dataset
 from raysim.data.encoded import Encoded
 from raysim.data.errors import DataError
 from raysim.data.sources.base import EncodedSource, Source
-from raysim.store.atomic import creating, open_to_append, write_json
+from raysim.store.atomic import creating, write_json
 from raysim.store.documents import OPEN_SHAPE, DamagedFile, open_regular, read_json
+from raysim.store.lock import alone
 from raysim.version import __version__
 
 FORM = 2  # of the files of a cache; those of another are made again
@@ -107,7 +107,8 @@ def cached(source: Source, root: Path | None, cache: Path) -> Dataset:
     folder = cache.absolute() / hashlib.sha256(json.dumps(read).encode()).hexdigest()[:32]
     with _clearly(folder):
         if not folder.is_dir():
-            with _locked(folder):
+            folder.parent.mkdir(parents=True, exist_ok=True)
+            with alone(folder.with_name(f".{folder.name}.lock")):
                 if not folder.is_dir():  # no other process has made it meanwhile
                     _make(source, root, folder)
         return _read(folder, partial(cached, source, root and root.absolute(), cache.absolute()))
@@ -202,13 +203,3 @@ def _make(source: Source, root: Path | None, folder: Path) -> None:
     except BaseException:
         shutil.rmtree(temporary, ignore_errors=True)
         raise
-
-
-@contextmanager
-def _locked(folder: Path) -> Iterator[None]:
-    """While this lasts, no other process makes `folder`."""
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    with os.fdopen(open_to_append(folder.with_name(f".{folder.name}.lock")), "a") as lock:
-        with suppress(OSError):  # a file system without locks: both make it, and the one that is done last is left
-            fcntl.flock(lock, fcntl.LOCK_EX)
-        yield

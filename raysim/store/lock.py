@@ -5,7 +5,11 @@ from __future__ import annotations
 import fcntl
 import os
 import struct
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
+
+from raysim.store.atomic import open_to_append
 
 FLOCK = struct.Struct("hhqqi4x")  # of 64-bit Linux: type, whence, start, length (0: to the end), process
 WHOLE = FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
@@ -36,3 +40,13 @@ def is_held(path: Path) -> bool:
     finally:
         os.close(descriptor)
     return bool(found != fcntl.F_UNLCK)
+
+
+@contextmanager
+def alone(path: Path) -> Iterator[None]:
+    """Wait until no other process is here with this `path`, a file that is made if need be. On a file system without locks all
+    go on."""
+    with os.fdopen(open_to_append(path), "a") as file:
+        with suppress(OSError):
+            fcntl.flock(file, fcntl.LOCK_EX)
+        yield

@@ -16,7 +16,6 @@ from conftest import simulate
 
 from raysim.config import load
 from raysim.engine.ray import private
-from raysim.store.lock import take
 
 CONFIG = """
 name: kept
@@ -129,7 +128,10 @@ def test_a_dead_one_is_noticed_and_removed(place, tmp_path):
 
 def test_one_at_a_time_is_brought_up(place):
     """Of two at once, one would wait for its own for ever, or both would be up."""
-    with open(place / f".{private.PREFIX}up-{os.geteuid()}.lock", "a") as lock:
-        take(lock.fileno())
-        command = ended("up")
-    assert command.output == "another `raysim up` is at work; wait until it has ended.\n"
+    commands = [Command("up"), Command("up")]
+    for command in commands:
+        command.end()
+    later, first = sorted((command.output for command in commands), reverse=True)
+    address = re.fullmatch(r"A cluster is up at (\S+)\. Runs join it; .*\n", first)[1]
+    assert later == f"a cluster is up already, at {address}. Runs join it; `raysim down` ends it.\n"
+    assert len(list(place.glob(f"{private.PREFIX}*"))) == 1

@@ -1,12 +1,11 @@
 """What every source has, and what several of them share."""
 
-import fcntl
 import hashlib
 import os
 import tempfile
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -17,7 +16,7 @@ from raysim.data.dataset import Dataset
 from raysim.data.decode import Mode, Size
 from raysim.data.encoded import Encoded
 from raysim.data.errors import DataError
-from raysim.store.atomic import open_to_append
+from raysim.store.lock import alone
 
 Normalise = Literal["half", "unit"]
 
@@ -82,16 +81,11 @@ class Pictures(EncodedSource):
     unequal sizes."""
 
 
-@contextmanager
-def downloading(root: Path, name: str) -> Iterator[None]:
-    """While this lasts, no other process of this machine downloads the data `name` into `root`: what one has begun to write
-    has its last name already, and another would read it. On a file system without locks all go on."""
+def downloading(root: Path, name: str) -> AbstractContextManager[None]:
+    """While this lasts, no other process of this user on this machine downloads the data `name` into `root`: what one has begun to
+    write has its last name already, and another would read it."""
     place = hashlib.sha256(os.fsencode(root.absolute() / name)).hexdigest()[:16]
-    with ExitStack() as stack:
-        with suppress(OSError):  # also where another user has made it
-            path = Path(tempfile.gettempdir(), f".raysim-download-{place}.lock")
-            fcntl.flock(stack.enter_context(os.fdopen(open_to_append(path), "a")), fcntl.LOCK_EX)
-        yield
+    return alone(Path(tempfile.gettempdir(), f".raysim-download-{os.geteuid()}-{place}.lock"))
 
 
 def files_below(path: Path) -> list[FileFacts]:

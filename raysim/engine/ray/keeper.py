@@ -10,8 +10,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from typing import Any
 
 import ray
@@ -24,8 +23,7 @@ from raysim.engine.ray.cluster import own_cluster
 from raysim.engine.ray.private import PREFIX, PRELOADED, RECORD, PersistentCluster, parent, persistent_cluster
 from raysim.errors import ConfigError
 from raysim.machine import cpus
-from raysim.store.atomic import open_to_append
-from raysim.store.lock import take
+from raysim.store.lock import alone
 
 POLL = 0.2  # seconds
 MOST_IDLE = "RAY_num_workers_soft_limit"
@@ -38,7 +36,7 @@ def up(dashboard: bool = False) -> tuple[PersistentCluster, str]:
     if address := os.environ.get("RAY_ADDRESS"):
         raise ConfigError(f"RAY_ADDRESS is {address}: runs join the cluster there. Unset it first.")
     command = [sys.executable, "-m", __name__, *["--dashboard"] * dashboard]
-    with _alone(), tempfile.TemporaryFile("w+") as said:
+    with alone(parent() / f".{PREFIX}up-{os.geteuid()}.lock"), tempfile.TemporaryFile("w+") as said:
         if found := persistent_cluster():
             raise ConfigError(f"a cluster is up already, at {found.address}. Runs join it; `raysim down` ends it.")
         keeper = subprocess.Popen(
@@ -55,19 +53,6 @@ def up(dashboard: bool = False) -> tuple[PersistentCluster, str]:
             raise
         said.seek(0)
         return found, said.read()
-
-
-@contextmanager
-def _alone() -> Iterator[None]:
-    """While this lasts, no other `raysim up` of this user brings up a cluster."""
-    with os.fdopen(open_to_append(parent() / f".{PREFIX}up-{os.geteuid()}.lock"), "a") as lock:
-        try:
-            take(lock.fileno())
-        except BlockingIOError:
-            raise ConfigError("another `raysim up` is at work; wait until it has ended.") from None
-        except OSError:  # a file system without locks
-            pass
-        yield
 
 
 def down() -> PersistentCluster | None:
