@@ -3,8 +3,9 @@
     python benchmarks/tuning.py fedlws/table1 --rates 0.01 0.02 0.04 0.08 --out runs/tuning
 
 The table's first row, or the one that --only names, runs 40 rounds of its medium scale with each rate, in every column; what
-counts is the mean of the last ten evaluations, and its mean over the columns (docs/papers/protocol.md). A rate is out with
-which a run fails, as where a client's model is not finite. Writes to benchmarks/results/.
+counts is the mean of the last ten evaluations, or the best one (--score best), and its mean over the columns
+(docs/papers/protocol.md). A rate is out with which a run fails, as where a client's model is not finite. Writes to
+benchmarks/results/.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=7)
     parser.add_argument("--out", type=Path, required=True, help="where the runs are, or are to be")
     parser.add_argument("--parallel", type=int, default=2)
+    parser.add_argument("--score", choices=["last10", "best"], default="last10")
     parser.add_argument("--set", action="append", default=[], help="what the comparison sets as well")
     parser.add_argument("--only", action="append", default=[], metavar="NAME", help="another row, or some columns")
     args = parser.parse_args()
@@ -49,14 +51,14 @@ def main() -> None:
     status = run_all([point for points in ran.values() for point in points.values()], at_once=args.parallel)
     if status > 1:  # stopped
         sys.exit(status)
-    last10, _ = SCORES["last10"]
+    score, _ = SCORES[args.score]
     scores = {
-        rate: {column: last10(Run(point.folder)) if point.finished else None for column, point in points.items()}
+        rate: {column: score(Run(point.folder)) if point.finished else None for column, point in points.items()}
         for rate, points in ran.items()
     }
     means = {}
     for rate, by_column in scores.items():
-        ended = [score for score in by_column.values() if score is not None]
+        ended = [value for value in by_column.values() if value is not None]
         if len(ended) == len(by_column):
             means[rate] = statistics.mean(ended)
         print(f"lr {rate:g}: {by_column}, mean {means.get(rate)}")
@@ -66,7 +68,7 @@ def main() -> None:
     print(f"best: {best:g}")
     result = {
         "command": " ".join(sys.argv), "item": args.item, "seed": args.seed, "rounds": args.rounds, "best": best,
-        "last10": [{"lr": rate, **by_column} for rate, by_column in scores.items()], "machine": manifest("", 0, {}),
+        args.score: [{"lr": rate, **by_column} for rate, by_column in scores.items()], "machine": manifest("", 0, {}),
     }  # fmt: skip
     name = f"tuning-{args.item.replace('/', '-')}-{time.strftime('%Y-%m-%dT%H%M')}.json"
     target = Path(__file__).parent / "results" / name
