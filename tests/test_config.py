@@ -267,12 +267,13 @@ def test_an_unknown_method_may_be_ones_own(given: dict[str, Any]) -> None:
     assert fault.endswith("in the script that defines it, or from an installed package (docs/howto/method.md).")
 
 
-def test_graphs_of_no_recorded_steps_are_refused() -> None:
-    engine = {"ray": {"cuda_graphs": True, "tape": "never", "batch_clients": 4}}
-    why = "leaves no steps that cuda_graphs could capture: it captures recorded ones. Leave one of them out."
+@pytest.mark.parametrize("option", ["cuda_graphs", "fast_math"])
+def test_what_changes_recorded_steps_is_refused_where_none_are(option: str) -> None:
+    engine = {"ray": {option: True, "tape": "never", "batch_clients": 4}}
+    why = f"leaves no recorded steps, and {option} changes only those. Leave one of them out."
     paths = ("engine.ray.tape", "engine.ray.batch_clients", "local.precision")
     assert faults_of(plain(engine=engine, local={"precision": "fp16"})) == [f"{path}: {why}" for path in paths]
-    from_dict(plain(engine={"ray": {"cuda_graphs": True}}))
+    from_dict(plain(engine={"ray": {option: True}}))
 
 
 def test_a_section_that_is_given_as_a_name() -> None:

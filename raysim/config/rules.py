@@ -326,15 +326,16 @@ def _check_instruments(config: Config) -> Found:
             yield f"record.instruments.{i}.{name}", message
 
 
-def _check_graphs(config: Config) -> Found:
+def _check_recorded(config: Config) -> Found:
     engine, name = config.engine, name_in(REGISTRY.table("engine"), config.engine)
     conflicts = {
         f"engine.{name}.tape": engine.tape == "never",
         f"engine.{name}.batch_clients": engine.batch_clients > 1,
         "local.precision": config.local.precision == "fp16",
     }
-    for path in (path for path, met in conflicts.items() if met and engine.cuda_graphs):
-        yield path, "leaves no steps that cuda_graphs could capture: it captures recorded ones. Leave one of them out."
+    for option in (option for option in ("cuda_graphs", "fast_math") if getattr(engine, option)):
+        for path in (path for path, met in conflicts.items() if met):
+            yield path, f"leaves no recorded steps, and {option} changes only those. Leave one of them out."
 
 
 def _check_methods(config: Config) -> Found:
@@ -378,7 +379,15 @@ _CHECKS = (
         _check_download,
         _check_selection,
     ),
-    *(_check_order, _check_proxy, _check_evaluation, _check_record, _check_instruments, _check_graphs, _check_methods),
+    *(
+        _check_order,
+        _check_proxy,
+        _check_evaluation,
+        _check_record,
+        _check_instruments,
+        _check_recorded,
+        _check_methods,
+    ),
 )
 
 

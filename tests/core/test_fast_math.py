@@ -148,9 +148,9 @@ def test_it_is_part_of_the_fingerprint_and_a_run_keeps_it(tmp_path: Path) -> Non
         check_unchanged(fast, tmp_path / "plain")
     with pytest.raises(ConfigError, match=r"engine\.fast_math was true when the run began"):
         check_unchanged(plain, tmp_path / "fast")
-    unrecorded = tiny(**PLAIN, rounds={"total": 1}, engine={"local": {"fast_math": True, "tape": "never"}})
+    always = tiny(**PLAIN, rounds={"total": 1}, engine={"local": {"fast_math": True, "tape": "always"}})
     with pytest.raises(ConfigError, match=r'engine\.tape was "auto" when the run began'):
-        check_unchanged(unrecorded, tmp_path / "fast")
+        check_unchanged(always, tmp_path / "fast")
 
 
 class Asks(ClientMethod):
