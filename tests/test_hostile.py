@@ -489,7 +489,7 @@ def steering(tmp_path: Path) -> Path:
     for name in ("one", STEERING):
         simulate(tiny(rounds={"total": 1}), tmp_path / name)
         run = raysim.load(tmp_path / name)
-        run.label(tags=[f"t{STEERING}"], note=f"first{STEERING}\nsecond")
+        run.label(add=[f"t{STEERING}"], note=f"first{STEERING}\nsecond")
         write_json(run.folder / "result.json", {**run.result, "ended": f"e{STEERING}"})
         with Recorder(run.folder, 1) as recorder:
             recorder.add("events", round=0, of=["run"], client=[None], node=[None], message=[f"m{STEERING}"])

@@ -6,6 +6,7 @@ import errno
 import os
 import urllib.error
 import urllib.request
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from unittest.mock import Mock
@@ -131,6 +132,16 @@ def test_tags_and_notes_stay_with_the_run(ran: Path) -> None:
     (ran / "r2/label.json").write_text('{"tags": 7}')
     assert command("runs").exit_code == 1
     assert "label.json" in command("tag", "runs/r2", "x").stderr
+
+
+def test_tags_that_are_put_at_once_all_stay(ran: Path) -> None:
+    def label(number: int) -> None:
+        for part in range(10):
+            raysim.load(ran / "r2").label(add=[f"{number}.{part}"], note=f"note {number}")
+
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(label, range(4)))
+    assert {*raysim.load(ran / "r2").tags} == {f"{number}.{part}" for number in range(4) for part in range(10)}
 
 
 def test_a_page_follows_runs_that_grow(ran: Path, monkeypatch: pytest.MonkeyPatch) -> None:

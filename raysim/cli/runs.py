@@ -78,7 +78,7 @@ def tag(
     with reported():
         run = Run(folder)
         if tags:
-            run.label([one for one in run.tags if one not in tags] if remove else [*run.tags, *tags])
+            run.label(remove=tags) if remove else run.label(add=tags)
         print(printable(" ".join(run.tags)))
 
 

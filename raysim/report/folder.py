@@ -21,7 +21,7 @@ from raysim.report import NoData, NoTable, ReportError
 from raysim.store import tables
 from raysim.store.atomic import write_json
 from raysim.store.documents import OPEN_SHAPE, checked, read_label, read_result, read_yaml
-from raysim.store.lock import is_held
+from raysim.store.lock import alone, is_held
 from raysim.store.manifest import FAILED, read_manifest
 from raysim.store.parts import DamagedTable
 
@@ -176,12 +176,13 @@ class RunFolder:
         """What `raysim note` has said of the run."""
         return read_label(self.folder)["note"]
 
-    def label(self, tags: Iterable[str] | None = None, note: str | None = None) -> None:
-        """Put other tags or another note on the run; None leaves them as they are. Nothing that it computes depends on
-        them, and it may be running."""
-        said = read_label(self.folder)
-        known = said["tags"] if tags is None else list(dict.fromkeys(tags))
-        write_json(self.folder / "label.json", {"tags": known, "note": said["note"] if note is None else note})
+    def label(self, add: Iterable[str] = (), remove: Iterable[str] = (), note: str | None = None) -> None:
+        """Put tags on the run, take some away, or replace its note. Nothing that it computes depends on them, and it may be
+        running."""
+        with alone(self.folder):
+            said, gone = read_label(self.folder), {*remove}
+            tags = [tag for tag in dict.fromkeys([*said["tags"], *add]) if tag not in gone]
+            write_json(self.folder / "label.json", {"tags": tags, "note": said["note"] if note is None else note})
 
     @property
     def state(self) -> Literal["running", "finished", "failed", "stopped"]:

@@ -44,9 +44,12 @@ def is_held(path: Path) -> bool:
 
 @contextmanager
 def alone(path: Path) -> Iterator[None]:
-    """Wait until no other process is here with this `path`, a file that is made if need be. On a file system without locks all
-    go on."""
-    with os.fdopen(open_to_append(path), "a") as file:
+    """Wait until no other process is here with this `path`, a folder or a file that is made if need be. On a file system without
+    locks all go on."""
+    descriptor = os.open(path, os.O_RDONLY) if path.is_dir() else open_to_append(path)
+    try:
         with suppress(OSError):
-            fcntl.flock(file, fcntl.LOCK_EX)
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
         yield
+    finally:
+        os.close(descriptor)
