@@ -276,6 +276,14 @@ def test_what_changes_recorded_steps_is_refused_where_none_are(option: str) -> N
     from_dict(plain(engine={"ray": {option: True}}))
 
 
+@pytest.mark.parametrize("change", ["local.lr=0.1,0.2", "client=scaffold,fedprox"])
+def test_several_values_of_one_run_point_to_a_list_and_to_a_sweep(change: str) -> None:
+    with pytest.raises(ConfigError) as raised:
+        from_dict(plain(), overrides=[change])
+    value = change.partition("=")[2]
+    assert str(raised.value).endswith(f" A list is written '[{value}]'; `raysim sweep` runs each of several values.")
+
+
 def test_a_section_that_is_given_as_a_name() -> None:
     assert faults_of(plain(model="simple_cnnn")) == [
         "model.name: there is no model 'simple_cnnn'. Did you mean 'simple_cnn'? `raysim list models` shows all.",

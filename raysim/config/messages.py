@@ -33,6 +33,9 @@ class Faults:
         where = (
             (self.source, path) if written is None else (written, "" if f"{written}=".startswith(f"{path}=") else path)
         )
+        value = (written or "").partition("=")[2]
+        if "," in value and value[0] not in "[{'\"":
+            message += f" A list is written '[{value[:60]}]'; `raysim sweep` runs each of several values."
         self.lines.append(": ".join(part for part in (*where, message) if part))
 
     def report(self) -> None:
