@@ -326,7 +326,7 @@ def _check_instruments(config: Config) -> Found:
             yield f"record.instruments.{i}.{name}", message
 
 
-def _check_recorded(config: Config) -> Found:
+def _check_tape(config: Config) -> Found:
     engine, name = config.engine, name_in(REGISTRY.table("engine"), config.engine)
     conflicts = {
         f"engine.{name}.tape": engine.tape == "never",
@@ -379,15 +379,7 @@ _CHECKS = (
         _check_download,
         _check_selection,
     ),
-    *(
-        _check_order,
-        _check_proxy,
-        _check_evaluation,
-        _check_record,
-        _check_instruments,
-        _check_recorded,
-        _check_methods,
-    ),
+    *(_check_order, _check_proxy, _check_evaluation, _check_record, _check_instruments, _check_tape, _check_methods),
 )
 
 
