@@ -270,7 +270,7 @@ def test_out_must_be_new_or_empty(tiny: Path) -> None:
         again.stderr == "out: here is not empty. Name a new or empty folder, or continue with `raysim resume here`.\n"
     )
     assert "is a file" in raysim("run", tiny, "--out", tiny).stderr
-    assert raysim("run", tiny, "--out", tiny / "run").stderr.startswith(f"out: {tiny / 'run'} cannot be made: ")
+    assert raysim("run", tiny, "--out", tiny / "run").stderr.startswith(f"out: {tiny / 'run'} cannot be written: ")
 
 
 def test_a_command_to_type_is_quoted(tiny: Path) -> None:

@@ -174,9 +174,10 @@ def test_a_folder_of_another_configuration_is_not_touched(base: Path) -> None:
     assert result.stderr == "out/seed8: holds a run whose local is another. Name another --out, or remove it.\n"
 
 
-def test_an_out_that_cannot_be_made_ends_a_sweep_before_its_runs(base: Path) -> None:
-    ended = sweep(base, "--seeds", "8,9", "--out", base / "out")
-    assert ended.exit_code == 2 and ended.stderr == f"out: {base / 'out'} cannot be made: Not a directory.\n"
+def test_an_out_that_cannot_be_written_ends_a_sweep_before_its_runs(base: Path) -> None:
+    for out, reason in ((base / "out", "Not a directory"), (Path("/dev/fd"), "[^:]+")):  # in /dev/fd not even root can
+        ended = sweep(base, "--seeds", "8,9", "--out", out)
+        assert ended.exit_code == 2 and re.fullmatch(f"out: {out} cannot be written: {reason}.\n", ended.stderr)
 
 
 def test_data_that_cannot_be_downloaded_end_a_sweep_before_its_runs(

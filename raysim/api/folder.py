@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
+from tempfile import TemporaryFile
 
 from raysim.config import ConfigError
 from raysim.paths import below, command
@@ -14,11 +15,13 @@ def _left_by_launch(name: str) -> bool:
 
 
 def make_out(out: Path) -> None:
-    """Make the folder `out`, if need be. Raises `ConfigError`."""
+    """Make the folder `out`, if need be, and try to write in it. Raises `ConfigError`."""
     try:
         out.mkdir(parents=True, exist_ok=True)
+        with TemporaryFile(dir=out):
+            pass
     except OSError as error:
-        raise ConfigError(f"out: {out} cannot be made: {error.strerror}.") from None
+        raise ConfigError(f"out: {out} cannot be written: {error.strerror}.") from None
 
 
 def new_folder(out: Path | None, parent: Path, name: str) -> Path:
