@@ -65,6 +65,8 @@ class Split:
     """[n] numbers or words."""
     classes: Sequence[str] | None = None
     """Their names, where the data say."""
+    columns: Sequence[str] | None = None
+    """Of a table: those of the samples."""
 
     def at(self, place: str, part: str) -> str:
         """How an error names a part, `x`, `y` or `client`."""
@@ -76,6 +78,7 @@ def assemble(place: str, name: str, splits: Sequence[Split], reading: Reading) -
     for split in splits:
         if split.x.size == 0:
             raise DataError(f"{split.at(place, 'x')} is empty; save it again with its samples")
+    splits = [_in_order(place, split, splits[0]) for split in splits]
     y, classes, task = _labels(place, splits, reading)
     client = _clients(place, splits)
     train_rows, order = len(splits[0].x), None
@@ -89,6 +92,19 @@ def assemble(place: str, name: str, splits: Sequence[Split], reading: Reading) -
         y, client = y[order], None if client is None else client[order]
     x, more = _samples(place, splits, reading, train_rows, order)
     return Dataset(name, x, y, train_rows, classes, client, task=task, **more)
+
+
+def _in_order(place: str, split: Split, first: Split) -> Split:
+    """`split` with its columns in the order of those of `first`. Raises DataError where they have other names."""
+    now, then = split.columns, first.columns
+    if not now or not then or now == then:
+        return split
+    if sorted(now) != sorted(then):
+        raise DataError(
+            f"{split.at(place, 'x')} has the columns {', '.join(now)}, and x_{first.name} has {', '.join(then)}; rename them, or "
+            "name those of the samples in features"
+        )
+    return replace(split, x=split.x[:, [now.index(column) for column in then]], columns=then)
 
 
 def _samples(
@@ -147,7 +163,7 @@ def _labels(
 ) -> tuple[np.ndarray, tuple[str, ...], str | Task]:  # fmt: skip
     """All labels, the names of a model's outputs, and the task."""
     task, first = reading.task, splits[0].y
-    name = task if isinstance(task, str) or task is None else task.name
+    name = _built_in(task)
     if task is None and first.dtype.kind == "f":
         if np.array_equal(first, np.rint(first)):
             raise DataError(
@@ -162,7 +178,7 @@ def _labels(
         return np.concatenate(y), tuple(str(column) for column in range(y[0].shape[1])), task or "regression"
     if reading.vocab is not None and name == "next_token":
         y = [as_samples(split.at(place, "y"), split.y, reading.vocab).astype(np.int64) for split in splits]
-        return np.concatenate(y), tuple(map(str, range(reading.vocab))), "next_token"
+        return np.concatenate(y), tuple(map(str, range(reading.vocab))), task or name
     names = splits[0].classes
     if first.dtype.kind in "OUT":
         words = np.unique(first.astype(str))
@@ -171,12 +187,38 @@ def _labels(
             if unknown.any():
                 row = int(np.argmax(unknown))
                 raise DataError(f"{split.at(place, 'y')} row {row} is {split.y[row]!r}, which no training row has")
-        splits = [replace(split, y=np.searchsorted(words, split.y.astype(str))) for split in splits]
+        splits = [replace(split, y=np.searchsorted(words, split.y.astype(str)), classes=None) for split in splits]
         names = words.tolist()
     other = "; for labels or targets set `task`"
     y = [_integers(split.at(place, "y"), split.y, len(split.x), other) for split in splits]
+    y = [_numbered(split.at(place, "y"), part, split.classes, names) for split, part in zip(splits, y, strict=True)]
     named = [(split.at(place, "y"), part) for split, part in zip(splits, y, strict=True)]
     return np.concatenate(y), class_names(named[:1], named[1:], names, reading.classes), task or "classification"
+
+
+def _built_in(task: str | Task | None) -> str | None:
+    """The name of raysim's own task that `task` is or derives from; its own one, where it derives from none."""
+    from raysim.core import task as tasks
+
+    if task is None or (isinstance(task, str) and task not in tasks.TASKS):  # which is named where the run is checked
+        return task
+    of = tasks.task_of(task)
+    kinds = (tasks.MultiLabel, tasks.Regression, tasks.NextToken, tasks.Classification)
+    return next((kind.name for kind in kinds if isinstance(of, kind)), of.name)
+
+
+def _numbered(
+    place: str, y: np.ndarray, classes: Sequence[str] | None, names: Sequence[str] | None
+) -> np.ndarray:  # fmt: skip
+    """Numbers [n] of `classes` as those of the training's `names`. Raises DataError for a class that is none of them."""
+    if not classes or not names or [*classes] == [*names]:
+        return y
+    class_names([(place, y)], [], classes)  # whose numbers they are
+    numbers: np.ndarray = np.array([names.index(name) if name in names else -1 for name in classes])[y]
+    if (numbers < 0).any():
+        row = int(np.argmax(numbers < 0))
+        raise DataError(f"{place} row {row} is {classes[y[row]]!r}, which is no class of the training samples")
+    return numbers
 
 
 def _columns(place: str, split: Split, task: str, shape: tuple[int, ...]) -> np.ndarray:

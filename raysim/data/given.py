@@ -41,6 +41,10 @@ def as_dataset(data: Any, name: str = "data", **reading: Any) -> Dataset:
         raise DataError(f"{name}: is split already, so that test={how.test} cannot be; leave it out")
     everywhere = isinstance(how.client, str) or callable(how.client)
     clients = how.client if isinstance(how.client, tuple) else (how.client, how.client if everywhere else None)
+    if isinstance(data, tuple) and len(data) == len(clients) == 3:
+        clients = clients[::2]  # without those of the validation
+    if len(clients) > 2:
+        raise DataError(f"{name}: client is a tuple of {len(clients)}; it must be that of train and that of test")
     splits = [
         _split(name, split, part, how, client)
         for (split, part), client in zip(parts.items(), (*clients, None), strict=False)
@@ -172,6 +176,10 @@ def _table(part: Any) -> pyarrow.Table | None:
     if hasattr(part, "with_format") and hasattr(part, "features"):  # of the Hugging Face library
         if not hasattr(part, "__len__"):
             raise DataError(f"a {type(part).__name__} is read once and in order; load it without streaming")
+        if part.format["type"] == "custom":
+            raise DataError(
+                "with_transform and set_transform do not change the table, which is read; use map in their place"
+            )
         return part.with_format("arrow")[:]
     if not hasattr(part, "__arrow_c_stream__"):
         return None
@@ -213,14 +221,14 @@ def _of_table(
         raise DataError(f"{place}: has the columns {', '.join(table.column_names)}, and none for the samples")
     parts = [_column(place, table, column) for column in features]
     if len(parts) == 1 and (parts[0].dtype == object or parts[0].ndim > 1):
-        return Split(split, parts[0], y, clients, classes)
+        return Split(split, parts[0], y, clients, classes, features)
     for column, part in zip(features, parts, strict=True):
         if part.dtype == object or part.ndim > 1:
             raise DataError(
                 f"{place}: column {column!r} holds no numbers; encode it as numbers, or name the columns of the samples "
                 "in features"
             )
-    return Split(split, np.stack([part.astype(np.float64) for part in parts], axis=1), y, clients, classes)
+    return Split(split, np.stack([part.astype(np.float64) for part in parts], axis=1), y, clients, classes, features)
 
 
 def _column(place: str, table: pyarrow.Table, column: str) -> np.ndarray:

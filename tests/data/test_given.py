@@ -15,6 +15,7 @@ from PIL import Image
 from torch.utils.data import DataLoader, Subset, TensorDataset
 
 import raysim
+from raysim.core.task import NextToken
 from raysim.data import DataError, Dataset
 from raysim.data.sources import Csv, Given, Images, Npz
 from raysim.federation import prepare
@@ -60,10 +61,11 @@ def test_one_set_in_many_forms(subtests: pytest.Subtests, tmp_path: Path) -> Non
             {"client": lambda row: row["hospital"], "features": ["age", "weight"]},
         ),
         "tables and a column": ((ARROW[first], ARROW[last]), column),
+        "columns in another order": ((FRAME[first], FRAME[last][FRAME.columns[::-1]]), column),
         "words": ((FRAME.assign(label=["no", "yes"] * 3)[first], FRAME[last].assign(label=["no", "yes"])), column),
     }
     found = {form: raysim.as_dataset(data, **how) for form, (data, how) in forms.items()}
-    FRAME[last].to_csv(tmp_path / "later.csv", index=False)
+    FRAME[last][FRAME.columns[::-1]].to_csv(tmp_path / "later.csv", index=False)
     found["csv"] = csv(tmp_path, FRAME[first], test="later.csv", client="hospital")
     for form, data in found.items():
         with subtests.test(form):
@@ -86,9 +88,16 @@ def test_a_share_is_drawn_for_the_test(tmp_path: Path) -> None:
     assert drawn.client.tolist() == [OWNERS[row] for row in rows]
     assert csv(tmp_path, client="hospital", test_frac=1 / 3).sha256() == drawn.sha256()
     assert raysim.as_dataset((X, Y), test=0).train_rows == 6
+    parts, owners = (FRAME[:2], FRAME[2:4], FRAME[4:]), (HOSPITAL[:2], HOSPITAL[2:4], HOSPITAL[4:])
     with pytest.warns(UserWarning, match="validation is left out"):
-        three = raysim.as_dataset((FRAME[:2], FRAME[2:4], FRAME[4:]), features=["age"])
+        three = raysim.as_dataset(parts, features=["age"], client=owners)
     assert three.x.tolist() == [[0], [2], [8], [10]]
+    assert three.client is not None
+    assert three.client.tolist() == [1, 0, 2, 2]  # b, a, c and c
+
+
+class Weighed(NextToken):
+    """A task with a loss of its own."""
 
 
 def test_targets_labels_tokens_images_and_texts() -> None:
@@ -102,6 +111,7 @@ def test_targets_labels_tokens_images_and_texts() -> None:
     tokens = np.arange(12).reshape(6, 2)
     text = raysim.as_dataset((torch.tensor(tokens), torch.tensor(tokens)), vocab=12, task="next_token", test=0)
     assert (text.x.dtype, text.outputs, text.y.tolist()) == (np.int32, 12, tokens.tolist())
+    assert raysim.as_dataset((tokens, tokens), vocab=12, task=Weighed(), test=0).task == Weighed()
     grey = np.arange(16, dtype=np.uint8).reshape(2, 8)
     images = raysim.as_dataset([(torch.from_numpy(grey), 0), (torch.from_numpy(grey), 1)], test=0)
     assert images.transform(torch.from_numpy(images.x))[0, 0, 1, 7] == pytest.approx((15 / 255 - 0.5) / 0.5)
@@ -109,6 +119,25 @@ def test_targets_labels_tokens_images_and_texts() -> None:
     assert np.array_equal(pillow.x, images.x)
     words = raysim.as_dataset(pa.table({"text": ["a b", "b c"], "label": [0, 1]}), length=3, test=0.5)
     assert words.vocab == 5  # two words of the one training text, and three special tokens
+
+
+class Photos(list[Any]):
+    """Samples of classes that have names."""
+
+    def __init__(self, labels: list[int], classes: list[str]):
+        super().__init__((X[i], label) for i, label in enumerate(labels))
+        self.classes = classes
+
+
+def test_classes_are_known_by_their_names() -> None:
+    """The numbers of the test's are other ones: as where a folder of images has no sample of a class."""
+    train = Photos([0, 1, 2], ["ant", "bee", "cat"])
+    data = raysim.as_dataset((train, Photos([0, 1, 1], ["ant", "cat"])))
+    assert (data.classes, data.y.tolist()) == (("ant", "bee", "cat"), [0, 1, 2, 0, 2, 2])
+    with pytest.raises(DataError, match="y_test row 1 is 'dog', which is no class of the training samples"):
+        raysim.as_dataset((train, Photos([0, 1], ["ant", "dog"])))
+    with pytest.raises(DataError, match="y_test: row 1 has label 2, but there are 2 classes"):
+        raysim.as_dataset((train, Photos([0, 2], ["ant", "cat"])))
 
 
 class Noisy(torch.utils.data.Dataset[Any]):
@@ -150,6 +179,8 @@ def test_sets_of_the_hugging_face_library() -> None:
     assert (images.x.shape, images.x[1, 0, 0, 0], images.scale) == ((2, 1, 2, 3), 40, 255)
     with pytest.raises(DataError, match="load it without streaming"):
         raysim.as_dataset(whole.to_iterable_dataset(), test=0)
+    with pytest.raises(DataError, match=r"with_transform and set_transform do not change the table.*; use map"):
+        raysim.as_dataset(whole.with_transform(lambda rows: rows), test=0)
 
 
 def with_row(x: Any, row: int, value: Any) -> Any:
@@ -187,6 +218,9 @@ def faults() -> dict[str, tuple[Any, dict[str, Any], str]]:
         "none": (((X[:0], Y[:0]),), {}, "x_train is empty"),
         "too few labels": (((X, Y[:5]),), {}, "it must be 6 integers"),
         "clients": (((X, Y),), {"client": ([0, 1],)}, "client_train is int64 .* it must be 6 integers"),
+        "clients of three parts": (((X, Y), (X, Y)), {"client": (Y, Y, Y)}, "client is a tuple of 3; .* train and that of test"),
+        "other columns": ((FRAME, FRAME.rename(columns={"age": "years"})), {"client": "hospital"},
+                          "x_test has the columns years, weight, and x_train has age, weight; rename them"),
         "no column": (FRAME, {"test": 0, "client": "clinic"}, "has no column 'clinic' .it has age"),
         "a column of an array": ((X, Y), {"test": 0, "client": "clinic"}, "it is no table"),
         "words for numbers": (FRAME, {"test": 0}, "column 'hospital' holds no numbers"),

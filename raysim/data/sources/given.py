@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import ClassVar, Self
+from typing import TYPE_CHECKING, ClassVar, Self
 
 import numpy as np
 
 from raysim.data.dataset import Dataset
 from raysim.data.errors import DataError
 from raysim.data.sources.base import Source
+
+if TYPE_CHECKING:
+    from raysim.core.task import Task
 
 
 @dataclass(frozen=True)
@@ -27,7 +30,7 @@ class Given(Source):
     @classmethod
     def of(cls, data: Dataset) -> Self:
         """The entry of `data`, which can be loaded from now on."""
-        about = (data.sha256(), data.name, data.classes, data.scale, data.mean, data.std, data.vocab, data.task)
+        about = (data.sha256(), data.name, data.classes, data.scale, data.mean, data.std, data.vocab, _about(data.task))
         digest = hashlib.sha256(repr(about).encode())
         if data.client is not None:
             digest.update(np.ascontiguousarray(data.client).data)
@@ -44,3 +47,11 @@ class Given(Source):
         if problem := self.check(root):
             raise DataError(problem)
         return self.known[self.digest]
+
+
+def _about(task: str | Task) -> object:
+    """What tells a task from others, the same in every process: functions are shown with their address."""
+    if isinstance(task, str):
+        return task
+    others = [(field.name, getattr(task, field.name)) for field in fields(task) if field.name != "metrics"]
+    return type(task).__qualname__, others, [metric.name for metric in task.metrics]
