@@ -223,6 +223,8 @@ class Regression(Task):
         return None if fits else f"needs targets [n, {outputs}] float32, but they are {list(y.shape)} {y.dtype}"
 
     def losses(self, outputs: Tensor, y: Tensor) -> Tensor:
+        if outputs.shape != y.shape:  # which torch would broadcast
+            raise ValueError(f"outputs {list(outputs.shape)} for targets {list(y.shape)}")
         return F.mse_loss(outputs, y, reduction="none").mean(1)
 
 

@@ -5,6 +5,7 @@ from collections import OrderedDict
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from conftest import simulate, tiny
@@ -13,10 +14,13 @@ from torch.func import functional_call
 from torch.nn import functional as F
 
 from raysim.config import ConfigError
+from raysim.data import Dataset
+from raysim.data.sources import Given
 from raysim.federation.builder import prepare
 from raysim.models import MODELS, Inputs, ModelError, build
 from raysim.models.model import Model
 from raysim.models.modules import Recurrent
+from raysim.models.own import builder_of
 
 # Small samples keep this quick: most of the models are fully convolutional.
 IMAGE, DIGIT = Inputs((3, 32, 32), 10), Inputs((1, 8, 8), 10)
@@ -273,3 +277,28 @@ def test_too_few_outputs_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
         ConfigError, match=r"model.name: its outputs \[1, 3\] do not fit labels \[1\] below 4 \(task classification"
     ):
         prepare(tiny(model={"name": "narrow"}, data=data))
+
+
+@pytest.mark.parametrize(("columns", "made"), [(1, r"\[2\]"), (3, r"\[2, 1\]")])
+def test_outputs_of_another_shape_than_the_targets_are_refused(
+    columns: int, made: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Torch would stretch them: the loss would be that of every pair of samples, or of one output and all targets."""
+
+    class Regressor(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.fc = nn.Linear(3, 1)
+
+        def forward(self, x: Tensor) -> Tensor:
+            out: Tensor = self.fc(x)
+            return out.squeeze(-1) if columns == 1 else out
+
+    monkeypatch.setitem(MODELS, "regressor", builder_of(Regressor))
+    targets = np.ones((8, columns), np.float32)
+    data = Dataset("d", np.eye(8, 3, dtype=np.float32), targets, 6, ("a", "b", "c")[:columns], task="regression")
+    config = tiny(
+        model={"name": "regressor"}, data={"name": Given.of(data), "partition": {"iid_equal": {"clients": 2}}}
+    )
+    with pytest.raises(ConfigError, match=rf"task regression: outputs {made} for targets \[2, {columns}\]"):
+        prepare(config)
