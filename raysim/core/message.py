@@ -42,6 +42,7 @@ class Part:
         """Send no more than the values at `index` (ascending)."""
         if len(index) < len(self.values):
             self.index = index if self.index is None else self.index[index]
+            self.index_is_known = False
             self.values = self.values[index]
 
     def decoded(self) -> Tensor:

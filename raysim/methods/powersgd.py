@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from raysim.core.bounds import PositiveInt
 from raysim.core.facts import RunFacts
 from raysim.core.layers import LayerMap
-from raysim.core.message import Compressor, Part, Sender
+from raysim.core.message import FLOAT, Compressor, Part, Sender
 from raysim.core.rng import SERVER, stream_seed
 from raysim.lazy import Tensor, torch
 
@@ -55,7 +55,7 @@ class PowerSGD(Compressor):
         right = matrix.T @ left
         factors[part.name] = right
         part.values = spec.flat((left @ right.T).reshape(spec.shape))
-        part.entries = rank * (n + m)
+        part.entries, part.bits, part.scales = rank * (n + m), FLOAT * 8, 0  # the factors, whatever the elements were
 
 
 def orthonormal(columns: Tensor) -> Tensor:

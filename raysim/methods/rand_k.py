@@ -34,8 +34,8 @@ class RandK(Compressor):
         n = len(part.values)
         k = count(self.fraction, n)
         index = torch.randperm(n, generator=sender.generator(f"message {stream_of(self)}"))[:k].sort().values
-        before = part.index
+        known = part.index is None or part.index_is_known
         part.keep(index.to(part.values.device))
-        part.index_is_known = before is None or part.index_is_known
+        part.index_is_known = known
         if self.unbiased:
             part.values = part.values * (n / k)

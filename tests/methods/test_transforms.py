@@ -211,6 +211,22 @@ def test_the_mean_of_random_draws_is_what_was_sent(entry: Any) -> None:
     assert ((found.mean(0) - vector).abs() <= 4 * found.std(0) / sqrt(draws) + 1e-6).all()
 
 
+@pytest.mark.parametrize(("stack", "costs"), [
+    ([{"rand_k": {"fraction": 0.5}}, {"rand_k": {"fraction": 0.2}}], (400, 0, 0)),
+    ([{"rand_k": {"fraction": 0.5}}, {"top_k": {"fraction": 0.2}}], (400, 125, 0)),
+    ([{"top_k": {"fraction": 0.5}}, {"rand_k": {"fraction": 0.2}}], (400, 125, 0)),
+    ([{"qsgd": {"levels": 7}}, "powersgd"], (4 * 2 * (20 + 50), 0, 0)),
+], ids=str)  # fmt: skip
+def test_what_the_receiver_cannot_know_is_paid_for(stack: Any, costs: Any) -> None:
+    """100 of 1000 numbers, with 10 bits for each position that the server cannot draw itself; factors of a matrix in full."""
+    layers = layers_of((20, 50))
+    vector, sender = torch.linspace(-1, 1, 1000), Sender(layers)
+    part = Part("model", layers.tensors[0], vector, vector)
+    for method in chain(*stack):
+        method.encode(part, sender)  # type: ignore[attr-defined]
+    assert part.costs() == costs
+
+
 # Whole runs.
 
 STACKS: dict[str, Any] = {
