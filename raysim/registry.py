@@ -15,11 +15,12 @@ import copyreg
 import sys
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, fields, is_dataclass
 from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
 from types import ModuleType
-from typing import Any, ClassVar, Generic, TypeVar
+from typing import Any, ClassVar, Generic, TypeVar, get_args, get_type_hints
 
 from raysim.definition import Definition, definition_of, read_now
 from raysim.errors import Explained
@@ -205,6 +206,7 @@ class Registry:
     def own(self) -> list[OwnEntry]:
         """What scripts and notebooks have added, to be pickled: neither raysim's own nor what installed packages name."""
         _pickle_torchs_modules()
+        _settle_dataclasses({table[name].__module__ for table in self._tables.values() for name in table.own})
         return [
             (kind, name, table[name], table.definition(name))
             for kind, table in self._tables.items()
@@ -249,6 +251,28 @@ def _pickle_torchs_modules() -> None:
     """Code that says `torch` and `classes` takes the module torch.classes along, which pickle does not know by itself."""
     for module in filter(None, map(sys.modules.get, ("torch.classes", "torch.ops"))):
         copyreg.pickle(type(module), _by_name)
+
+
+def _settle_dataclasses(modules: Iterable[str]) -> None:
+    """Of modules that hold entries, whose classes may travel without them: one of these dataclasses may be a method's state."""
+    for name in modules:
+        for one in [*vars(sys.modules.get(name, object)).values()]:
+            if isinstance(one, type) and one.__module__ == name and is_dataclass(one):
+                with suppress(Exception):  # where it is a state, the run says what is wrong
+                    settle(one)
+
+
+def settle(kind: Any) -> None:
+    """Put types in the place of annotations that are text, in the dataclass `kind` and those in it: another process, to which a
+    class of a script has travelled, does not know the names of that script. Raises what `get_type_hints` raises."""
+    for inner in get_args(kind):
+        settle(inner)
+    if is_dataclass(kind) and any(isinstance(field.type, str) for field in fields(kind)):
+        kind.__annotations__ = get_type_hints(kind)
+        for field in fields(kind):
+            field.type = kind.__annotations__[field.name]
+        for field in fields(kind):
+            settle(field.type)
 
 
 def _by_name(module: ModuleType) -> tuple[Callable[[str], ModuleType], tuple[str]]:

@@ -10,7 +10,7 @@ from typing import Any
 from raysim.api.folder import new_folder
 from raysim.api.progress import progress_of_script
 from raysim.api.simulation import RoundResult, Simulation
-from raysim.config import STACKS, Config, ConfigError, from_dict, load, to_dict
+from raysim.config import STACKS, Config, ConfigError, from_dict, load, recall, remember, to_dict
 from raysim.config.schema import DataConfig
 from raysim.config.shipped import find
 from raysim.core.hooks import HookError
@@ -38,11 +38,13 @@ def read_config(config: Source, **settings: Any) -> Config:
     """
     changes = _changes(settings)
     if isinstance(config, str | Path):
-        return load(find(config), changes)
+        return remember(load(find(config), changes))
+    if isinstance(config, Config):
+        recall(config)
     given = to_dict(config) if isinstance(config, Config) else config
     named = [_named(path, value) for path, value in given.items()]
     plain = {path: value for path, value in named if path in given}
-    return from_dict(plain, overrides=[*(one for one in named if one[0] not in given), *changes])
+    return remember(from_dict(plain, overrides=[*(one for one in named if one[0] not in given), *changes]))
 
 
 def _changes(settings: Mapping[str, Any]) -> list[tuple[str, Any]]:

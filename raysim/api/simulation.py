@@ -12,7 +12,7 @@ from typing import Any, Self
 
 from raysim.api.interrupts import Interrupts
 from raysim.api.launch import launcher
-from raysim.config import Config, ConfigError, check_unchanged
+from raysim.config import Config, ConfigError, check_unchanged, recall
 from raysim.core.event import Event
 from raysim.engine.base import MachineFailure
 from raysim.engine.ray.placement import Resources
@@ -135,6 +135,7 @@ class Simulation(Iterator[RoundResult]):
             return
         if not self._finalizer.alive:
             raise RuntimeError(f"this simulation was stopped. {how_to_continue(self.folder)}")
+        recall(self.config)
         with self._stopped_on_error():
             launch = self._open.enter_context(launcher(self.config, self._address, self._resources))
             if self._interrupts is not None:

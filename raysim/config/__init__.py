@@ -7,7 +7,17 @@ objects, rules.py what cannot go together, load.py files and `--set`, identity.p
 from raysim.analysis import INSTRUMENTS
 from raysim.config.build import plain
 from raysim.config.fields import STACKS, catalogue_of, docs_of, fields_of, is_section, stack_of
-from raysim.config.identity import check_unchanged, decisive, differences, entries_of, fingerprint, to_dict, to_yaml
+from raysim.config.identity import (
+    check_unchanged,
+    decisive,
+    differences,
+    entries_of,
+    fingerprint,
+    recall,
+    remember,
+    to_dict,
+    to_yaml,
+)
 from raysim.config.load import from_dict, load, read_entry
 from raysim.config.messages import describe, nearest, show
 from raysim.config.presets import PRESETS
@@ -34,6 +44,6 @@ __all__ = [
     "WEIGHTINGS", "Config", "ConfigError", "DataConfig", "EngineConfig", "EvaluateConfig", "LocalConfig",
     "LocalEngineConfig", "ModelConfig", "RayEngineConfig", "RecordConfig", "RoundsConfig", "catalogue_of", "check",
     "check_unchanged", "decisive", "describe", "differences", "docs_of", "entries_of", "facts_of", "fields_of",
-    "fingerprint", "from_dict", "is_section", "load", "name_in", "nearest", "plain", "read_entry", "show", "stack_of",
-    "to_dict", "to_yaml",
+    "fingerprint", "from_dict", "is_section", "load", "name_in", "nearest", "plain", "read_entry", "recall", "remember",
+    "show", "stack_of", "to_dict", "to_yaml",
 ]  # fmt: skip

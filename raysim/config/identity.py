@@ -17,7 +17,7 @@ from raysim.config.fields import STACKS, catalogue_of, fields_of, is_section, st
 from raysim.config.schema import Config
 from raysim.core.rates import SCHEDULES
 from raysim.errors import ConfigError
-from raysim.registry import Table, name_in
+from raysim.registry import REGISTRY, Table, name_in
 from raysim.store.manifest import DamagedManifest, lost, read_manifest
 
 _Dumper = getattr(yaml, "CSafeDumper", yaml.SafeDumper)  # of compiled code where PyYAML has it: a fifth of the time
@@ -97,6 +97,20 @@ def _entries(annotation: Any, value: Any) -> Iterator[tuple[str, str]]:
     elif is_section(annotation):
         for field, hint in fields_of(annotation).values():
             yield from _entries(hint, getattr(value, field.name))
+
+
+def remember(config: Config) -> Config:
+    """The configuration itself, which from now on knows the objects that its names stand for."""
+    named = [(kind, name) for kind, name in entries_of(config) if name in REGISTRY.table(kind).given]
+    object.__setattr__(config, "objects", tuple((kind, name, REGISTRY.table(kind)[name]) for kind, name in named))
+    return config
+
+
+def recall(config: Config) -> None:
+    """Give the names in a configuration back to its objects, where others have got them."""
+    for kind, name, entry in config.objects:
+        if REGISTRY.table(kind)[name] is not entry:
+            REGISTRY.table(kind)[name] = entry
 
 
 def fingerprint(config: Config) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
@@ -259,6 +259,9 @@ class Config:
     evaluate: EvaluateConfig = EvaluateConfig()
     engine: Annotated[EngineConfig, Catalogue("engine", ENGINES, DEVICES)] = RayEngineConfig()
     record: RecordConfig = RecordConfig()
+
+    objects: ClassVar[tuple[tuple[str, str, Any], ...]] = ()
+    """Kind, name and object of what `read_config` was given in place of names. Another object may get the name later."""
 
     def __post_init__(self) -> None:
         faults = Faults("configuration")

@@ -17,6 +17,7 @@ from raysim.core.aggregator import Aggregator
 from raysim.core.arrays import tensor_of
 from raysim.core.attack import Attackers
 from raysim.core.broadcast import Broadcast
+from raysim.core.hooks import misused
 from raysim.core.layers import GroupingError, LayerMap
 from raysim.core.local_run import LocalSettings
 from raysim.core.message import whole
@@ -36,6 +37,7 @@ from raysim.host.device import needs_gpu
 from raysim.host.messages import HostSpec
 from raysim.lazy import Tensor, nn, torch
 from raysim.models import Inputs, builder
+from raysim.registry import settle
 
 SCATTERED = 8  # times a client's samples, that are read for it
 SCATTERED_CLIENTS = 100  # at most, whose rows are looked at
@@ -229,6 +231,7 @@ def check_network(config: Config, data: Dataset, partition: Partition) -> tuple[
         faults += _single_samples(config, model, tensor_of(spec.samples[:1]), partition)
     if faults:
         raise ConfigError(faults)
+    _settle_states(spec, layers)
     if any(isinstance(m, nn.modules.batchnorm._BatchNorm) and m.track_running_stats for m in model.modules()):
         _warn_of_statistics(config)
     _warn_of_own_models(config)
@@ -251,6 +254,15 @@ def _head_fault(method: Method, layers: LayerMap, model: str) -> str | None:
     if method.needs.head == "its parameters" and not layers.trains(layers.head):
         return f"needs the parameters of the model's head, {layers.head}, and they are frozen"
     return None
+
+
+def _settle_states(spec: HostSpec, layers: LayerMap) -> None:
+    for method in spec.keepers:
+        try:
+            settle(type(method.new_state(layers)))
+        except Exception as error:
+            way = "Import it where the module runs, and define the state's class at the top of that module"
+            raise misused(method.new_state, f"makes a state whose annotations cannot be read: {error}", way) from None
 
 
 def _warn_of_statistics(config: Config) -> None:

@@ -21,7 +21,9 @@ import raysim
 from raysim.api.lines import header
 from raysim.api.preview import preview
 from raysim.config import ConfigError
+from raysim.core.task import Classification
 from raysim.data import DataError, Dataset
+from raysim.data.sources import Given
 from raysim.methods import QSGD, FedLWS, FedProx
 from raysim.models import ModelError
 from raysim.registry import REGISTRY
@@ -36,6 +38,7 @@ BASE: dict[str, Any] = {
 
 
 SCRIPT = f"""
+from __future__ import annotations
 import sys
 from dataclasses import dataclass
 import numpy as np, pandas as pd, torch
@@ -53,9 +56,20 @@ class MLP(nn.Module):
 
 @dataclass(frozen=True)
 class Half(raysim.ClientMethod):
-    "Half of every gradient."
+    "Half of every gradient, and a state whose annotations are text."
+    def new_state(self, layers):
+        return Steps(Count())
     def correct_grad(self, run):
         run.grad.mul_(0.5)
+        run.state(self).inner.last = run.grad.clone()
+
+@dataclass
+class Count:
+    last: torch.Tensor | None = None
+
+@dataclass
+class Steps:
+    inner: Count
 
 def doubt(outputs, y):
     return 1 - outputs.softmax(1).amax(1)
@@ -210,6 +224,45 @@ def test_what_is_given_again_goes_on(tmp_path: Path) -> None:
     assert longer.result["sha256"] == straight.result["sha256"]
     with pytest.raises(ConfigError, match=r"data\.name"):
         raysim.resume(run, rounds__total=4, data=((X + 1, Y), (X, Y)))
+
+
+@dataclass(frozen=True)
+class Focal(Classification):
+    """Its metrics are functions, which have another address in each process."""
+
+    gamma: float = 2.0
+
+
+def test_a_task_is_known_again_in_another_process(tmp_path: Path) -> None:
+    code = "import numpy, raysim; from dataclasses import dataclass; from raysim.data.sources import Given\n"
+    code += "@dataclass(frozen=True)\nclass Focal(raysim.Classification):\n    gamma: float = 2.0\n"
+    code += "x, y = numpy.eye(2, dtype='float32'), numpy.array([0, 1])\n"
+    code += "print(Given.of(raysim.as_dataset((x, y), task=Focal(), test=0)).digest)"
+    digests = [
+        Given.of(raysim.as_dataset((np.eye(2, dtype="float32"), np.array([0, 1])), task=task, test=0)).digest
+        for task in (Focal(), Focal(gamma=1.0))
+    ]
+    assert digests[0] == python("-c", code, folder=tmp_path).out.strip() != digests[1]
+
+
+def test_a_configuration_keeps_its_objects(tmp_path: Path) -> None:
+    """Two that wait have the same words for different objects."""
+
+    def nearness(number: float) -> Any:
+        return lambda outputs, y: torch.full((len(y),), number)
+
+    data = raysim.as_dataset(FRAME, test=0.25)
+    waiting = {
+        width: raysim.read_config(
+            BASE, data=data, metrics={"near": nearness(width)}, model=lambda width=width: Wide(width), rounds__total=1
+        )
+        for width in (4, 9)
+    }
+    begun = {width: raysim.stream(config, out=tmp_path / f"{width}") for width, config in waiting.items()}
+    for width, simulation in begun.items():
+        assert [round.metrics["near"] for round in simulation] == [width]
+        assert simulation.config.model.name == "model"
+        assert len(raysim.run(waiting[width], out=tmp_path / f"again{width}").model().body.weight) == width
 
 
 def test_objects_in_a_mapping_are_as_those_in_settings() -> None:
