@@ -15,7 +15,9 @@ from raysim.report.groups import Group
 from raysim.store.tables import PHASES
 
 WAYS = ("up", "down")
-KINDS = {"params": "parameters", "buffers": "buffers", "vectors": "vectors", "scalars": "scalars", "masks": "masks"}
+KINDS = {"params": "parameters"} | {
+    kind: kind for kind in ("buffers", "vectors", "scalars", "masks", "positions", "scales")
+}
 VISIBLE = 0.004  # of the width of a figure: what is thinner is neither drawn nor named
 OTHER, WAIT = "other", "wait"  # time of a round in no phase, time of an actor without work
 SPANS = 40  # a timeline shows at most about so many phases of each actor
@@ -27,7 +29,7 @@ def traffic(groups: Sequence[Group]) -> Canvas:
     Kinds too small to be seen are left out."""
     totals = {
         (group.label, way): [
-            np.mean([run.columns("traffic")[f"{way}_{kind}"].sum() for run in group.runs]) / 1e6 for kind in KINDS
+            np.mean([np.nansum(run.columns("traffic")[f"{way}_{kind}"]) for run in group.runs]) / 1e6 for kind in KINDS
         ]
         for group in groups
         for way in WAYS

@@ -534,6 +534,16 @@ def test_bytes_and_seconds_are_those_of_the_tables(stored: dict[str, Run]) -> No
     assert sum(bar.get_width() for bar in axes.patches) == whole
 
 
+def test_all_bytes_that_are_counted_are_drawn(tmp_path: Path) -> None:
+    kinds = [field for field in tables.TABLES["traffic"] if field.name.startswith(("up_", "down_"))]
+    sent = {field.name: [10**6, None if field.nullable else 10**6] for field in kinds}  # an older row lacks some
+    run = by_hand(tmp_path / "a", [0.5])
+    with Recorder(run.folder, 1) as recorder:
+        recorder.add("traffic", round=0, client=[0, 1], bytes=0, **sent)
+    bars = draw("traffic", [Run(run.folder)]).axes[0].patches
+    assert sum(bar.get_width() for bar in bars) == 2 * (5 * 2 + 2)  # MB, both ways
+
+
 def test_legends_name_what_is_drawn_and_nothing_else(tmp_path: Path) -> None:
     run = by_hand(tmp_path / "a", [0.5, 0.6])  # trains for 0.5 s of each round, which last 1 s
     assert draw("scores", [run]).legends == []
