@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
+import pyarrow.compute as pc
 from matplotlib.axes import Axes
 from matplotlib.patches import Patch
 
@@ -97,14 +98,10 @@ def _bars(labels: Sequence[str], rows: int) -> tuple[Canvas, Axes]:
 
 
 def parameters(groups: Sequence[Group]) -> Canvas:
-    """Floats that a client sends and receives in a round, in multiples of the model's parameters; mean over the run."""
+    """Floats that a client which trains sends and receives in a round, over the model's parameters; mean over the run."""
     labels, colours, sent = [], [], []
     for group in groups:
-        recorded = [
-            run for run in group.runs if all(len(run.columns(table)["round"]) for table in ("traffic", "layers"))
-        ]
-        shares = [_floats(run) for run in recorded]
-        if shares:
+        if shares := [share for run in group.runs if (share := _floats(run))]:
             labels.append(group.label)
             colours.append(colour(group.number))
             sent.append(np.mean(shares, 0))
@@ -122,10 +119,15 @@ def parameters(groups: Sequence[Group]) -> Canvas:
 
 
 def _floats(run: RunFolder) -> list[float]:
-    """Floats sent up and down, as parameters and further vectors, over those of the model."""
-    traffic, layers = run.columns("traffic"), run.columns("layers")
+    """Floats sent up and down, as parameters and further vectors, over those of the model; none where none is recorded."""
+    key = ["round", "client"]
+    trained = run["clients"].filter(pc.field("status") == "ok")  # not those lost, or only asked for a loss
+    sent = run["traffic"].join(trained.select(key), key, join_type="left semi")
+    layers = run.columns("layers")
+    if not sent.num_rows or not len(layers["round"]):
+        return []
     size = layers["parameters"][layers["round"] == layers["round"].min()].sum()
-    return [float((traffic[f"{way}_params"] + traffic[f"{way}_vectors"]).mean()) / (4 * size) for way in WAYS]
+    return [pc.mean(pc.add(sent[f"{way}_params"], sent[f"{way}_vectors"])).as_py() / (4 * size) for way in WAYS]
 
 
 # ------------------------------------------------------------------------------------------------------------ actors

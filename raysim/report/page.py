@@ -283,7 +283,8 @@ def _warnings(groups: Sequence[Group]) -> Iterable[str]:
 def _failures(groups: Sequence[Group]) -> Iterable[tuple[str, ...]]:
     for group in groups:
         for run in group.runs:
-            statuses = Counter(status for status in run.columns("clients")["status"].tolist() if status != "ok")
+            every = run.columns("clients")["status"].tolist()
+            statuses = Counter(status for status in every if status not in ("ok", "asked"))
             for status, times in statuses.most_common(5):
                 yield group.label, str(run.seed), str(times), (status.strip() or "-").splitlines()[-1]
 

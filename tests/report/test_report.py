@@ -544,6 +544,20 @@ def test_all_bytes_that_are_counted_are_drawn(tmp_path: Path) -> None:
     assert sum(bar.get_width() for bar in bars) == 2 * (5 * 2 + 2)  # MB, both ways
 
 
+def test_models_per_client_are_of_those_that_took_part(tmp_path: Path) -> None:
+    run = by_hand(tmp_path / "a", [0.5])
+    sent = {
+        f"{way}_{kind}": 0 for way in ("up", "down") for kind in ("params", "buffers", "vectors", "scalars", "masks")
+    }
+    sent |= {"up_params": [400, 0, 0], "down_params": 400}
+    with Recorder(run.folder, 1) as recorder:
+        recorder.add("layers", round=0, layer=0, name="all", parameters=100, norm=1.0, update_norm=1.0)
+        recorder.add("clients", round=0, client=[0, 1, 2], status=["ok", "asked", "late"])
+        recorder.add("traffic", round=0, client=[0, 1, 2], bytes=0, **sent)
+    bars = draw("parameters", [Run(run.folder)]).axes[0].patches
+    assert [bar.get_width() for bar in bars] == [1, 1]  # up and down: 400 bytes are a model of 100 floats
+
+
 def test_legends_name_what_is_drawn_and_nothing_else(tmp_path: Path) -> None:
     run = by_hand(tmp_path / "a", [0.5, 0.6])  # trains for 0.5 s of each round, which last 1 s
     assert draw("scores", [run]).legends == []
@@ -807,12 +821,13 @@ def test_a_page_tells_how_to_do_it_again(page: Path, stored: dict[str, Run]) -> 
 def test_a_page_says_what_to_doubt(tmp_path: Path) -> None:
     half = by_hand(tmp_path / "half", [0.5], finished=False)
     with Recorder(half.folder, 1) as recorder:
-        recorder.add("clients", round=0, client=[0, 1], status=["ok", "non-finite update <of> conv1"])
+        recorder.add("clients", round=0, client=[0, 1, 2], status=["ok", "non-finite update <of> conv1", "asked"])
     write([half, by_hand(tmp_path / "twin", [0.5])], tmp_path / "page.html")
     text = (tmp_path / "page.html").read_text(encoding="utf-8")
     assert "Not finished: fedavg, seed 3 (1 of 3 rounds)." in text
     assert "fedavg: seed 3 appears more than once, which makes the standard deviation too small." in text
     assert "non-finite update &lt;of&gt; conv1" in text
+    assert "<td>asked</td>" not in text  # for its loss: nothing went wrong
 
 
 def test_a_page_leaves_out_what_has_nothing_to_draw(tmp_path: Path) -> None:
