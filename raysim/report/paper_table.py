@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import html
 import io
+import itertools
 import math
 import re
 import shlex
@@ -24,7 +25,8 @@ from raysim.version import __version__
 
 ENDINGS = {"latex": "tex", "csv": "csv", "markdown": "md", "html": "html"}  # of files, by format
 LEGEND = (
-    "±: sample standard deviation over seeds. Of a column, the best is bold and the second underlined.",
+    "±: sample standard deviation over seeds. Of a column, the best is bold and the second underlined, among the rows that have a "
+    "number for every seed.",
     f"*: differs from the best by more than chance (paired t test over seeds, Holm's correction, p < {LEVEL:g}).",
 )
 
@@ -35,6 +37,7 @@ class Entry:
 
     text: str
     by_seed: Mapping[int, float] = field(default_factory=dict)
+    missing: int = 0  # seeds without such a number
 
     @property
     def mean(self) -> float:
@@ -54,8 +57,9 @@ class Column:
     better: int = 0  # 1: higher is better, -1: lower, 0: neither
 
     def places(self) -> list[int]:
-        """1 for the best, 2 for the second, 0 for others; equals share a place."""
-        means = [self.better * entry.mean if self.better else math.nan for entry in self.entries]
+        """1 for the best, 2 for the second, 0 for others; equals share a place. A mean without some seeds has none: those
+        without a number may be the bad ones, such as a target that they never reached."""
+        means = [self.better * e.mean if self.better and not e.missing else math.nan for e in self.entries]
         order = sorted({mean for mean in means if not math.isnan(mean)}, reverse=True)
         if len(order) < 2:
             return [0] * len(means)
@@ -197,27 +201,30 @@ def _comment(about: Sequence[str]) -> list[str]:
 
 
 def _csv(about: Sequence[str], paper_tables: Sequence[PaperTable]) -> str:
-    """Means, and standard deviations in columns of their own; what has no number is there as text."""
+    """Means, and standard deviations in columns of their own, and how many seeds lack the number, where some have it and
+    some do not; what has no number is there as text."""
     stream = io.StringIO()
     writer = csv.writer(stream, lineterminator="\n")
     for line in about[:2]:
         stream.write(f"# {line}\n")
     for paper_table in paper_tables:
-        numeric = [any(entry.by_seed for entry in column.entries) for column in paper_table.columns]
-        named = [
-            heading for column, number in zip(paper_table.columns, numeric, strict=True)
-            for heading in ([column.heading, f"{column.heading}, std"] if number else [column.heading])
-        ]  # fmt: skip
         if paper_table.title:
             stream.write(f"\n# {' '.join(paper_table.title.split())}\n")
-        writer.writerow([paper_table.corner, *named])
-        for i, row in enumerate(paper_table.rows):
-            cells: list[str] = []
-            for column, number in zip(paper_table.columns, numeric, strict=True):
-                entry = column.entries[i]
-                cells += [_number(entry.mean), _number(entry.std)] if number else [entry.text]
-            writer.writerow([row, *cells])
+        columns = [_csv_column(column) for column in paper_table.columns]
+        first = (paper_table.corner, *paper_table.rows)
+        writer.writerows([name, *itertools.chain(*row)] for name, *row in zip(first, *columns, strict=True))
     return stream.getvalue()
+
+
+def _csv_column(column: Column) -> list[list[str]]:
+    """The cells of a column, row by row, the headings first: one or several side by side."""
+    if not any(entry.by_seed for entry in column.entries):
+        return [[column.heading], *([entry.text] for entry in column.entries)]
+    rows = [[column.heading, f"{column.heading}, std"], *([_number(e.mean), _number(e.std)] for e in column.entries)]
+    if any(entry.missing and entry.by_seed for entry in column.entries):
+        counts = [f"{column.heading}, seeds missing", *(str(entry.missing) for entry in column.entries)]
+        rows = [[*row, count] for row, count in zip(rows, counts, strict=True)]
+    return rows
 
 
 def _number(value: float) -> str:

@@ -246,7 +246,8 @@ def _entry(group: Group, of: Callable[[RunFolder], float | None], decimals: int 
     means = {
         seed: float(np.mean(values)) for seed, values in by_seed.items() if values
     }  # of a seed that ran twice, one
-    return Entry(OverSeeds(tuple(means.values()), len(by_seed) - len(means)).show(decimals), means)
+    missing = len(by_seed) - len(means)
+    return Entry(OverSeeds(tuple(means.values()), missing).show(decimals), means, missing)
 
 
 def _percent(group: Group, of: Callable[[RunFolder, str], float | None], column: str) -> Entry:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 
 from raysim.report.paper_table import Column, Entry, PaperTable
@@ -88,8 +89,9 @@ def _paper_table(
                     if (cell.row, cell.column) == (row, column)
                 }
                 theirs = next((number for what, number in item.table.theirs(row, column) if what == measure), None)
-                by_seed = {seed: score for seed, score in its.items() if score is not None}
-                entries.append(Entry(_cell([*its.values()], measure, theirs, scale), by_seed))
+                by_seed = {seed: score for seed, score in its.items() if score is not None and not math.isnan(score)}
+                text = _cell([*its.values()], measure, theirs, scale)
+                entries.append(Entry(text, by_seed, len(its) - len(by_seed)))
             words = short if len(headings) == 1 and short else ", ".join(filter(None, (short, heading)))
             found.append(Column(words, tuple(entries), BETTER.get(key_of(measure)[0], 0)))
     corner = next(iter(headings)) if len(headings) == 1 and [c.heading for c in found] != list(headings) else ""

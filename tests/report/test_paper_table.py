@@ -71,6 +71,17 @@ def test_csv_has_numbers_in_columns_of_their_own() -> None:
     assert rows[2][0] == "C, c" and rows[3][1:] == ["", "", "1"]
 
 
+def test_what_only_some_seeds_reach_wins_nothing() -> None:
+    """Rounds to a target: one seed of three was there after 3, and the other rows' seeds all after 5 and 6."""
+    some = Entry("3 (1 of 3)", {8: 3.0}, missing=2)
+    rounds = Column("rounds", (some, *column((5.0,) * 3, (6.0,) * 3).entries), -1)
+    assert rounds.places() == [0, 1, 2]
+    lines = render([PaperTable("", ("some", "all", "slow"), (rounds,))], "csv").splitlines()
+    head, *rows = csv.reader(line for line in lines if not line.startswith("#"))
+    assert head == ["", "rounds", "rounds, std", "rounds, seeds missing"]
+    assert rows == [["some", "3", "", "2"], ["all", "5", "0", "0"], ["slow", "6", "0", "0"]]
+
+
 def test_a_comment_cannot_be_left(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sys.argv", ["raysim", "report", "a--><script>evil()</script>", "new\nline"])
 
