@@ -78,6 +78,14 @@ def of_sweep(out: Path) -> tuple[str, Scores, list[Path]]:
     return "\n".join(lines), scores, folders
 
 
+def compared(by_row: Mapping[str, Mapping[int, float]], against: Mapping[str, Sequence[str]]) -> list[tuple[str, str]]:
+    """Each row with those that it is held against, where both have a seed in common: others have not run yet, or lack this
+    score."""
+    first = [row for row in by_row if row not in against][:1]
+    pairs = [(row, other) for row in by_row for other in against.get(row, first) if row != other]
+    return [(row, other) for row, other in pairs if by_row[row].keys() & by_row.get(other, {}).keys()]
+
+
 def shared_settings(folders: Sequence[Path]) -> dict[str, Any]:
     """Those that have the same value in all runs, by their paths."""
     first, *others = (Run(folder).settings for folder in folders)
@@ -114,10 +122,7 @@ def main() -> None:
         parser.error(f"--pair: there is no row {row!r}. There are {', '.join(sorted(rows))}.")
     lines = [table, "", "| | against | score | difference | 95 % interval |", "|-|-|-|-|-|"]
     for heading, by_row in scores.items():
-        first = next(row for row in by_row if row not in against)
-        for row, other in [(row, other) for row in by_row for other in against.get(row, [first]) if row != other]:
-            if not by_row[row].keys() & by_row[other].keys():  # not ran yet, or a method without this score
-                continue
+        for row, other in compared(by_row, against):
             of = difference(by_row[row], by_row[other])
             found.append({"row": row, "against": other, "score": heading, **of})
             interval = " to ".join(f"{end:+.2f}" for end in of["interval"] or ()) or "one seed"

@@ -120,6 +120,14 @@ def given(benchmark):
     return peers.Given.of(work)
 
 
+def test_rows_of_a_claim_are_held_against_those_that_are_named_or_the_first(benchmark):
+    compared = benchmark("claims").compared
+    by_row = {row: {8: 1.0} for row in "abc"} | {"late": {9: 1.0}}
+    assert compared(by_row, {"c": ["a", "b"]}) == [("b", "a"), ("c", "a"), ("c", "b")]
+    assert compared(by_row, {row: ["a"] for row in by_row}) == [("b", "a"), ("c", "a")]  # all are named
+    assert compared(by_row, {"c": ["without this score"]}) == [("b", "a")]
+
+
 def test_peers_get_raysims_clients_and_first_model(given, benchmark, tmp_path):
     federation = Federation(benchmark("rounds").configuration(given.work, "local"), tmp_path)
     federation.close()
