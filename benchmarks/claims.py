@@ -27,11 +27,11 @@ from scipy.stats import ttest_rel
 
 from raysim.config import ConfigError
 from raysim.report.runs import Run
-from raysim.report.summary import OverSeeds
+from raysim.report.summary import OverSeeds, judged_by
 from raysim.store.manifest import manifest
 from raysim.sweep.grid import Point
 from raysim.sweep.items import Cell, Item, find
-from raysim.sweep.scores import SCORES
+from raysim.sweep.scores import SCORES, scored
 from raysim.sweep.text import paper_tables, table_text
 
 Scores = dict[str, dict[str, dict[int, float]]]  # by heading, row and seed
@@ -61,15 +61,16 @@ def of_table(item: Item, points: Mapping[Cell, Point], scale: str) -> Scores:
 
 
 def of_sweep(out: Path) -> tuple[str, Scores, list[Path]]:
-    """What the runs of a sweep came to, as a table and as numbers, and their folders; a row is named as they are."""
+    """What the runs of a sweep came to, as a table and as numbers, and their folders; a row is named as they are. Personal models
+    count where every run has tested them, as in `raysim report`."""
     folders = sorted(path.parent for path in out.glob("*-seed*/result.json"))
-    scores: Scores = {}
-    for folder in folders:
-        row, _, seed = folder.name.rpartition("-seed")
+    runs = [Run(folder) for folder in folders]
+    by, scores = judged_by(runs), Scores()
+    for run in runs:
+        row, _, seed = run.folder.name.rpartition("-seed")
         for name in ("last10", "final", "best"):
-            of, heading = SCORES[name]
-            if (score := of(Run(folder))) is not None:
-                scores.setdefault(heading, {}).setdefault(row, {})[int(seed)] = score
+            if (score := scored(run, by, name)) is not None:
+                scores.setdefault(SCORES[name][1], {}).setdefault(row, {})[int(seed)] = score
     lines = ["What all runs share stands beside this file, in the .json, as “settings of all runs”.", ""]
     lines += ["| | " + " | ".join(scores) + " |", "|-" * (len(scores) + 1) + "|"]
     for row in dict.fromkeys(row for of_row in scores.values() for row in of_row):

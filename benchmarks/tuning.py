@@ -19,10 +19,11 @@ from pathlib import Path
 
 from raysim.config import ConfigError
 from raysim.report.runs import Run
+from raysim.report.summary import judged_by
 from raysim.store.manifest import manifest
 from raysim.sweep.items import find
 from raysim.sweep.running import run_all
-from raysim.sweep.scores import SCORES
+from raysim.sweep.scores import scored
 
 
 def main() -> None:
@@ -51,16 +52,17 @@ def main() -> None:
     status = run_all([point for points in ran.values() for point in points.values()], at_once=args.parallel)
     if status > 1:  # stopped
         sys.exit(status)
-    score, _ = SCORES[args.score]
+    runs = {point.folder: Run(point.folder) for points in ran.values() for point in points.values() if point.finished}
+    by = judged_by([*runs.values()])
+    ended = {folder: scored(run, by, args.score) for folder, run in runs.items()}
     scores = {
-        rate: {column: score(Run(point.folder)) if point.finished else None for column, point in points.items()}
-        for rate, points in ran.items()
+        rate: {column: ended.get(point.folder) for column, point in points.items()} for rate, points in ran.items()
     }
     means = {}
     for rate, by_column in scores.items():
-        ended = [value for value in by_column.values() if value is not None]
-        if len(ended) == len(by_column):
-            means[rate] = statistics.mean(ended)
+        known = [value for value in by_column.values() if value is not None]
+        if len(known) == len(by_column):
+            means[rate] = statistics.mean(known)
         print(f"lr {rate:g}: {by_column}, mean {means.get(rate)}")
     if not means:
         sys.exit("with no rate all runs have ended")

@@ -8,6 +8,7 @@ from types import ModuleType
 
 import pytest
 import torch
+from written import by_hand
 
 from raysim.config import from_dict
 from raysim.federation import Federation
@@ -118,6 +119,13 @@ def given(benchmark):
     peers = benchmark("peers")
     work = peers.Workload("a small W2", 3, 2, 8, (3, 32, 32), 4, "simple_cnn", {})
     return peers.Given.of(work)
+
+
+def test_a_sweeps_runs_are_judged_by_one_score(benchmark, tmp_path):
+    by_hand(tmp_path / "fedavg-seed8", [0.4])
+    by_hand(tmp_path / "ditto-seed8", [0.3], personal=[0.8])
+    _, scores, _ = benchmark("claims").of_sweep(tmp_path)
+    assert scores["final accuracy, %"] == {"fedavg": {8: pytest.approx(40)}, "ditto": {8: pytest.approx(30)}}
 
 
 def test_rows_of_a_claim_are_held_against_those_that_are_named_or_the_first(benchmark):

@@ -42,7 +42,7 @@ from raysim.report.figures import FIGURES, SingleRunFigure, draw
 from raysim.report.runs import Run
 from raysim.sweep.grid import runs
 from raysim.sweep.items import TITLES, Cell, Item
-from raysim.sweep.scores import BETWEEN, SCORES, Measure, key_of
+from raysim.sweep.scores import BETWEEN, Measure, key_of, scored
 from raysim.sweep.text import table_text
 
 SHAPES = {  # of a sample, classes, and natural clients
@@ -238,7 +238,8 @@ def score(measure: Measure, config: Config, run: Run, rival: Run | None) -> floa
             argument = (summary.total(run, "MB up"),)
         case "MB to error" | "simulated s to error":  # a handful of samples teaches nothing
             argument = (100,)
-    return SCORES[name][0](run, *argument, **options) if possible else None
+    by = summary.judged_by([one for one in (run, rival) if one is not None])
+    return scored(run, by, name, *argument, **options) if possible else None
 
 
 def has(measure: Measure, cell: Cell, item: Item, scale: str, runs: Mapping[Cell, Run], config: Config) -> bool:

@@ -14,18 +14,20 @@ import numpy as np
 import pyarrow as pa
 import pytest
 from typer.testing import CliRunner
+from written import by_hand
 
 from raysim.cli.app import app
 from raysim.config import ConfigError, shipped, to_dict
 from raysim.report.runs import Run
+from raysim.report.summary import GLOBAL
 from raysim.store.tables import read
 from raysim.sweep import running
 from raysim.sweep.drawing import against_settings, canvas_of
 from raysim.sweep.grid import Point
 from raysim.sweep.items import Item, find, items, listing
 from raysim.sweep.parallel import _outcome
-from raysim.sweep.scores import SCORES
-from raysim.sweep.text import _cell
+from raysim.sweep.scores import SCORES, scored
+from raysim.sweep.text import _cell, paper_tables
 
 TABLE = """
 data: {name: digits, partition: {iid_equal: {clients: 4}}}
@@ -195,10 +197,10 @@ def of_rounds(**columns: Any) -> Any:
 def test_the_best_ten_evaluations_have_a_mean_and_a_deviation() -> None:
     """Of 1, 2, ..., 12 % those are 3, ..., 12 %, whose population variance is (10² − 1) / 12."""
     run = of_rounds(accuracy=[*np.random.RandomState(0).permutation(np.arange(1, 13)) / 100, np.nan])
-    assert SCORES["best10"][0](run) == pytest.approx(7.5)
-    assert SCORES["best10 deviation"][0](run) == pytest.approx((99 / 12) ** 0.5)
+    assert scored(run, GLOBAL, "best10") == pytest.approx(7.5)
+    assert scored(run, GLOBAL, "best10 deviation") == pytest.approx((99 / 12) ** 0.5)
     few = of_rounds(accuracy=[0.1, 0.3])
-    assert [SCORES[name][0](few) for name in ("best10", "best10 deviation")] == pytest.approx([20, 10])
+    assert [scored(few, GLOBAL, name) for name in ("best10", "best10 deviation")] == pytest.approx([20, 10])
 
 
 def test_a_round_without_models_takes_no_time_to_aggregate() -> None:
@@ -209,8 +211,7 @@ def test_a_round_without_models_takes_no_time_to_aggregate() -> None:
 
 def test_accuracy_may_be_asked_for_after_some_rounds() -> None:
     run = of_rounds(round=range(4), accuracy=[np.nan, 0.2, np.nan, 0.4])
-    of = SCORES["accuracy after"][0]
-    assert [of(run, rounds) for rounds in (1, 2, 4, 5)] == [None, 20, 40, None]
+    assert [scored(run, GLOBAL, "accuracy after", t) for t in (1, 2, 4, 5)] == [None, 20, 40, None]
 
 
 def test_converged_is_the_first_evaluation_that_the_next_rounds_do_not_better() -> None:
@@ -218,13 +219,8 @@ def test_converged_is_the_first_evaluation_that_the_next_rounds_do_not_better() 
     scores = {0: 0.1, 2: 0.2, 4: 0.4, 6: 0.3, 8: 0.4, 10: 0.5, 12: 0.1, 14: 0.5}
     accuracy = [scores.get(t, np.nan) for t in range(15)]
     run = of_rounds(round=range(15), accuracy=accuracy, bytes_up=[0] * 15, bytes_down=[0] * 15, wall=range(60, 960, 60))
-    of = SCORES["converged"][0]
-    assert [of(run, rounds) for rounds in (1, 2, 5, 6)] == [
-        1,
-        5,
-        5,
-        None,
-    ]  # the end of round t comes after t + 1 minutes
+    # the end of round t comes after t + 1 minutes
+    assert [scored(run, GLOBAL, "converged", rounds) for rounds in (1, 2, 5, 6)] == [1, 5, 5, None]
 
 
 def test_a_gap_is_the_greatest_at_any_number_of_bytes() -> None:
@@ -264,6 +260,38 @@ table:
     gain = best["FedProx, fast"] - best["FedProx, slow"]
     assert table["FedProx, fast"][2].startswith(f"{gain:.2f} (paper 10")
     assert table["FedProx, slow"][2] == "0.00"
+
+
+def test_all_runs_of_a_table_are_judged_by_one_score(item: Item) -> None:
+    """Personal models' where every run has them: 80 % of them are not held against 40 % of the global model, which loses 10."""
+    item.path.write_text("""
+data: {name: digits, partition: {iid_equal: {clients: 2}}, client_test_frac: 0.2}
+model: mlp
+rounds: {total: 2}
+local: {lr: 0.02, batch_size: 32}
+engine: local
+table:
+  items: {Table 1: gains}
+  score: {final: final, error: error, first: {accuracy after: 1}, gain: {final over: FedAvg}}
+  rows: {FedAvg: {}, Ditto: {client: [ditto], evaluate.personal: after_train}}
+  against: {method: {Ditto: 1}}
+  over: FedAvg
+  small: {seeds: [8]}
+""")
+    points = item.runs("small", (), (), Path("out"))
+    average, ditto = points.values()
+    Path("out").mkdir()
+    by_hand(average.folder, [0.1, 0.4])
+    by_hand(ditto.folder, [0.2, 0.3], personal=[0.7, 0.8])
+    [table] = paper_tables(item, points, "small")
+    found = [[entry.by_seed.get(8) for entry in column.entries] for column in table.columns]
+    assert found == [pytest.approx(pair) for pair in ([40, 30], [60, 70], [10, 20], [0, -10])]
+    figure = against_settings(item, {cell: Run(point.folder) for cell, point in points.items()}, "small")
+    assert figure.axes[0].lines[0].get_ydata() == pytest.approx([-10])
+
+    both = dict.fromkeys(points, ditto)
+    [table] = paper_tables(item, both, "small")
+    assert [entry.by_seed.get(8) for entry in table.columns[0].entries] == pytest.approx([80, 80])
 
 
 def test_only_full_and_medium_runs_are_held_against_the_papers_numbers() -> None:

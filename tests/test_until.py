@@ -21,8 +21,9 @@ from raysim.federation import Federation, Round, RunParts, run_round
 from raysim.federation.scoreboard import Scoreboard
 from raysim.federation.scores import metric_column
 from raysim.report import ReportError
+from raysim.report.summary import GLOBAL
 from raysim.store.documents import about_tensors
-from raysim.sweep.scores import SCORES
+from raysim.sweep.scores import scored
 
 MLP: dict[str, Any] = {"name": "mlp", "options": {"hidden": [4]}}
 
@@ -93,7 +94,7 @@ def test_a_test_that_a_longer_run_would_not_have_made_is_in_no_mean(tmp_path: Pa
     assert 2 in scores(tmp_path / "extended") and 2 not in scores(tmp_path / "longer")
     assert extended.result["last10"] == longer.result["last10"]
     for name in ("last10", "best10", "best10 deviation"):
-        assert SCORES[name][0](extended) == SCORES[name][0](longer)
+        assert scored(extended, GLOBAL, name) == scored(longer, GLOBAL, name)
 
 
 def test_an_extended_run_that_is_tested_no_more_ends_without_a_score(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ import numpy as np
 
 from raysim.report import NoData
 from raysim.report.runs import Run
+from raysim.report.summary import judged_by
 from raysim.sweep.grid import Point
 from raysim.sweep.items import Cell, Item
 from raysim.sweep.scores import ACCURACIES, Measure, key_of
@@ -58,11 +59,11 @@ def against_settings(item: Item, runs: Mapping[Cell, Run], scale: str) -> Canvas
     With `over`, what an accuracy gains over the run with this choice, seed by seed."""
     from raysim.report.settings import Panel, panels_of
 
-    panels = []
+    panels, by = [], judged_by([*runs.values()])
     for heading, measure in item.table.headings(scale).items():
         gain = bool(item.table.over) and key_of(measure)[0] in ACCURACIES
         for setting, places in item.table.against.items():
-            if lines := _lines(item, runs, scale, measure, places):
+            if lines := _lines(item, runs, scale, measure, places, by):
                 words = f"gain over {item.table.over} (points)" if gain else heading
                 panels.append(Panel(words, setting, lines, gain))
     if not panels:
@@ -71,17 +72,18 @@ def against_settings(item: Item, runs: Mapping[Cell, Run], scale: str) -> Canvas
 
 
 def _lines(
-    item: Item, runs: Mapping[Cell, Run], scale: str, measure: Measure, places: Mapping[str, float]
+    item: Item, runs: Mapping[Cell, Run], scale: str, measure: Measure, places: Mapping[str, float], by: str
 ) -> dict[str, list[tuple[float, float, float]]]:
-    """Of each of the other choices: the setting, and the mean and standard deviation of the score over seeds."""
+    """Of each of the other choices: the setting, and the mean and standard deviation of the score over seeds, where `by` is
+    the column that all runs are judged by."""
     over, found = item.table.over, dict[str, dict[float, list[float]]]()
     for cell in runs:
         names: Label = (*cell.row, *cell.column)
         if len(at := [name for name in names if name in places]) != 1 or over in names:
             continue
-        ours = score(item, scale, runs, cell, measure)
+        ours = score(item, scale, runs, cell, measure, by)
         if over and key_of(measure)[0] in ACCURACIES:
-            theirs = score(item, scale, runs, item.beside(cell, over, scale), measure)
+            theirs = score(item, scale, runs, item.beside(cell, over, scale), measure, by)
             ours = None if ours is None or theirs is None else ours - theirs
         if ours is not None:
             name = shown(tuple(one for one in names if one not in places))

@@ -11,12 +11,19 @@ import numpy as np
 
 from raysim.report import summary
 from raysim.report.runs import Run
-from raysim.report.summary import COSTS, GLOBAL, judged_by
+from raysim.report.summary import COSTS, GLOBAL
 
 
-def _accuracy(of: Callable[[Run, str], float | None]) -> Callable[[Run], float | None]:
-    def percent(run: Run) -> float | None:
-        value = of(run, judged_by([run]))
+def scored(run: Run, by: str, name: str, *argument: Any, **options: Any) -> float | None:
+    """The score `name` of a run. `by` is the column of `rounds` that all runs beside it are judged by, since the personal
+    models' accuracy of one is not to be held against the global model's of another."""
+    judged = {"by": by} if name in JUDGED else {}
+    return SCORES[name][0](run, *argument, **options, **judged)
+
+
+def _accuracy(of: Callable[[Run, str], float | None]) -> Callable[..., float | None]:
+    def percent(run: Run, by: str) -> float | None:
+        value = of(run, by)
         return None if value is None else 100 * value
 
     return percent
@@ -34,15 +41,15 @@ def _best10_deviation(run: Run, column: str) -> float | None:
     return float(values.std()) if len(values) else None
 
 
-def _error(run: Run) -> float | None:
-    value = summary.final(run, judged_by([run]))
+def _error(run: Run, by: str) -> float | None:
+    value = summary.final(run, by)
     return None if value is None else 100 * (1 - value)
 
 
-def _accuracy_after(run: Run, rounds: int) -> float | None:
+def _accuracy_after(run: Run, rounds: int, by: str) -> float | None:
     """In %, after so many rounds; None where nothing was tested then."""
     columns = run.columns("rounds")
-    tested = columns[judged_by([run])][columns["round"] == rounds - 1]
+    tested = columns[by][columns["round"] == rounds - 1]
     return 100 * float(tested[0]) if len(tested) and not np.isnan(tested[0]) else None
 
 
@@ -73,11 +80,11 @@ def _gap(run: Run, other: Run) -> float | None:
     return float(100 * (theirs - ours).max()) if len(both) else None
 
 
-def _over(of: Callable[[Run, str], float | None]) -> Callable[[Run, Run], float | None]:
+def _over(of: Callable[[Run, str], float | None]) -> Callable[..., float | None]:
     """By how many points this accuracy exceeds the other run's."""
 
-    def points(run: Run, other: Run) -> float | None:
-        ours, theirs = (_accuracy(of)(each) for each in (run, other))
+    def points(run: Run, other: Run, by: str) -> float | None:
+        ours, theirs = (_accuracy(of)(each, by) for each in (run, other))
         return None if ours is None or theirs is None else ours - theirs
 
     return points
@@ -90,9 +97,9 @@ def _curve(run: Run) -> tuple[np.ndarray, np.ndarray]:
     return COSTS["MB up"](rounds)[known], rounds[GLOBAL][known]
 
 
-def _converged(run: Run, rounds: int) -> float | None:
+def _converged(run: Run, rounds: int, by: str) -> float | None:
     """Minutes until the first evaluation that none of the next so many rounds bettered; None where there is none."""
-    columns, by = run.columns("rounds"), judged_by([run])
+    columns = run.columns("rounds")
     (known,) = np.nonzero(~np.isnan(columns[by]))
     score, t = columns[by][known], columns["round"][known]
     if not len(score):
@@ -165,6 +172,7 @@ SCORES: dict[str, tuple[Callable[..., float | None], str]] = {  # and what a hea
     "note": (_note, ""),
 }
 ACCURACIES = ("final", "best", "last10", "best10", "accuracy after")
+JUDGED = (*ACCURACIES, "best10 deviation", "error", "best over", "final over", "converged")  # of the column `by`
 PERCENT = (*ACCURACIES, "best10 deviation", "error", "error at MB", "gap", "best over", "final over")
 BETTER = {  # 1: higher is better, -1: lower; of others nothing says
     **dict.fromkeys((*ACCURACIES, "best over", "final over"), 1),

@@ -7,11 +7,11 @@ from collections.abc import Mapping, Sequence
 
 from raysim.report.paper_table import Column, Entry, PaperTable
 from raysim.report.runs import Run
-from raysim.report.summary import OverSeeds
+from raysim.report.summary import OverSeeds, judged_by
 from raysim.store.documents import read_result
 from raysim.sweep.grid import Point, overrides
 from raysim.sweep.items import Cell, Item
-from raysim.sweep.scores import BETTER, BETWEEN, PERCENT, SCORES, Measure, key_of
+from raysim.sweep.scores import BETTER, BETWEEN, PERCENT, Measure, key_of, scored
 from raysim.sweep.table import Label, shown
 
 
@@ -65,16 +65,18 @@ def opened(points: Mapping[Cell, Point]) -> dict[Cell, Run | None]:
 def paper_tables(item: Item, points: Mapping[Cell, Point], scale: str) -> list[PaperTable]:
     """The tables of the finished runs: one for each first choice of the columns, where these have several."""
     runs = opened(points)
+    by = judged_by([run for run in runs.values() if run is not None])
     groups: dict[str, list[Label]] = {}
     for column in dict.fromkeys(cell.column for cell in runs):
         groups.setdefault(column[0] if len(column) > 1 else "", []).append(column)
-    return [_paper_table(item, runs, members, scale, name) for name, members in groups.items()]
+    return [_paper_table(item, runs, members, scale, name, by) for name, members in groups.items()]
 
 
 def _paper_table(
-    item: Item, runs: Mapping[Cell, Run | None], columns: Sequence[Label], scale: str, title: str
+    item: Item, runs: Mapping[Cell, Run | None], columns: Sequence[Label], scale: str, title: str, by: str
 ) -> PaperTable:
-    """One table of finished runs; with a title, its columns' first choice stands above it."""
+    """One table of finished runs; with a title, its columns' first choice stands above it. All tables of the item are judged
+    by the one column `by`."""
     headings = item.table.headings(scale)
     rows = list(dict.fromkeys(cell.row for cell in runs if cell.column in columns))
     found = []
@@ -84,7 +86,7 @@ def _paper_table(
             entries = []
             for row in rows:
                 its = {
-                    cell.seed: score(item, scale, runs, cell, measure)
+                    cell.seed: score(item, scale, runs, cell, measure, by)
                     for cell in runs
                     if (cell.row, cell.column) == (row, column)
                 }
@@ -111,13 +113,16 @@ def _aligned(paper_table: PaperTable) -> list[str]:
     ]
 
 
-def score(item: Item, scale: str, runs: Mapping[Cell, Run | None], cell: Cell, measure: Measure) -> float | None:
-    """What the run of a cell came to, if it is finished, and where it is compared with another's, that one too."""
+def score(
+    item: Item, scale: str, runs: Mapping[Cell, Run | None], cell: Cell, measure: Measure, by: str
+) -> float | None:
+    """What the run of a cell came to, if it is finished, and where it is compared with another's, that one too. `by` is the
+    column of `rounds` that all runs are judged by."""
     name, argument, options = key_of(measure)
     if name in BETWEEN:
         argument = (runs.get(item.beside(cell, argument[0], scale)),)
     run = runs.get(cell)
-    return None if run is None or None in argument else SCORES[name][0](run, *argument, **options)
+    return None if run is None or None in argument else scored(run, by, name, *argument, **options)
 
 
 def _cell(scores: Sequence[float | None], measure: Measure, theirs: float | None, scale: str) -> str:
