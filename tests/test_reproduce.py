@@ -209,6 +209,13 @@ def test_a_round_without_models_takes_no_time_to_aggregate() -> None:
     assert SCORES["aggregation"][0](run) == 6
 
 
+def test_a_run_that_has_an_error_exactly_is_down_to_it() -> None:
+    """1 - e / 100 is above (100 - e) / 100 for a fifth of the whole numbers of %."""
+    for error in range(1, 100):
+        run = of_rounds(accuracy=[0.0, (100 - error) / 100], bytes_up=[1e6] * 2, bytes_down=[0] * 2)
+        assert scored(run, GLOBAL, "MB to error", error) == 2
+
+
 def test_accuracy_may_be_asked_for_after_some_rounds() -> None:
     run = of_rounds(round=range(4), accuracy=[np.nan, 0.2, np.nan, 0.4])
     assert [scored(run, GLOBAL, "accuracy after", t) for t in (1, 2, 4, 5)] == [None, 20, 40, None]

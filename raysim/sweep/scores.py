@@ -63,7 +63,7 @@ def _error_at(run: Run, megabytes: float) -> float | None:
 
 def _to_error(cost: str) -> Callable[[Run, float], float | None]:
     """What a run had spent when the test error was first down to so many %."""
-    return lambda run, error: summary.cost_to(run, GLOBAL, 1 - error / 100, cost)
+    return lambda run, error: summary.cost_to(run, GLOBAL, (100 - error) / 100, cost)
 
 
 def _gap(run: Run, other: Run) -> float | None:
