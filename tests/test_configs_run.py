@@ -220,10 +220,10 @@ def score(measure: Measure, config: Config, run: Run, rival: Run | None) -> floa
     total, possible = config.rounds.total, True
     match name:
         case "note":
-            first, last = options.get("rounds", (0, 0))
+            first, last = options.get("rounds", (1, 1))
             layers = network_of(config)[1].names if "layers" in options else ()
-            possible = first < total and (not layers or any(re.search(options["layers"], layer) for layer in layers))
-            short = {"rounds": (min(first, ROUNDS - 1), min(last, ROUNDS - 1)), "layers": ".", "client": 0}
+            possible = first <= total and (not layers or any(re.search(options["layers"], layer) for layer in layers))
+            short = {"rounds": (min(first, ROUNDS), min(last, ROUNDS)), "layers": ".", "client": 0}
             options = {option: short[option] for option in options}
         case "gap" | "best over" | "final over":  # with itself every run has one
             possible, argument = rival is not None and rival is not run, (rival,)
@@ -323,7 +323,7 @@ def test_what_is_wrong_is_found(ran: dict[str, Path], tmp_path: Path, subtests: 
     for name, right, wrong, fault in (
         ("fedlaw/figure7", "instruments: [heterogeneity]", "instruments: []", "no cell has 'last overlap of classes'"),
         ("fedlws/table12", "layers: attention", "layers: atention", "full: no cell has 'attention'"),
-        ("fedlws/table12", "rounds: [0, 9]", "rounds: [10, 19]", "small: no cell has 'all layers'"),
+        ("fedlws/table12", "rounds: [1, 10]", "rounds: [11, 20]", "small: no cell has 'all layers'"),
         ("fedlws/figure1b", "decrement: 0.01", "decrement: 0.3", "gamma of the last of 5 layers would be -0.2"),
     ):
         with subtests.test(wrong):

@@ -160,8 +160,8 @@ def test_a_note_may_be_of_some_rounds_and_layers() -> None:
     run: Any = SimpleNamespace(columns=lambda table: arrays | {"index": np.full(len(notes), np.nan)})
     of = SCORES["note"][0]
     assert of(run, "fedlws.gamma") == mean([35, 40])
-    assert of(run, "fedlws.gamma", rounds=(1, 2)) == mean([15, 20, 25, 30])
-    assert of(run, "fedlws.gamma", rounds=(1, 3), layers="mlp") == mean([20, 30, 40])
+    assert of(run, "fedlws.gamma", rounds=(2, 3)) == mean([15, 20, 25, 30])  # the second round is 1 in tables
+    assert of(run, "fedlws.gamma", rounds=(2, 4), layers="mlp") == mean([20, 30, 40])
     assert of(run, "fedlws.gamma", layers="attention") is None
     assert of(run, "fedlws.gamma", rounds=(90, 110)) is None
     clients = dict(method=["similarity"] * 4, name=["client"] * 4, round=[0, 0, 1, 1], client=[0, 2, 0, 2])
@@ -455,9 +455,12 @@ def test_a_scale_that_a_table_does_not_have_is_refused(item: Item) -> None:
                 ("{note: ccn.factor, client: third}", "client: must be a client's number, from 0, but is 'third'"),
                 ("{accuracy after: two}", "accuracy after: must be a whole number > 0, but is 'two'"),
                 ("{error at MB: many}", "error at MB: must be a number > 0, but is 'many'"),
-                (
-                    "{note: fedlws.gamma, rounds: 5}",
-                    "rounds: must be the first and the last round, such as [90, 110], but is 5",
+                *(
+                    (
+                        f"{{note: fedlws.gamma, rounds: {rounds}}}",
+                        f"rounds: must be the first and the last round, from 1, such as [90, 110], but is {shown}",
+                    )
+                    for rounds, shown in ((5, "5"), ([0, 9], "(0, 9)"), ([9, 8], "(9, 8)"))
                 ),
                 ("{note: fedlws.gamma, layers: '['}", "layers: must be a regular expression, but is '['"),
             )

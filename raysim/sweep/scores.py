@@ -125,8 +125,8 @@ def _aggregation(run: Run) -> float | None:
 
 
 def _note(run: Run, name: str, rounds: Sequence[int] = (), layers: str = "", client: int | None = None) -> float | None:
-    """Mean of what a method reports as METHOD.NAME, in the last round or in those from one to another, both included; of
-    a learned value, at its last epoch; of layers, over those whose name the regular expression `layers` finds; of
+    """Mean of what a method reports as METHOD.NAME, in the last round or in those from one to another, from 1 and both
+    included; of a learned value, at its last epoch; of layers, over those whose name the regular expression `layers` finds; of
     clients, over all, or of the one named."""
     notes, (method, what) = run.columns("notes"), name.split(".")
     its = (notes["method"] == method) & (notes["name"] == what)
@@ -135,8 +135,9 @@ def _note(run: Run, name: str, rounds: Sequence[int] = (), layers: str = "", cli
     if client is not None:
         its &= notes["client"] == client
     if its.any():
-        first, last = rounds or (notes["round"][its].max(),) * 2
-        its &= (notes["round"] >= first) & (notes["round"] <= last)
+        t = notes["round"] + 1
+        first, last = rounds or (t[its].max(),) * 2
+        its &= (t >= first) & (t <= last)
     if not its.any():
         return None
     index = notes["index"].astype(float)
@@ -199,7 +200,7 @@ def _whole(value: Any) -> bool:
 
 
 def _span(value: Any) -> bool:
-    return isinstance(value, tuple) and value[0] <= value[1]
+    return isinstance(value, tuple) and 1 <= value[0] <= value[1]
 
 
 def _note_name(value: Any) -> bool:
@@ -222,7 +223,7 @@ MUST_BE: dict[str, tuple[str, Callable[[Any], bool]]] = {
     "MB to error": ("a number > 0", _number),
     "simulated s to error": ("a number > 0", _number),
     "note": ("METHOD.NAME, such as fedlws.gamma", _note_name),
-    "rounds": ("the first and the last round, such as [90, 110]", _span),
+    "rounds": ("the first and the last round, from 1, such as [90, 110]", _span),
     "client": ("a client's number, from 0", lambda value: value == 0 or _whole(value)),
     "layers": ("a regular expression", _expression),
 }

@@ -23,8 +23,8 @@ The scale `small` makes of it what takes minutes, and `medium`, which not every 
 choices (an axis without a named choice stays whole), with these settings and seeds. A scale may have `rows`, `columns` and
 a `score` of its own in the place of the table's, and `cells` that come after them; `minutes` is what it took on one core.
 
-Accuracies and final errors are those of the personal models where every finished run of the table has tested them, and else
-those of the global model, as in a report.
+`rounds` of a note are the first and the last, and count from 1. Accuracies and final errors are those of the personal
+models where every finished run of the table has tested them, and else those of the global model, as in a report.
 
 Of `paper`, a row has a number for each score of each column, or one for each column, which then stands beside every
 accuracy of it.
