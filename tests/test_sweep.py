@@ -114,6 +114,26 @@ def test_a_configuration_may_list_methods(base: Path) -> None:
         grid(base, [], [], Path("out"))
 
 
+def test_a_method_without_the_option_that_varies_runs_once(base: Path) -> None:
+    base.write_text(BASE + METHODS)
+    points = grid(base, ["server.0.fedlws.beta=0.3,0.7", "local.batch_size=8,16"], [8, 9], Path("out"))
+    names = [point.name for point in points if point.config.seed == 9]
+    sizes = ("batch_size8", "batch_size16")
+    assert names == [
+        *(f"fedavg-{size}-seed9" for size in sizes),
+        *(
+            f"{name}-beta{beta}-{size}-seed9"
+            for name in ("prox-lws", "fedlws")
+            for beta in (0.3, 0.7)
+            for size in sizes
+        ),
+    ]
+    with pytest.raises(ConfigError, match=r"two runs would be called fedlws-beta0\.3-batch_size8-seed8"):
+        grid(base, ["server.0.fedlws.beta=0.3,0.7", "local.batch_size=8,8"], [8], Path("out"))
+    with pytest.raises(ConfigError, match="no run has awd in its server"):
+        grid(base, ["server.0.awd.lam=0.1,0.2"], [8], Path("out"))
+
+
 def test_methods_of_one_seed_share_partition_model_and_cohorts(base: Path) -> None:
     base.write_text(BASE + METHODS)
     changes = ("--set", "record.traces=[1]", "--set", "rounds.total=1")

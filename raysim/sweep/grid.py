@@ -63,10 +63,15 @@ def grid(base: Path, changes: Sequence[str], seeds: Sequence[int], out: Path) ->
     methods, values = _methods(base), [axis for axis in map(_values, changes) if axis]
     if not methods:
         return runs(base, [(*others, seed) for seed, *others in itertools.product(last, *values)], out)
-    cells, matched = [], MatchedOverrides()
+    cells, named, matched = [], set[tuple[str, ...]](), MatchedOverrides()
     for seed, method, *others in itertools.product(last, methods, *values):
         texts = matched.by(base, (method, seed), [text for _, texts in others for text in texts])
-        cells.append((method, *((name, [new for text in old for new in texts[text]]) for name, old in others), seed))
+        reaching = [[new for text in old for new in texts[text]] for _, old in others]
+        words = [name if new else "" for (name, _), new in zip(others, reaching, strict=True)]
+        names = (method[0], *words, seed[0])
+        if all(reaching) or names not in named:  # values that do not reach a method make one run of it
+            cells.append((method, *zip(words, reaching, strict=True), seed))
+        named.add(names)
     matched.check()
     return runs(base, cells, out)
 
