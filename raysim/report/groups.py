@@ -43,10 +43,7 @@ def compare(runs: Sequence[RunFolder]) -> list[Group]:
     varied = {
         stack: _short([path for path in differences(alike) if path not in STACKS]) for stack, alike in twins.items()
     }
-    labels: list[str] = []
-    for run in firsts:
-        parts = [f"{words} {_shown(run.settings[path])}" for path, words in varied[run.stack] if path in run.settings]
-        labels.append(", ".join(parts if len(twins) == 1 and parts else [run.stack, *parts]))
+    labels = [_label(run, varied[run.stack], alone=len(twins) == 1) for run in firsts]
     for i in reversed(range(len(labels))):  # the settings of an older raysim may differ in being absent
         if (number := labels[: i + 1].count(labels[i])) > 1:
             labels[i] += f" ({number})"
@@ -55,6 +52,14 @@ def compare(runs: Sequence[RunFolder]) -> list[Group]:
         Group(label, tuple(members), number)
         for label, members, number in zip(labels, groups.values(), numbers, strict=True)
     ]
+
+
+def _label(run: RunFolder, varied: Sequence[tuple[str, str]], alone: bool) -> str:
+    """The settings that vary, with the words for them, behind the methods; without these where all runs have the same."""
+    parts = [f"{words} {_shown(run.settings[path])}" for path, words in varied if path in run.settings]
+    if not alone:
+        return ", ".join([run.stack, *parts])
+    return ", ".join(parts or [f"{words} -" for _, words in varied] or [run.stack])
 
 
 def _numbers(keys: Sequence[tuple[str, str]]) -> list[int]:
@@ -82,14 +87,25 @@ def runs_of(groups: Sequence[Group]) -> list[RunFolder]:
 
 
 def differences(runs: Sequence[RunFolder]) -> list[str]:
-    """Paths of the settings that differ between runs. A setting that a run lacks does not count for it."""
+    """Paths of the settings that differ between runs. A setting that a run lacks does not count for it, since an older raysim
+    did not write it, but for an option of its model or data: those are written where they are given."""
     paths = dict.fromkeys(path for run in runs for path in run.settings)
-    values = {path: {json.dumps(run.settings[path]) for run in runs if path in run.settings} for path in paths}
     return [
         path
         for path in paths
-        if len(values[path]) > 1 and path.partition(".")[0] not in NEUTRAL and path not in NEUTRAL
+        if len(_values(path, runs)) > 1 and path.partition(".")[0] not in NEUTRAL and path not in NEUTRAL
     ]
+
+
+def _values(path: str, runs: Sequence[RunFolder]) -> set[str | None]:
+    """The setting's values as JSON; None where a run has not given this option to what others give it to, such as an mlp."""
+    having = [run.settings for run in runs if path in run.settings]
+    values: set[str | None] = {json.dumps(settings[path]) for settings in having}
+    owner, option, _ = path.partition(".options.")
+    if option and len(having) < len(runs):
+        takes = {settings.get(f"{owner}.name") for settings in having}
+        values |= {None for run in runs if path not in run.settings and run.settings.get(f"{owner}.name") in takes}
+    return values
 
 
 def _short(paths: Sequence[str]) -> list[tuple[str, str]]:

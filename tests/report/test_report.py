@@ -238,6 +238,29 @@ def test_runs_are_grouped_by_all_but_the_seed_and_labelled_by_what_differs(tmp_p
     assert labels(*two, iid) == partitions
 
 
+def test_an_option_that_one_run_has_tells_it_apart_and_a_setting_that_an_older_one_lacks_does_not(
+    tmp_path: Path,
+) -> None:
+    models = [{"name": "mlp", "options": options} for options in ({}, *[{"hidden": [32]}] * 2)] + [
+        {"name": "small_cnn"}
+    ]
+    plain, hidden, biased, cnn = (by_hand(tmp_path / str(i), [0.5], model=model) for i, model in enumerate(models))
+    biased.settings["model.options.bias"] = False
+    del plain.settings["local.nesterov"]
+    assert differences([plain, hidden]) == ["model.options.hidden"]
+    assert [group.label for group in compare([plain, hidden])] == ["hidden -", "hidden [32]"]
+    three = ["hidden -, bias -", "hidden [32]", "hidden [32], bias false"]
+    assert [group.label for group in compare([plain, hidden, biased])] == three
+    assert [group.label for group in compare([hidden, cnn])] == [
+        "name mlp",
+        "name small_cnn",
+    ]  # which takes no such option
+    for run in (plain, hidden):
+        run.settings["data.name.torchvision.name"] = "SVHN"
+    hidden.settings["data.name.torchvision.options.split"] = "extra"
+    assert "data.name.torchvision.options.split" in differences([plain, hidden])
+
+
 def test_a_page_looks_once_for_what_tells_its_configurations_apart(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
