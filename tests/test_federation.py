@@ -404,6 +404,13 @@ class Picky(ClientMethod):
         return self.everyone
 
 
+def test_a_test_that_fails_before_training_belongs_to_its_round(monkeypatch, tmp_path):
+    monkeypatch.setitem(CLIENTS, "picky", Picky)
+    asked = {"rounds": {"total": 1, "participation": 1.0}, "data": {"client_test_frac": 0.25}}
+    simulate(tiny(client=["picky"], evaluate={"personal": "before_train"}, **asked), tmp_path)
+    assert table(tmp_path, "events")["message"][0].startswith("client 2, round 1, test of its own model, node ")
+
+
 @pytest.mark.parametrize(("everyone", "doing"), [(False, "test of its own model"), (True, "its initialisation")])
 def test_a_client_that_fails_where_it_does_not_train_is_left_out(everyone, doing, monkeypatch, tmp_path):
     monkeypatch.setitem(CLIENTS, "picky", Picky)

@@ -112,6 +112,9 @@ class Asynchronous(Selection):
                         insort(flying, Task(now + lasts, client, server.t, sent[client], now))
                         del pool[bisect_left(pool, client)]
                     sent.update(drawn)
+                if not flying:  # every client waits with a second update
+                    now = end
+                    break
                 if flying[0].ends > end and used:
                     now = end
                     break

@@ -69,6 +69,8 @@ class Asked:
     """Simulated seconds of the round, where some are lost; None: until the slowest client has sent."""
     after: Mapping[int, float] = field(default_factory=dict)
     """Of clients that were not asked at once, because too few others returned: so many simulated seconds after the round began."""
+    asking: Mapping[int, float] = field(default_factory=dict)
+    """Of clients that may be lost: for so many simulated seconds candidates were asked for their losses, before they trained."""
     idle: float = 0.0
     """Simulated seconds for which the server waited before, because too few clients were available. A run sets it."""
     utility: Mapping[int, float] = field(default_factory=dict)
@@ -92,7 +94,7 @@ class Asked:
         return replace(
             asked, clients=clients, times=tuple(times[client] for client in clients if times), idle=self.idle,
             lost={**lost, **asked.lost}, lasts=after + (asked.lasts or 0.0),
-            after={**self.after, **dict.fromkeys(later, after)},
+            after={**self.after, **dict.fromkeys(later, after)}, asking={**self.asking, **asked.asking},
             utility={**self.utility, **asked.utility}, selected_by={**self.selected_by, **asked.selected_by},
         )  # fmt: skip
 

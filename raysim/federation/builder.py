@@ -103,9 +103,10 @@ def build(
 
 
 def learning_rate(config: Config, t: int) -> float:
-    """The clients' learning rate in round t."""
-    local = config.local
-    return scheduled(local.lr * local.lr_decay**t, local.lr_schedule, t, config.rounds.total)
+    """The clients' learning rate in round t; after the last one that of the last, where schedules end with it."""
+    local, total = config.local, config.rounds.total
+    t = min(t, total - 1) if any(schedule.total_rounds for schedule in local.lr_schedule) else t
+    return scheduled(local.lr * local.lr_decay**t, local.lr_schedule, t, total)
 
 
 def start(server: Server, value: Tensor, aggregator: Aggregator, broadcast: Broadcast) -> None:

@@ -32,6 +32,7 @@ class RunClients:
         if run.config.clock.comes_and_goes:
             self._wait()
         self.candidates: dict[int, int] = {}  # and of how many samples they said the loss
+        self.asked_before: dict[int, int] = {}  # those that were candidates before the round asked others
         self.events: list[Event] = []  # those that failed
 
     def retry(self, asked: Sequence[int], lasts: float) -> float | None:
@@ -40,11 +41,19 @@ class RunClients:
         before, run, least = self.now, self._run, self._run.config.rounds.min_clients
         self._asked |= {*asked}
         left = np.setdiff1d(run.server.population.sizes.nonzero().flatten().numpy(), [*self._asked])
+        if len(left) < least:
+            return None
         now, available = run.config.clock.opens(run.server.seed, left, before + lasts, least)
         if np.isinf(now):
             return None
-        self.now, self.here = now, left[available]
+        self.now, self.here, self.asked_before = now, left[available], {**self.candidates}
         return self.now - before
+
+    @property
+    def asked_now(self) -> dict[int, int]:
+        """The candidates that have been asked since, and of how many samples they said the loss."""
+        more = {c: n - self.asked_before.get(c, 0) for c, n in self.candidates.items()}
+        return {client: samples for client, samples in more.items() if samples}
 
     def _wait(self) -> None:
         """Until enough clients are available."""

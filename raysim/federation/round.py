@@ -189,6 +189,7 @@ def select(run: RunParts, pool: RunClients) -> Asked:
         passed += later
         tried = closed(run, pool, choose(run, pool))
         asked = asked.again(tried, passed)
+        asked = replace(asked, lost={c: why for c, why in asked.lost.items() if run.server.population.sizes[c]})
     if not too_few(run, tried):
         return asked
     few = f"of {len(asked.clients)} clients fewer than {least}, which is rounds.min_clients, return in simulated time"
@@ -241,11 +242,12 @@ def closed(run: RunParts, pool: RunClients, asked: Asked) -> Asked:
         return asked
     took = expected_seconds(run, holders, asked.candidates)
     returns = run.cohort_size if clock.over_select else len(holders)
-    began = pool.now + expected_asking(run, pool.candidates)
-    lost, lasts = clock.closed(server.seed, server.t, holders, took, returns, began)
+    asking = expected_asking(run, pool.asked_now, pool.asked_before)
+    lost, lasts = clock.closed(server.seed, server.t, holders, took, returns, pool.now + asking)
+    lasts += asking
     if clock.comes_and_goes:
-        ends_at(server, began + lasts)
-    return replace(asked, lost=lost, lasts=lasts)
+        ends_at(server, pool.now + lasts)
+    return replace(asked, lost=lost, lasts=lasts, asking=dict.fromkeys(asked.clients, asking))
 
 
 def ends_at(server: Server, seconds: float) -> None:
@@ -316,7 +318,9 @@ def evaluate_personal(
     )  # what is noted is not part of a round
     downlink = run.aggregator.downlink(clients, HostedModels(run.engine), server)
     results = evaluate_clients(run.engine, round_info(server), clients, downlink, starts=starts)
-    left_out = check_results(results, run.engine.nodes, f"round {t}, test of its own model", run.config.rounds)
+    left_out = check_results(
+        results, run.engine.nodes, f"round {run.server.t + 1}, test of its own model", run.config.rounds
+    )
     return {client: result.test for client, result in results.results.items() if result.test}, left_out
 
 

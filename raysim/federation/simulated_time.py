@@ -31,7 +31,7 @@ def until_lost(run: RunParts, t: int, asked: Asked, began: float) -> Seconds:
     asked for, and are late."""
     clock, seed, clients = run.config.clock, run.config.seed, [*asked.lost]
     whole = _expected(run, clients, asked.candidates, t)
-    starts = began + np.array([asked.after.get(client, 0.0) for client in clients])
+    starts = began + np.array([asked.after.get(client, 0.0) + asked.asking.get(client, 0.0) for client in clients])
     within = starts * (1 + 1e-12)  # clients may have come right then, and `began` is rounded
     leaves = clock.state(seed, np.array(clients), within)[1] - starts
     left = np.full(len(clients), np.inf)
@@ -47,11 +47,13 @@ def until_lost(run: RunParts, t: int, asked: Asked, began: float) -> Seconds:
     return Seconds(*parts)
 
 
-def expected_asking(run: RunParts, candidates: Mapping[int, int]) -> float:
-    """Seconds until all `candidates` have said how well the model does on so many samples; known before they are asked."""
+def expected_asking(run: RunParts, candidates: Mapping[int, int], has: Collection[int]) -> float:
+    """Seconds until all `candidates` have said how well the model does on so many samples, which some have already; known before
+    they are asked."""
     if not candidates:
         return 0.0
-    down, work = np.array(float(run.message_bytes[0])), FORWARD * np.array([*candidates.values()], float)
+    down = np.where(np.isin([*candidates], [*has]), 0.0, float(run.message_bytes[0]))
+    work = FORWARD * np.array([*candidates.values()], float)
     return float(_seconds(run, [*candidates], work, np.array(float(FLOAT)), down, run.server.t).total.max())
 
 

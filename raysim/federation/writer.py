@@ -258,15 +258,15 @@ def clock_columns(
     asked, came = [*trained.asked], [client in trained.clients for client in trained.asked]
     sent_in = np.array([done.asked.version(client) if done.asked.versions else done.t for client in asked], np.int64)
     phases, began = taken(run, sent_in, asked, traffic, candidates), before + done.asked.idle
+    ends = began + sum(float(phase.total[came].max()) for phase in phases if any(came))
     spent = [(asked, phase) for phase in phases]
     if candidates:
         everyone = [*asked, *done.others]
         first = asked_for_losses(run, done.t, everyone, traffic, candidates)
-        began += float(first.total.max())
+        ends += float(first.total.max())
         spent.append((everyone, first))
     if done.asked.lost:
         spent.append(([*done.asked.lost], until_lost(run, done.t, done.asked, began)))
-    ends = began + sum(float(phase.total[came].max()) for phase in phases if any(came))
     ends = began + done.asked.lasts if done.asked.lasts is not None else ends
     ends = ends if done.asked.ends is None else done.asked.ends
     ends += run.config.clock.of_server(finished.server.trained)

@@ -70,6 +70,16 @@ def test_decay_and_the_exponential_schedule_are_one(tmp_path: Path, warm_ray: Ma
         assert [learning_rate(federation.config, t) for t in range(3)] == pytest.approx(expected, rel=1e-12)
 
 
+def test_models_that_would_begin_after_the_last_round_are_tested(tmp_path: Path) -> None:
+    """No round has the rate of 0 that the cosine would reach then."""
+    changes = {"data": {"client_test_frac": 0.25}, "evaluate": {"personal": "after_init"}}
+    config = tiny(**changes, local={"lr_decay": 0.5, "lr_schedule": ["cosine"]})
+    simulate(config, tmp_path)
+    assert learning_rate(config, 3) == learning_rate(config, 2)
+    warm = tiny(local={"lr_decay": 0.5, "lr_schedule": [{"warm_up": {"rounds": 2}}]})
+    assert learning_rate(warm, 3) == pytest.approx(0.1 * 0.5**3)  # such a run may be extended
+
+
 @dataclass(frozen=True)
 class Halved(Schedule):
     """Half in every round; remembers nothing, so that it can be pickled."""

@@ -468,6 +468,40 @@ def test_where_none_returns_the_model_stays(on_few: str, asked: int, tmp_path: P
         assert "the model stays as it is" in table(run.folder, "events")["message"][0]
 
 
+def test_each_attempt_asks_its_own_candidates(tmp_path: Path) -> None:
+    """Of eight clients six are asked for a loss, and three of them for a model, which is late after a second. Then it is all five
+    that are left, two of them new, and then two. A number takes four seconds to send."""
+    selection = {"power_of_choice": {"candidates": 6}}
+    run = simulate(
+        tiny(clock={"up": 1, "down": 1000, "deadline": 1.0}, rounds={"total": 1, "selection": selection}), tmp_path
+    )
+    clients = table(run.folder, "clients")
+    assert clients["status"].tolist() == ["late"] * 8
+    model = 4 * run.server.layers.S / 1000
+    assert table(run.folder, "rounds")["sim_seconds"][0] == pytest.approx((model + 5) + (model + 5) + 5)
+    starts = np.repeat([0, model + 5, 2 * (model + 5)], [3, 3, 2])
+    np.testing.assert_allclose(np.sort(clients["sim_start"]), starts)
+
+
+def test_clients_without_samples_are_not_given_up(tmp_path: Path) -> None:
+    """They were asked for nothing, also where the round then asks others."""
+    partition = {"dirichlet_counts": {"alpha": 0.1, "clients": 60, "min_size": 0}}
+    rounds = {"total": 3, "participation": 0.15, "min_clients": 3}
+    clock = {"speed": 100, "latency": 1, "dropout": 0.6}
+    simulate(tiny(data={"partition": partition, "allow_empty_clients": True}, rounds=rounds, clock=clock), tmp_path)
+    clients = table(tmp_path, "clients")
+    assert "abandoned" in clients["status"]
+    assert {*clients["status"][clients["samples"] == 0]} == {"has no training samples"}
+
+
+def test_nobody_is_left_to_ask(tmp_path: Path) -> None:
+    """Of an availability that a table gives."""
+    (tmp_path / "spells.csv").write_text("client,start,stop\n" + "".join(f"{i},0,1e6\n" for i in range(8)))
+    clock = {"speed": 1e-3, "deadline": 1.0, "availability": {"table": {"file": str(tmp_path / "spells.csv")}}}
+    run = simulate(tiny(clock=clock, rounds={"total": 1, "participation": 1.0}), tmp_path / "run")
+    assert table(run.folder, "clients")["status"].tolist() == ["late"] * 8
+
+
 def test_a_run_that_stops_where_too_few_return(tmp_path: Path) -> None:
     with pytest.raises(RoundFailed, match=r"round 1: of 3 clients fewer than 1, .* another run with clock\.on_few"):
         simulate(tiny(clock={"speed": 1e-3, "deadline": 1.0, "on_few": "stop"}), tmp_path)

@@ -348,6 +348,8 @@ def test_rounds_of_a_period() -> None:
     assert (third.clients, third.versions, third.starts) == ((0, 1, 2), (1, 1, 0), (3, 5, 0))
     [alone] = rounds_of(FedBuff(1, period=2.0, concurrency=1), [5.0], 1)
     assert (alone.clients, alone.ends) == ((0,), 5)  # none is there after two seconds
+    [both] = rounds_of(FedBuff(1, period=5.0, concurrency=2), [1.0, 2.0], 1)
+    assert (both.clients, both.ends) == ((0, 1), 5)  # from the fourth second on both wait with a second update
 
 
 def test_who_would_be_too_old_is_waited_for() -> None:
