@@ -21,6 +21,7 @@ class OptimizerSpec:
     nesterov: bool = False
     weight_decay: float = 0.0
     betas: tuple[float, float] = (0.9, 0.999)
+    proximal: float = 0.0  # μ of a proximal term that a method adds to the gradient
 
     def build(self, params: Tensor, grad: Tensor, lr: float) -> SGD | Adam:
         return (SGD if self.name == "sgd" else Adam)(self, params, grad, lr)
@@ -31,7 +32,7 @@ class _Optimizer:
 
     def __init__(self, spec: OptimizerSpec, params: Tensor, grad: Tensor, lr: float):
         self.spec, self.params, self.grad, self.lr = spec, params, grad, lr
-        self.proximal = 0.0  # μ of a proximal term in the gradient: it contracts what was applied before by 1 - lr·μ
+        self.proximal = spec.proximal  # it contracts what was applied before by 1 - lr·μ
         self.normaliser = 0.0
         self.private: slice | None = None  # a part that is never sent, whose steps `normaliser` leaves out
         self.private_steps = 0

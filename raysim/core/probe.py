@@ -17,6 +17,8 @@ class Probe:
 
     needs_sample_losses: ClassVar[bool] = False
     """Whether it reads `run.sample_losses`."""
+    of_received: ClassVar[bool] = False
+    """Whether the server makes it of the model that it receives. Where that is encoded, `end` is called again with it."""
 
     def begin(self, run: LocalRun) -> None:
         """After the local initialisation."""
@@ -43,6 +45,13 @@ class LayerDistance(Probe):
     def end(self, run: LocalRun) -> Tensor:
         size = run.layers.S if self.buffers else run.layers.P
         return run.layers.norms(run.uploaded[:size] - run.received[:size])
+
+
+@dataclass(frozen=True)
+class ReceivedDistance(LayerDistance):
+    """The same of what the server receives, for which clients are asked nothing."""
+
+    of_received: ClassVar[bool] = True
 
 
 @dataclass(frozen=True)

@@ -84,7 +84,10 @@ class Trainer:
             message = Message(update, layers, upload.vectors, sent, self._stack.personal_layers)
             if finite(update):  # else it is refused
                 message.encode(self.spec.upload, run)
-                upload.value = known + update
+                upload.value = run.uploaded = known + update
+                for i, probe in enumerate(self.spec.probes):
+                    if probe.of_received:
+                        result.stats[i] = to_numpy(probe.end(run))
             result.model_bytes, result.vector_bytes = message.costs, tuple(message.vector_costs.tolist())
             if known is download.server(run.client):
                 return

@@ -28,8 +28,8 @@ SWEEP = 512  # samples of one forward pass over a client's data
 class LatentMean(Probe):
     """Mean latent z [D] over the client's training samples.
 
-    `after` training or `before` it (of the model received), in eval mode, by a further sweep over the samples; or those
-    of the `last_epoch` as its batches were trained on. `pre` leaves out the model's last ReLU.
+    `after` training (of the model sent) or `before` it (of the one received), in eval mode, by a further sweep over the samples;
+    or those of the `last_epoch` as its batches were trained on. `pre` leaves out the model's last ReLU.
     """
 
     at: str = "after"
@@ -50,11 +50,17 @@ class LatentMean(Probe):
             run.scratch["ccn"] = epoch, total + z.double().sum(0), samples + len(z)
 
     def end(self, run: LocalRun) -> Tensor:
-        if self.at == "after":
+        if self.at == "after" and run.uploaded is run.value:
             return self.sweep(run)
-        if self.at == "before":
-            mean: Tensor = run.scratch["ccn"]
+        if self.at == "after":  # a method sends another model, or a malicious client a lie
+            trained = run.value.clone()
+            run.value.copy_(run.uploaded)
+            mean: Tensor = self.sweep(run)
+            run.value.copy_(trained)
             return mean
+        if self.at == "before":
+            before: Tensor = run.scratch["ccn"]
+            return before
         _, total, samples = run.scratch.get("ccn", (None, 0.0, 0))
         return total / samples if samples else self.sweep(run)  # a client without a step saw no batch
 

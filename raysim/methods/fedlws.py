@@ -11,7 +11,7 @@ from raysim.core.bounds import NonNegative
 from raysim.core.cohort import Cohort
 from raysim.core.facts import RunFacts
 from raysim.core.mixture import Mixture
-from raysim.core.probe import LayerDistance, Probe
+from raysim.core.probe import Probe, ReceivedDistance
 from raysim.core.server import Server, ServerStep
 from raysim.lazy import Tensor, torch
 
@@ -63,8 +63,8 @@ class FedLWS(ServerStep):
         return (self.distance,) if self.tau_stat == "rms" else ()
 
     @property
-    def distance(self) -> LayerDistance:
-        return LayerDistance(buffers=self.lws_stats == "all")
+    def distance(self) -> ReceivedDistance:
+        return ReceivedDistance(buffers=self.lws_stats == "all")
 
     def check(self, facts: RunFacts) -> str | None:
         if self.tau_clamp is not None and not 0 <= self.tau_clamp[0] <= self.tau_clamp[1]:

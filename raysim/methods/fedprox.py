@@ -30,10 +30,8 @@ class FedProx(ClientMethod):
     batched: ClassVar[bool] = True
 
     def optimizer(self, spec: OptimizerSpec) -> OptimizerSpec:
+        spec = replace(spec, proximal=self.mu)
         return replace(spec, momentum=0.0, nesterov=False, weight_decay=0.0) if self.official_sgd else spec
-
-    def begin(self, run: LocalRun) -> None:
-        run.optimizer.proximal = self.mu
 
     def correct_grad(self, run: LocalRun) -> None:
         if self.mu:

@@ -9,6 +9,8 @@ import numpy as np
 from raysim.core.bounds import NonNegativeInt
 from raysim.core.client import ClientMethod, LocalRun, overrides
 from raysim.core.facts import RunFacts
+from raysim.methods.fedamp import FedAMP
+from raysim.methods.sgdm import SGDM
 
 
 @dataclass(frozen=True)
@@ -25,6 +27,11 @@ class FineTune(ClientMethod):
     """Passes that fine-tune the download before it is tested."""
 
     def check(self, facts: RunFacts) -> str | None:
+        for method in facts.client:  # what `begin` of others would replace
+            if isinstance(method, SGDM) and method.averages_more:
+                return "trains before sgdm's mfl sets the momentum to the global one, which discards its own. Set reading: local."
+            if isinstance(method, FedAMP) and method.init == "own":
+                return "trains before fedamp loads the client's own model, which discards what it trained. Set init: cloud."
         other = next((method for method in facts.client if overrides(method, "train")), None)
         return f"trains all of the model in the usual way, and {other.name} in its own." if other else None
 

@@ -19,10 +19,11 @@ EPS = 1e-12
 
 @dataclass(frozen=True)
 class LayerCosine(Probe):
-    """cos(w_k^l, w_g^l) of what is uploaded, for every layer of the grouping `by`, [L]; 1 where a layer is zero."""
+    """cos(w_k^l, w_g^l) of what the server receives, for every layer of the grouping `by`, [L]; 1 where a layer is zero."""
 
     by: str
     buffers: bool = False  # those of a layer belong to it
+    of_received: ClassVar[bool] = True
 
     def end(self, run: LocalRun) -> Tensor:
         layers, size = run.layers.regroup(self.by), run.layers.S if self.buffers else run.layers.P

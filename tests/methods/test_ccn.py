@@ -71,8 +71,8 @@ def test_many_clients_do_not_overflow():
 # Latents, measured again on the traced round.
 
 
-def traced(folder, bn_stats: str = "average", **fields) -> Traced:
-    changes = {"local": {"epochs": 2}, "model": {"bn_stats": bn_stats}, "record": {"traces": [3]}}
+def traced(folder, bn_stats: str = "average", attack=(), **fields) -> Traced:
+    changes = {"local": {"epochs": 2}, "model": {"bn_stats": bn_stats}, "record": {"traces": [3]}, "attack": attack}
     return Traced(folder, 2, simulate(tiny(weighting=[{"ccn": fields}], **changes), folder))
 
 
@@ -99,6 +99,13 @@ def test_latents_before_training_are_the_global_models(bn_stats, tmp_path):
     latents = [forward(bare(c.init), samples(round_, c), train=False)[0].mean(0) for c in round_.clients]
     for client in round_.clients if bn_stats == "average" else ():
         assert all(np.array_equal(client.init[name], round_.before[name]) for name in round_.before)
+    np.testing.assert_allclose(round_.note("ccn", "lambda"), expected(round_, latents), atol=1e-6)
+
+
+def test_latents_of_a_lie(tmp_path):
+    """They are those of the model that is sent; what the client has trained stays as it was."""
+    round_ = traced(tmp_path, attack=[{"sign_flip": {"fraction": 0.5, "scale": 5.0}}])
+    latents = [forward(bare(c.model), samples(round_, c), train=False)[0].mean(0) for c in round_.clients]
     np.testing.assert_allclose(round_.note("ccn", "lambda"), expected(round_, latents), atol=1e-6)
 
 

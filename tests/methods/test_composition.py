@@ -63,6 +63,8 @@ def test_all_go_together(client, weighting, tmp_path):
             "but 'fedrep' keeps part of its model private",
         ),
         ({"client": ["finetune", "fedbabu"]}, "trains all of the model in the usual way, and fedbabu in its own"),
+        ({"client": [{"sgdm": {"reading": "mfl"}}, "finetune"], "local": {"momentum": 0.0}}, "which discards its own"),
+        ({"client": ["fedamp", "finetune"], "rounds": {"participation": 1.0}}, "which discards what it trained"),
         ({"client": ["finetune", "pfedme"]}, "trains all of the model in the usual way, and pfedme in its own"),
         (
             {"client": ["scaffold", "fedrep"], "local": {"momentum": 0.0, "weight_decay": 0.0}},

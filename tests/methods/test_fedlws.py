@@ -203,6 +203,17 @@ def test_refusals():
         tiny(weighting=["fedlaw"], server=["fedlws"], data={"proxy": {"samples": 20}})
 
 
+def test_the_root_mean_square_is_of_what_the_server_receives(tmp_path):
+    """So it bounds the mean also where messages are encoded."""
+    tau = {}
+    for stat in ("mean", "rms"):
+        changes = {"server": [{"fedlws": {"tau_stat": stat}}], "upload": [{"qsgd": {"levels": 1}}]}
+        simulate(tiny(**changes, rounds={"total": 1}), tmp_path / stat)
+        notes = table(tmp_path / stat, "notes")
+        tau[stat] = notes["value"][notes["name"] == "tau"]
+    assert (tau["rms"] >= tau["mean"]).all() and tau["mean"].max() > 0
+
+
 @pytest.mark.parametrize(("tau_stat", "visits"), [("mean", 1), ("rms", 0)])
 def test_it_costs_one_reduction_and_a_visit_that_returns_scalars(tau_stat, visits, monkeypatch, tmp_path):
     """Or, as a root mean square, no visit. In the simulated method clients send nothing more: the server has their models."""

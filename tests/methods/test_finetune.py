@@ -1,10 +1,12 @@
 """FedAvg-C and FedProx-C."""
 
+import pytest
 import torch
 from conftest import simulate, tiny
 from runs import batches, local_run
 
 from raysim.federation.round import evaluate_personal
+from raysim.methods import FedProx
 from raysim.methods.finetune import FineTune
 
 TESTS = {"data": {"client_test_frac": 0.25}, "evaluate": {"personal": "after_init"}, "rounds": {"total": 1}}
@@ -18,6 +20,14 @@ def test_training_goes_on_from_the_tuned_model_in_its_usual_order():
     assert [len(b) for b in batches(tuned, "finetune")] == [8] * 6
     assert torch.equal(torch.cat(batches(tuned, "batches")), torch.cat(batches(plain, "batches")))
     assert tuned.steps == 9
+
+
+def test_steps_of_tuning_feel_the_proximal_term():
+    """FedNova's A of nine steps with η = 0.1 and μ = 2: A ← (1 − ημ) A + 1."""
+    run = local_run([FedProx(2.0), FineTune(2)])
+    run.stack.start(run)
+    run.stack.train(run)
+    assert run.optimizer.normaliser == pytest.approx((1 - 0.8**9) / 0.2)
 
 
 def test_it_is_tuned_before_it_is_tested(tmp_path):

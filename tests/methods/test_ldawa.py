@@ -58,9 +58,10 @@ def test_warm_up_is_weighted_by_size():
         assert planned(LDAWA(), cohort).tolist() == pytest.approx(expected, abs=1e-6)
 
 
-def test_statistics_may_have_cosines_too(tmp_path):
-    """The released code treats every array of the state dict alike, running statistics included."""
-    config = tiny(weighting=[{"ldawa": {"warmup": 1, "scale_buffers": True}}], record={"traces": [3]})
+@pytest.mark.parametrize("upload", [[], [{"top_k": {"fraction": 0.05}}]], ids=["whole", "encoded"])
+def test_statistics_may_have_cosines_too(upload, tmp_path):
+    """The released code treats every array of the state dict alike, running statistics included. The server sees what arrives."""
+    config = tiny(weighting=[{"ldawa": {"warmup": 1, "scale_buffers": True}}], upload=upload, record={"traces": [3]})
     round_ = Traced(tmp_path, 2, simulate(config, tmp_path))
 
     def released() -> State:
