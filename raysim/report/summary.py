@@ -278,7 +278,8 @@ def _sentence(groups: Sequence[Group], by: str, target: float | None) -> str:
             return ""
         before = any(len(scores(run, by)) for run in runs_of(groups))
         return "The last model was not evaluated." if before else "No model has been evaluated yet."
-    top, group = max(scored, key=lambda pair: pair[0].mean)
+    whole = [pair for pair in scored if not pair[0].missing] or scored  # without a seed, a mean may lack the worst one
+    top, group = max(whole, key=lambda pair: pair[0].mean)
     kind = "test accuracy" if by == GLOBAL else "personal test accuracy"
     over = f" (mean ± standard deviation over {len(top.by_seed)} seeds)" if len(top.by_seed) > 1 else ""
     if len(scored) == 1:
@@ -290,9 +291,12 @@ def _sentence(groups: Sequence[Group], by: str, target: float | None) -> str:
         return f"{text}."
     if len({score.text for score, _ in scored}) == 1:
         return f"The {len(scored)} configurations end alike, with a {kind} of {top.text} %{over}."
-    low, last = min(reversed(scored), key=lambda pair: pair[0].mean)
-    others = [(other, score) for score, other in scored if other is not group]
-    text = f"Of {len(scored)} configurations, {group.label} ends highest, with a {kind} of {top.text} %{over}"
+    low, last = min(reversed(whole), key=lambda pair: pair[0].mean)
+    others = [(other, score) for score, other in whole if other is not group]
+    if not others:
+        return f"Only {group.label} has a {kind} for every seed, {top.text} %{over}."
+    of = f"{len(whole)} configurations" + " with a score for every seed" * (len(whole) < len(scored))
+    text = f"Of {of}, {group.label} ends highest, with a {kind} of {top.text} %{over}"
     return f"{text}, and {last.label} lowest, with {low.text} %. {_doubt(top, others)}"
 
 

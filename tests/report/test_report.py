@@ -182,6 +182,23 @@ def test_the_headline_says_whether_a_lead_is_more_than_chance(tmp_path: Path) ->
     assert holm([0.01, 0.04, np.nan, 0.03]) == pytest.approx([0.03, 0.06, np.nan, 0.06], nan_ok=True)  # 3 p, 2 p, p
 
 
+def test_who_lacks_a_seed_is_not_the_highest(tmp_path: Path) -> None:
+    """Its other seed may have been the worse one: here the run has ended without a score."""
+    stacks: list[dict[str, Any]] = [{}, {"server": ["fedlws"]}, {"client": ["fedala"]}]
+    finals = [[0.5, 0.7], [0.4, 0.4], [0.9, None]]
+    runs = [
+        by_hand(tmp_path / f"{i}-{seed}", [score], seed, **stacks[i])
+        for i, scores in enumerate(finals)
+        for seed, score in enumerate(scores)
+    ]
+    some = (
+        "Of 2 configurations with a score for every seed, fedavg ends highest, with a test accuracy of 60.00 ± 14.14 %"
+    )
+    assert summarise(compare(runs)).sentence.startswith(some)
+    alone = "Only fedavg has a test accuracy for every seed, 60.00 ± 14.14 % (mean ± standard deviation over 2 seeds)."
+    assert summarise(compare(runs[:2] + runs[4:])).sentence == alone
+
+
 def test_nothing_is_highest_or_lowest_where_all_end_alike(tmp_path: Path) -> None:
     a, b, c = [{}, {"server": ["fedlws"]}, {"client": ["fedala"]}]
     runs = [
