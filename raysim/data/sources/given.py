@@ -50,7 +50,7 @@ class Given(Source):
 
 
 def _about(task: str | Task) -> object:
-    """What tells a task from others, the same in every process: functions are shown with their address."""
+    """What a task is, the same in every process: functions are shown with their address."""
     if isinstance(task, str):
         return task
     others = [(field.name, getattr(task, field.name)) for field in fields(task) if field.name != "metrics"]
