@@ -143,6 +143,7 @@ class Message:
         self.vector_costs[0] = bytes_of(vectors)
         self._masked: dict[Part, tuple[Tensor, Tensor]] = {}
         stays = layers.where(private).tolist() if private else [False] * len(layers.tensors)
+        self.costs[:, stays] = 0
         specs = [spec for spec, own in zip(layers.tensors[: layers.T], stays, strict=False) if spec.size and not own]
         self.parts = [part for spec in specs if len((part := self._part("model", spec, update, sent)).target)]
         for name, vector in vectors.items():

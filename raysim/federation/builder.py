@@ -20,7 +20,6 @@ from raysim.core.broadcast import Broadcast
 from raysim.core.hooks import misused
 from raysim.core.layers import GroupingError, LayerMap
 from raysim.core.local_run import LocalSettings
-from raysim.core.message import whole
 from raysim.core.method import Method
 from raysim.core.optim import OptimizerSpec
 from raysim.core.rates import scheduled
@@ -64,15 +63,13 @@ class RunParts:
 
     @cached_property
     def message_bytes(self) -> tuple[int, int]:
-        """Bytes of a model on its way down and up; the latter as it is encoded."""
-        layers, private = self.server.layers, self.broadcast.private
-        down = whole(layers)[0]
-        if private:
-            down = down[~layers.where(private).numpy()]
-        if not self.spec.upload:
-            return int(down.sum()), int(down.sum())
-        message = first_message(self.spec.upload, self.server.value.clone(), layers, private)
-        return int(down.sum()), int(message.costs.sum())
+        """Bytes of a model on its way down and up, without what stays with the clients; the latter as it is encoded."""
+        layers, value, private = self.server.layers, self.server.value, self.broadcast.private
+        down = first_message((), value, layers, private).costs
+        up = first_message(self.spec.upload, value.clone(), layers, private).costs
+        received = None if not self.spec.settings.local_buffers else layers.T
+        sent = None if self.config.model.bn_stats in ("average", "first") else layers.T
+        return int(down[:, :received].sum()), int(up[:, :sent].sum())
 
     def evaluates(self, t: int) -> bool:
         """Whether models are tested in round t."""

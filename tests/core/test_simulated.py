@@ -517,6 +517,35 @@ def test_who_is_late_sends_as_much_as_the_others(ran: Any) -> None:
     assert (traffic["bytes"] == up + down).all()
 
 
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"client": ["fedrep"], "upload": ["bf16"]},
+        {"model": {"bn_stats": "local"}},
+        {"model": {"bn_stats": "recalibrate"}, "data": {"proxy": {"samples": 40}}},
+    ],
+    ids=["the head", "statistics", "statistics that only the server sends"],
+)
+def test_who_is_late_does_not_send_what_stays(changes: dict[str, Any], ran: Any) -> None:
+    run = ran(clock=CLOCK | {"over_select": 0.7}, **changes, evaluate={"global": False})
+    traffic, clients = table(run.folder, "traffic"), table(run.folder, "clients")
+    sent = {s: by_status(clients, traffic, s) for s in ("ok", "late")}
+    assert sent["ok"] == sent["late"] and len(sent["ok"]) == 1
+    late = clients["status"] == "late"
+    [(up, down)] = sent["late"]
+    np.testing.assert_allclose(clients["sim_up"][late], up / 2000)
+    np.testing.assert_allclose(clients["sim_down"][late], 0.25 + down / 8000)
+
+
+def by_status(clients: Any, traffic: Any, status: str) -> set[tuple[int, int]]:
+    """Bytes up and down of each of the clients with that status."""
+    up, down = (sum(traffic[name] for name in traffic if name.startswith(way)) for way in ("up_", "down_"))
+    keys = zip(clients["round"], clients["client"], clients["status"], strict=True)
+    chosen = {(t, client) for t, client, its in keys if its == status}
+    rows = zip(traffic["round"], traffic["client"], up.tolist(), down.tolist(), strict=True)
+    return {(sent, received) for t, client, sent, received in rows if (t, client) in chosen}
+
+
 def test_who_fails_is_not_waited_for(ran: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where the client with the most samples, which is the slowest, diverges in the last round."""
     monkeypatch.setitem(CLIENTS, "fails", Fails)

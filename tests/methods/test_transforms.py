@@ -308,6 +308,15 @@ def test_only_what_is_sent_counts(ran: Any, tmp_path: Path) -> None:
     assert (scaffold["up_vectors"] == sum(cost.values())).all()
 
 
+def test_a_download_without_the_head(ran: Any) -> None:
+    """FedRep's clients are sent the other layers: 8 bits an element, and two numbers of four bytes for each tensor."""
+    run = ran(client=["fedrep"], download=[{"uniform": {"bits": 8, "least": 0}}], evaluate={"global": False})
+    sizes = [spec.size for spec in run.server.layers.tensors if spec.kind == "parameter" and "head" not in spec.name]
+    traffic = table(run.folder, "traffic")
+    assert {*traffic["down_params"]} == {sum(sizes)}
+    assert {*traffic["down_scales"]} == {8 * len(sizes)}
+
+
 @pytest.mark.parametrize("client", ["fedala", "ditto", "fedamp", "apple", "scaffold", "fedadp", "moon"])
 def test_with_methods_that_keep_or_send_more(client: str, tmp_path: Path, warm_ray: Any) -> None:
     changes: dict[str, Any] = {"client": [client], "upload": ["error_feedback", {"top_k": 0.1}]}
