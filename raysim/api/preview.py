@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -21,7 +22,7 @@ from raysim.engine.traffic import ledger
 from raysim.federation.builder import RunParts, build, checked_data, learning_rate
 from raysim.federation.candidates import RunClients
 from raysim.federation.round import select
-from raysim.federation.simulated_time import expected_seconds
+from raysim.federation.simulated_time import usual_seconds
 from raysim.federation.trial import first_message
 from raysim.federation.versions import round_info
 from raysim.host.footprint import training_bytes
@@ -82,12 +83,14 @@ def _time(run: RunParts, hosts: int, partition: Partition) -> str:
 
 def _simulated(run: RunParts) -> str:
     """How long a client takes on the simulated clock."""
-    took = expected_seconds(run, run.partition.sizes.nonzero()[0].tolist())
+    took = usual_seconds(run, run.partition.sizes.nonzero()[0].tolist())
     return f"a client takes {lasting(float(np.median(took)))} in the median, {lasting(float(took.max()))} at most"
 
 
 class _NoEngine:
     """Takes the place of the engine of a run that does not start."""
+
+    client_models: ClassVar[Mapping[int, Any]] = {}
 
     def begin(self, value: torch.Tensor) -> None:
         pass

@@ -80,21 +80,28 @@ class Broadcast:
         costs = torch.from_numpy(message.costs[:, : server.layers.T].sum(1))
         server.memory[SLOT] = slot | {"model": update, "costs": torch.cat([slot["costs"], costs[None]])}
 
-    def deliver(self, server: Server, clients: Sequence[int]) -> np.ndarray | None:
-        """[K, 3] bytes, by `raysim.core.message.COSTS`, of parameters that `clients` are sent in this round, which then have
-        the newest model; None where it is sent as it is."""
+    def costs(self, server: Server, clients: Sequence[int]) -> np.ndarray | None:
+        """[K, 3] bytes, by `raysim.core.message.COSTS`, of parameters that `clients` would be sent in this round; None where the
+        model is sent as it is."""
         if not self.transforms:
             return None
         slot, t, costs = server.memory[SLOT], server.t, []
-        made = slot["costs"].numpy()
-        for last in slot["seen"][list(clients)].tolist():
+        made, whole = slot["costs"].numpy(), self._whole(server)
+        times, of = np.unique(slot["seen"].numpy()[list(clients)], return_inverse=True)
+        for last in times.tolist():
             missed = made[last + 1 : t + 1].sum(0) if self.of_changes and last >= 0 else made[t]
             first = self.of_changes and last < 0
-            costs.append(self._whole(server) if first or missed.sum() > self._whole(server)[0] else missed)
-        seen = slot["seen"].clone()
-        seen[list(clients)] = t
-        server.memory[SLOT] = slot | {"seen": seen}
-        return np.array(costs, np.int64).reshape(-1, 3)
+            costs.append(whole if first or missed.sum() > whole[0] else missed)
+        return np.array(costs, np.int64).reshape(-1, 3)[of]
+
+    def deliver(self, server: Server, clients: Sequence[int]) -> np.ndarray | None:
+        """The `costs`; then `clients` have the newest model."""
+        costs = self.costs(server, clients)
+        if costs is not None:
+            seen = server.memory[SLOT]["seen"].clone()
+            seen[list(clients)] = server.t
+            server.memory[SLOT] = server.memory[SLOT] | {"seen": seen}
+        return costs
 
     def _whole(self, server: Server) -> tuple[int, int, int]:
         """Bytes of the parameters as they are."""

@@ -65,6 +65,9 @@ class Asked:
     """Simulated seconds since the run's start at which the round ends; None: when the slowest client has sent."""
     lost: Mapping[int, str] = field(default_factory=dict)
     """Clients whose work is not used, and why; they need not be trained."""
+    expected: Mapping[int, Mapping[str, int]] = field(default_factory=dict)
+    """Where a round may lose clients: of each, the bytes that it was expected to be sent and to send, as in the table `traffic`. A
+    run sets it."""
     lasts: float | None = None
     """Simulated seconds of the round, where some are lost; None: until the slowest client has sent."""
     after: Mapping[int, float] = field(default_factory=dict)
@@ -93,7 +96,7 @@ class Asked:
         lost = {c: self.lost.get(c, ABANDONED) for c in self.clients if c not in asked.clients}
         return replace(
             asked, clients=clients, times=tuple(times[client] for client in clients if times), idle=self.idle,
-            lost={**lost, **asked.lost}, lasts=after + (asked.lasts or 0.0),
+            lost={**lost, **asked.lost}, expected={**self.expected, **asked.expected}, lasts=after + (asked.lasts or 0.0),
             after={**self.after, **dict.fromkeys(later, after)}, asking={**self.asking, **asked.asking},
             utility={**self.utility, **asked.utility}, selected_by={**self.selected_by, **asked.selected_by},
         )  # fmt: skip

@@ -24,16 +24,16 @@ from raysim.core.method import Method
 from raysim.core.optim import OptimizerSpec
 from raysim.core.rates import scheduled
 from raysim.core.rng import SERVER, preserved, seeded_for, stream_seed
-from raysim.core.server import DownlinkRule, Memory, Population, ProxyData, Server, held_out
+from raysim.core.server import DownlinkRule, Memory, Population, ProxyData, RoundScratch, Server, held_out
 from raysim.data import Dataset, Partition, make_partition
 from raysim.data.encoded import Encoded
 from raysim.engine.base import Engine
-from raysim.federation.initial import read_initial, with_frozen
+from raysim.federation.initial import initial_value, read_initial, with_frozen
 from raysim.federation.learned import class_weights, misfits, task
-from raysim.federation.trial import first_message, tried, unscored, unsendable
+from raysim.federation.trial import trial_result, tried, unscored, unsendable
 from raysim.federation.versions import Versions
 from raysim.host.device import needs_gpu
-from raysim.host.messages import HostSpec
+from raysim.host.messages import ClientResult, HostSpec
 from raysim.lazy import Tensor, nn, torch
 from raysim.models import Inputs, builder
 from raysim.registry import settle
@@ -62,14 +62,11 @@ class RunParts:
     versions: Versions
 
     @cached_property
-    def message_bytes(self) -> tuple[int, int]:
-        """Bytes of a model on its way down and up, without what stays with the clients; the latter as it is encoded."""
-        layers, value, private = self.server.layers, self.server.value, self.broadcast.private
-        down = first_message((), value, layers, private).costs
-        up = first_message(self.spec.upload, value.clone(), layers, private).costs
-        received = None if not self.spec.settings.local_buffers else layers.T
-        sent = None if self.config.model.bn_stats in ("average", "first") else layers.T
-        return int(down[:, :received].sum()), int(up[:, :sent].sum())
+    def message(self) -> ClientResult:
+        """What a client sends, in bytes: that of a trial before the first round, which `resume` repeats."""
+        server = replace(self.server, scratch=RoundScratch(lr=learning_rate(self.config, 0)))
+        start(server, initial_value(self.config, self.spec), self.aggregator, self.broadcast)
+        return trial_result(self.spec, self.data, self.partition, server)
 
     def evaluates(self, t: int) -> bool:
         """Whether models are tested in round t."""

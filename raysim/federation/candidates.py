@@ -13,7 +13,7 @@ from raysim.engine.base import Engine
 from raysim.engine.evaluation import evaluate_clients
 from raysim.federation.builder import RunParts
 from raysim.federation.failures import RoundFailed, check_results
-from raysim.federation.simulated_time import expected_seconds
+from raysim.federation.simulated_time import usual_seconds
 from raysim.federation.versions import round_info
 
 NOW = "clock"  # of the server's memory: when the next round may begin, in simulated seconds
@@ -71,7 +71,7 @@ class RunClients:
         self.idle, self.here = self.now - before, holders[available]
 
     def seconds(self, clients: Sequence[int]) -> np.ndarray:
-        return expected_seconds(self._run, clients)
+        return usual_seconds(self._run, clients)
 
     def losses(self, clients: Sequence[int], batch: bool = False) -> np.ndarray:
         run, server, sizes = self._run, self._run.server, self._run.partition.sizes

@@ -25,6 +25,7 @@ from raysim.engine.dispatcher import Dispatcher, initialize, nothing
 from raysim.engine.evaluation import evaluate, evaluate_clients
 from raysim.engine.model_store import HostedModels
 from raysim.engine.requests import Start
+from raysim.federation import expected
 from raysim.federation.builder import RunParts, learning_rate
 from raysim.federation.candidates import NOW, RunClients
 from raysim.federation.failures import RoundFailed, check_results, check_trained
@@ -240,14 +241,16 @@ def closed(run: RunParts, pool: RunClients, asked: Asked) -> Asked:
     holders = [client for client in asked.clients if server.population.sizes[client]]
     if not clock.loses or not holders:
         return asked
-    took = expected_seconds(run, holders, asked.candidates)
+    traffic = expected.of_round(run, asked, holders)
+    took = expected_seconds(run, holders, traffic, asked.candidates, server.t).total
     returns = run.cohort_size if clock.over_select else len(holders)
     asking = expected_asking(run, pool.asked_now, pool.asked_before)
     lost, lasts = clock.closed(server.seed, server.t, holders, took, returns, pool.now + asking)
     lasts += asking
     if clock.comes_and_goes:
         ends_at(server, pool.now + lasts)
-    return replace(asked, lost=lost, lasts=lasts, asking=dict.fromkeys(asked.clients, asking))
+    rows = {c: {name: int(column[i]) for name, column in traffic.items()} for i, c in enumerate(holders)}
+    return replace(asked, lost=lost, lasts=lasts, asking=dict.fromkeys(asked.clients, asking), expected=rows)
 
 
 def ends_at(server: Server, seconds: float) -> None:

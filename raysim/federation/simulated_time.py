@@ -10,27 +10,33 @@ from raysim.core.client import FORWARD
 from raysim.core.message import FLOAT
 from raysim.core.selection import Asked
 from raysim.core.simulated import Seconds
+from raysim.federation import expected
 from raysim.federation.builder import RunParts
 
 
-def expected_seconds(run: RunParts, clients: Sequence[int], candidates: Collection[int] = ()) -> np.ndarray:
-    """[K] until the server has what each of the clients sends, if that is a model; known before it trains. The `candidates`
-    among them were sent theirs before."""
-    return _expected(run, clients, candidates, run.server.t).total
+def usual_seconds(run: RunParts, clients: Sequence[int]) -> np.ndarray:
+    """[K] until the server has the model of each of the clients, whatever the round's plan; known before it is asked."""
+    usual = expected.of_any(run)
+    down = expected.models_down(run, clients, usual) + usual["down_masks"]
+    return _seconds(run, clients, _work(run, clients), _sum(usual, "up_"), down, run.server.t).total
 
 
-def _expected(run: RunParts, clients: Sequence[int], candidates: Collection[int], t: int) -> Seconds:
-    down, up = run.message_bytes
+def expected_seconds(
+    run: RunParts, clients: Sequence[int], traffic: Mapping[str, np.ndarray], candidates: Collection[int], t: int
+) -> Seconds:  # fmt: skip
+    """Of each of the clients, who are expected to cause this `traffic`, a row each. The `candidates` among them were sent their
+    models before."""
     has = np.isin(clients, [*candidates])
-    sent = np.array(float(up)), np.where(has, 0.0, float(down))
-    return _seconds(run, clients, _work(run, clients), *sent, t)
+    down = np.where(has, traffic["down_masks"], _sum(traffic, "down_"))
+    return _seconds(run, clients, _work(run, clients), _sum(traffic, "up_"), down, t)
 
 
 def until_lost(run: RunParts, t: int, asked: Asked, began: float) -> Seconds:
     """Seconds of each client that round t, which `began` then, loses: until it drops out or leaves. Others do all that they were
     asked for, and are late."""
     clock, seed, clients = run.config.clock, run.config.seed, [*asked.lost]
-    whole = _expected(run, clients, asked.candidates, t)
+    traffic = {name: np.array([asked.expected[c][name] for c in clients]) for name in asked.expected[clients[0]]}
+    whole = expected_seconds(run, clients, traffic, asked.candidates, t)
     starts = began + np.array([asked.after.get(client, 0.0) + asked.asking.get(client, 0.0) for client in clients])
     within = starts * (1 + 1e-12)  # clients may have come right then, and `began` is rounded
     leaves = clock.state(seed, np.array(clients), within)[1] - starts
@@ -52,7 +58,7 @@ def expected_asking(run: RunParts, candidates: Mapping[int, int], has: Collectio
     they are asked."""
     if not candidates:
         return 0.0
-    down = np.where(np.isin([*candidates], [*has]), 0.0, float(run.message_bytes[0]))
+    down = np.where(np.isin([*candidates], [*has]), 0.0, expected.models_down(run, [*candidates]))
     work = FORWARD * np.array([*candidates.values()], float)
     return float(_seconds(run, [*candidates], work, np.array(float(FLOAT)), down, run.server.t).total.max())
 

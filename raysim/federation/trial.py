@@ -7,7 +7,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from raysim.core.arrays import tensor_of
+import numpy as np
+
+from raysim.core.arrays import tensor_of, to_numpy
 from raysim.core.flat import FlatModel, stages_in
 from raysim.core.hooks import HookError
 from raysim.core.layers import LayerMap
@@ -15,12 +17,17 @@ from raysim.core.message import Message, Transform
 from raysim.core.outputs import Outputs, leaves
 from raysim.core.rng import preserved, seed_globals
 from raysim.core.score import Metric
+from raysim.core.server import Server
 from raysim.core.task import Task
-from raysim.data import Dataset
-from raysim.host.messages import HostSpec
+from raysim.data import Dataset, Partition
+from raysim.federation.failures import RoundFailed
+from raysim.federation.versions import round_info
+from raysim.host.host import ClientHost
+from raysim.host.messages import ClientResult, HostSpec, TrainRequest
 from raysim.lazy import Tensor, nn, torch
 from raysim.models.structure import outside
 
+TRIES = 3  # clients that may fail before a trial has
 ONE_SEED = "Let it draw from the global generator of torch, NumPy or Python, or keep it in the state_dict"
 
 
@@ -129,6 +136,29 @@ def first_message(transforms: Sequence[Transform], vector: Tensor, layers: Layer
     with preserved():
         message.encode(transforms, Newcomer(layers))
     return message
+
+
+def trial_result(spec: HostSpec, data: Dataset, partition: Partition, server: Server) -> ClientResult:
+    """What comes back from a client that trains one epoch, here and on a CPU: one with few samples. Its message says how many bytes
+    the vectors and numbers take that methods send, which need not declare them. Raises `RoundFailed`."""
+    if not (spec.upload or spec.stack.finishers or spec.probes):
+        return ClientResult("ok")  # it sends the model as it is
+    settings = replace(spec.settings, epochs=1, precision="fp32")
+    here = replace(spec, settings=settings, device="cpu", batch_clients=1, tape="never", keep_freed_memory=False)
+    holders = np.flatnonzero(partition.sizes)
+    shared = {name: to_numpy(tensor) for name, tensor in server.shared.items()}
+    status, threads = "", torch.get_num_threads()
+    try:
+        host = ClientHost(here, data, partition)
+        for client in holders[partition.sizes[holders].argsort(kind="stable")][:TRIES].tolist():
+            request = TrainRequest(round_info(server), (client,))
+            result = host.train(request, to_numpy(server.value), shared).results[client]
+            if result.status == "ok":
+                return result
+            status = status or result.status
+    finally:
+        torch.set_num_threads(threads)
+    raise RoundFailed(f"clock: clients train for a trial, which shows how much they send, and none came back: {status}")
 
 
 def unsendable(spec: HostSpec, value: Tensor, download: Sequence[Transform]) -> list[str]:

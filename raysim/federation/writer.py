@@ -14,7 +14,7 @@ from raysim.core.event import Event
 from raysim.core.layers import LayerMap
 from raysim.core.note import Note
 from raysim.core.score import Score
-from raysim.core.selection import ABANDONED
+from raysim.core.selection import ABANDONED, Asked
 from raysim.core.server import Server
 from raysim.core.state import pack
 from raysim.engine.base import Span
@@ -115,10 +115,7 @@ class Writer:
             cohort.trained, done.mixture, done.downlink, finished.server, run.aggregator, run.spec, others,
             done.started.downlink, done.delivered, run.config.rounds.selection,
         )  # fmt: skip
-        if lost := done.asked.lost:  # the last rows; who is late sends, and it is not used
-            late = np.array([why in ("late", ABANDONED) for why in lost.values()])
-            for column in ("up_params", "bytes"):
-                traffic[column][-len(lost) :] += run.message_bytes[1] * late
+        add_lost(traffic, done.asked)
         row = self._round_row(finished, traffic)
         rows = client_rows(done, run)
         if run.config.clock.runs:
@@ -211,6 +208,17 @@ class Writer:
         row |= {"bytes_up": total("up_"), "bytes_down": total("down_"), "wall": finished.wall}
         row |= {f"seconds_{phase}": value for phase, value in finished.done.seconds.items()}
         return {**row, **finished.done.columns}
+
+
+def add_lost(traffic: Mapping[str, np.ndarray], asked: Asked) -> None:
+    """Let the last rows of `traffic`, which are of those that the round loses, have all that they were sent, and what those who are
+    late have sent, though it is not used."""
+    for row, (client, why) in enumerate(asked.lost.items(), -len(asked.lost)):
+        sends = why in ("late", ABANDONED)
+        for name, size in asked.expected[client].items():
+            more = size - traffic[name][row] if name.startswith("down_") else size * sends
+            traffic[name][row] += more
+            traffic["bytes"][row] += more
 
 
 def client_rows(done: Round, run: RunParts) -> Rows:

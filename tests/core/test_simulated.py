@@ -15,6 +15,7 @@ from raysim.config import ConfigError
 from raysim.core.hooks import HookError
 from raysim.core.selection import Asked, Selection
 from raysim.core.simulated import Column, Constant, HalfNormal, LogNormal, Pareto, Range, SimulatedClock, Trait, Zipf
+from raysim.federation import Federation
 from raysim.federation.failures import RoundFailed
 from raysim.methods import CLIENTS, SELECTIONS
 
@@ -186,6 +187,12 @@ def test_a_trait_for_too_few() -> None:
 
 
 CLOCK = {"speed": 50, "up": 2000, "down": 8000, "latency": 0.25}
+FOMO: dict[str, Any] = {
+    "client": ["fedfomo"],
+    "data": {"client_val_frac": 0.2},
+    "rounds": {"total": 5},
+}  # models of others
+STILL: dict[str, Any] = {"local": {"momentum": 0.0, "weight_decay": 0.0}}
 
 
 @pytest.mark.parametrize(
@@ -521,12 +528,14 @@ def test_who_is_late_sends_as_much_as_the_others(ran: Any) -> None:
     "changes",
     [
         {"client": ["fedrep"], "upload": ["bf16"]},
+        {"client": ["scaffold"], "upload": ["bf16"], **STILL},
+        {"weighting": ["ccn"]},
         {"model": {"bn_stats": "local"}},
         {"model": {"bn_stats": "recalibrate"}, "data": {"proxy": {"samples": 40}}},
     ],
-    ids=["the head", "statistics", "statistics that only the server sends"],
+    ids=["the head", "vectors", "latents", "statistics", "statistics that only the server sends"],
 )
-def test_who_is_late_does_not_send_what_stays(changes: dict[str, Any], ran: Any) -> None:
+def test_who_is_late_sends_what_the_others_do(changes: dict[str, Any], ran: Any) -> None:
     run = ran(clock=CLOCK | {"over_select": 0.7}, **changes, evaluate={"global": False})
     traffic, clients = table(run.folder, "traffic"), table(run.folder, "clients")
     sent = {s: by_status(clients, traffic, s) for s in ("ok", "late")}
@@ -535,6 +544,68 @@ def test_who_is_late_does_not_send_what_stays(changes: dict[str, Any], ran: Any)
     [(up, down)] = sent["late"]
     np.testing.assert_allclose(clients["sim_up"][late], up / 2000)
     np.testing.assert_allclose(clients["sim_down"][late], 0.25 + down / 8000)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"client": ["scaffold"], **STILL},
+        {"client": ["scaffold"], "upload": [{"top_k": 0.1}], "download": [{"uniform": {"bits": 8}}], **STILL},
+        {"download": ["top_k"], "rounds": {"total": 5}},
+        {"client": ["fedrep"], "download": [{"uniform": {"bits": 8}}], "evaluate": {"global": False}},
+        {"weighting": ["feddisco", "ccn"]},  # label counts, once, and latents
+        {"weighting": [{"random_layer": 1}]},
+        {"model": {"bn_stats": "first"}},
+        FOMO,
+        {"rounds": {"selection": "by_size"}},
+        {"rounds": {"selection": "oort"}},
+        {"rounds": {"selection": "power_of_choice"}, "download": ["bf16"]},
+    ],
+    ids=str,
+)
+def test_a_deadline_that_loses_no_client_changes_nothing(changes: dict[str, Any], ran: Any) -> None:
+    """What clients are expected to be sent and to send is what they are sent and send."""
+    plain, closes = ran(clock=CLOCK, **changes), ran(clock=CLOCK | {"deadline": 1e9}, **changes)
+    assert plain.sha256() == closes.sha256()
+    for name in ("rounds", "clients", "traffic"):
+        one, other = table(plain.folder, name), table(closes.folder, name)
+        for column in one.keys() - {"wall", "seconds"}:
+            if column.startswith(("sim_", "up_", "down_", "client", "bytes")):
+                np.testing.assert_allclose(one[column], other[column], rtol=1e-12, err_msg=f"{name}.{column}")
+
+
+def test_what_is_expected_does_not_depend_on_the_round(ran: Any, tmp_path: Path) -> None:
+    """It is found out once in a process, and a run that is resumed has a model and a control variate of a later round."""
+    changes = {"client": [{"fedadp": {"keep": 0.5}}, "scaffold"], "clock": CLOCK | {"deadline": 1e9}, **STILL}
+    trained = ran(**changes)
+    vars(trained.run).pop("message")
+    fresh = Federation(tiny(**changes), tmp_path)
+    found = [trained.run.message, fresh.run.message]
+    fresh.close()
+    one, other = ((each.model_bytes.tolist(), each.vector_bytes, each.mask_bytes) for each in found)
+    assert one == other
+
+
+def test_another_shows_what_is_sent_where_a_client_fails(
+    ran: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:  # fmt: skip
+    monkeypatch.setitem(CLIENTS, "fails", Fails)
+    least = int(ran().run.partition.sizes.argmin())
+    clock = CLOCK | {"deadline": 1e9}
+    simulate(tiny(client=[{"fails": {"how": "refuses", "client": least}}], clock=clock), tmp_path / "one")
+    with pytest.raises(RoundFailed, match=r"for a trial, .* none came back: .* holds no sense"):
+        simulate(tiny(client=[{"fails": {"how": "refuses"}}], clock=clock), tmp_path / "all")
+
+
+def test_who_is_late_was_sent_the_models_of_others(ran: Any) -> None:
+    run = ran(clock=CLOCK | {"over_select": 0.7}, **FOMO)
+    traffic, clients = table(run.folder, "traffic"), table(run.folder, "clients")
+    down = sum(traffic[name] for name in traffic if name.startswith("down_"))
+    of = dict(zip(zip(traffic["round"], traffic["client"], strict=True), down, strict=True))
+    late = clients["status"] == "late"
+    sent = [of[key] for key in zip(clients["round"][late], clients["client"][late], strict=True)]
+    assert max(sent) >= 2 * min(sent)
+    np.testing.assert_allclose(clients["sim_down"][late], 0.25 + np.array(sent) / 8000)
 
 
 def by_status(clients: Any, traffic: Any, status: str) -> set[tuple[int, int]]:
