@@ -2,9 +2,13 @@
 
 import json
 import math
+from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import pytest
+import torch
+import torch.nn.functional as F
 from conftest import simulate, tiny
 from reference import partition_of
 
@@ -15,12 +19,15 @@ from raysim.api.lines import ending
 from raysim.api.progress import scores
 from raysim.config import ConfigError, load
 from raysim.config.shipped import find
-from raysim.core.task import Classification
+from raysim.core.score import Metric
+from raysim.core.task import TASKS, Classification
 from raysim.data import DataError, Dataset, Proxy, make_partition
 from raysim.data.partition import DirichletCounts, IIDEqual, LabelSwap, Pathological
 from raysim.data.sources import Characters, Diabetes, Multilabel
 from raysim.federation import Federation
 from raysim.federation.saved import SavedRun
+from raysim.models import MODELS as NETWORKS
+from raysim.models.own import builder_of
 from raysim.report.groups import compare
 from raysim.report.summary import summarise
 from raysim.store import tables
@@ -141,6 +148,49 @@ def test_what_does_not_fit_the_task_is_refused(task, model, sentence, tmp_path):
     named = {"task": "classification"} if task == "regression" else {}
     with pytest.raises(ConfigError, match=sentence):
         Federation(tiny(data=data | named, model=model), tmp_path)
+
+
+class Made(NamedTuple):
+    logits: torch.Tensor
+    places: torch.Tensor
+    extra: torch.Tensor
+
+
+class Several(torch.nn.Module):
+    """Its outputs have names; beside them stand integers, and one number of the whole batch."""
+
+    def __init__(self, inputs):
+        super().__init__()
+        self.body, self.head = torch.nn.Linear(64, 6), torch.nn.Linear(6, inputs.classes)
+
+    def forward(self, x):
+        z = self.body(x.flatten(1)).tanh()
+        return Made(self.head(z), z.argmax(1), z.square().mean())
+
+
+@dataclass(frozen=True)
+class Named(Classification):
+    metrics: tuple[Metric, ...] = (Metric.mean("right", lambda made, y: (made.logits.argmax(1) == y).float()),)
+
+    def losses(self, made, y):
+        assert not made.places.is_floating_point()
+        return F.cross_entropy(made.logits, y, reduction="none") + made.extra
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_outputs_of_a_structure_keep_it_everywhere(precision, monkeypatch, tmp_path):
+    """Tests of a client's own model, too: in one batch, or of several, of which each has its number."""
+    monkeypatch.setitem(TASKS, "named", Named())
+    monkeypatch.setitem(NETWORKS, "several", builder_of(Several))
+    changes = {"data": {"client_test_frac": 0.4, "task": "named"}, "local": {"precision": precision}, "engine": "local"}
+    for batch in (512, 3):
+        evaluate = {"personal": "after_train", "batch_size": batch}
+        simulate(tiny(**changes, model={"name": "several"}, evaluate=evaluate), tmp_path / str(batch))
+    one, several = (tables.read(tmp_path / str(batch), "personal").to_pydict() for batch in (512, 3))
+    assert one["samples"] == several["samples"] and max(one["samples"]) > 3
+    assert one["loss"] != several["loss"]  # of other batches
+    right = [tables.read(tmp_path / str(batch), "rounds")["metric.personal_right"][-1].as_py() for batch in (512, 3)]
+    assert 0 < right[0] == pytest.approx(right[1])
 
 
 def test_unknown_tasks_and_metrics_are_refused():

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 
 from raysim.core.local_run import LocalRun, StepView
 from raysim.core.optim import Rows
-from raysim.core.outputs import Outputs, mapped
+from raysim.core.outputs import Outputs, floats, latent_rows, mapped
 from raysim.lazy import Tensor, nn, torch
 
 ForSteps = dict[str, dict[str, Tensor]]  # what methods have made for their steps, by method and name
@@ -122,10 +122,10 @@ class BatchedRun:
         low = self.settings.low
         with torch.autocast(self.values.device.type, low, enabled=low is not None):
             z, outputs = self.flat.forward_of(tensors, x)
-        return (z, outputs) if low is None else mapped(torch.Tensor.float, (z, outputs))
+        return (z, outputs) if low is None else floats((z, outputs))
 
     def _objective(self, seen: Seen, x: Tensor, y: Tensor, z: Tensor, loss: Tensor) -> Tensor:
-        return self._view(seen).objective(x, y, z.flatten(0, -2), loss)
+        return self._view(seen).objective(x, y, latent_rows(z), loss)
 
     def _correct(self, seen: Seen) -> Tensor:
         view = self._view(seen)

@@ -40,18 +40,7 @@ class FlatModel:
         self.grad = torch.zeros(layers.P, device=device, dtype=dtype)
         self.params, self.buffers = self.value[: layers.P], self.value[layers.P :]
         modules = dict(model.named_modules())
-        for spec in layers.tensors:
-            owner, leaf = modules[spec.module], spec.name.rpartition(".")[2]
-            if (parameter := owner._parameters.get(leaf)) is not None:
-                parameter.data = spec.view(self.value)
-                parameter.grad = spec.view(self.grad) if spec.kind == "parameter" else None
-            else:
-                # .data: a version counter of its own, or autograd takes one layer's statistics for another's weights
-                owner._buffers[leaf] = spec.view(self.value).data
-        for name, (_, first) in layers.tied.items():
-            (path, _, leaf), (home, _, known) = name.rpartition("."), first.rpartition(".")
-            if modules[path]._buffers.get(leaf) is not None:  # a parameter is still the same object
-                modules[path]._buffers[leaf] = modules[home]._buffers[known]
+        self._lay_out(modules)
         # Whatever is neither a parameter nor in the state_dict (non-persistent buffers) follows to the device.
         model.to(device=device)
         for module in modules.values():
@@ -65,6 +54,7 @@ class FlatModel:
             # In fp32 on the CPU it is the layers' own, which all models of a process share.
             tensors[leaf].data = tensor.to(device, dtype if tensor.is_floating_point() else tensor.dtype)
             self._constants[name] = tensors, leaf, version(tensors[leaf])
+        self._places = [(modules[spec.owner], spec.name, spec.view(self.value).data_ptr()) for spec in layers.tensors]
         self._entered: Tensor | None = None  # what entered the head last
         self._stages = stages_in(model)
         if self._stages is not None:
@@ -80,6 +70,22 @@ class FlatModel:
         named = dict(model.named_parameters())
         self._parameters = [named[spec.name] for spec in layers.tensors[: layers.T]]
         self._zeros = torch.zeros_like(self.grad) if self.grad.is_cuda else self.grad
+
+    def _lay_out(self, modules: Mapping[str, nn.Module]) -> None:
+        """Make the tensors of the `modules` views of the vectors."""
+        for spec in self.layers.tensors:
+            owner, leaf = modules[spec.owner], spec.name.rpartition(".")[2]
+            if (parameter := owner._parameters.get(leaf)) is not None:
+                parameter.data = spec.view(self.value)
+                parameter.grad = spec.view(self.grad) if spec.kind == "parameter" else None
+            else:
+                # .data: a version counter of its own, or autograd takes one layer's statistics for another's weights
+                owner._buffers[leaf] = spec.view(self.value).data
+        for name, (_, first) in self.layers.tied.items():
+            (path, _, leaf), (home, _, known) = name.rpartition("."), first.rpartition(".")
+            second = self.model.get_submodule(path)  # perhaps the same module
+            if second._buffers.get(leaf) is not None:  # a parameter is still the same object
+                second._buffers[leaf] = self.model.get_submodule(home)._buffers[known]
 
     def _enters(self, head: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
         self._entered = args[0] if args else kwargs["input"]
@@ -140,6 +146,16 @@ class FlatModel:
         """A tensor that should have stayed as it was, if there is one that has not."""
         found = (name for name, (buffers, leaf, was) in self._constants.items() if version(buffers[leaf]) != was)
         return next(found, None)
+
+    def replaced(self) -> str | None:
+        """A tensor of the model's that no longer lies in `value`, if there is one: forward has put another one in its place."""
+        for owner, name, place in self._places:
+            leaf = name.rpartition(".")[2]
+            tensor = owner._parameters.get(leaf)
+            tensor = owner._buffers[leaf] if tensor is None else tensor
+            if tensor is None or tensor.data_ptr() != place:
+                return name
+        return None
 
     def functional(self, value: Tensor, x: Tensor) -> Outputs:
         """Outputs of another model value, differentiable in its parameters. In train mode its buffers are updated in
@@ -210,7 +226,7 @@ def counters_of(model: nn.Module, layers: LayerMap) -> list[TensorSpec]:
 def own_types(callers: Sequence[nn.Module], modules: Mapping[str, nn.Module], counters: Sequence[TensorSpec]) -> None:
     """Let the `counters` among the buffers of `modules` have their own types while one of the `callers` runs; what it has
     changed of them is stored then. Raises `ValueError` for what cannot be."""
-    places = [(modules[spec.module]._buffers, spec.name.rpartition(".")[2]) for spec in counters]
+    places = [(modules[spec.owner]._buffers, spec.name.rpartition(".")[2]) for spec in counters]
     lent: list[list[tuple[Tensor, Tensor]]] = []  # of each forward that runs: what is stored, and what was lent
 
     def lend(*_: Any) -> None:

@@ -22,11 +22,16 @@ class TensorSpec:
     kind: str  # "parameter", "buffer" (floating) or "counter" (integer, stored as its float value)
     stage: int  # see `stages_of`; the last stage is the head
     order: int  # position in the state_dict
-    module: str  # path of the owning module
-    bare: bool = False  # owned directly by a module that has children (class token, positional embedding)
+    module: str  # path of the module to whose layer it belongs
+    bare: bool = False  # owned directly by a module that only holds others (class token, positional embedding)
     norm: bool = False  # owned by a normalisation layer
     channels_last: bool = False  # stored as [O, H, W, I], the layout in which CPU convolutions are fastest
     own_type: torch.dtype | None = None  # of a counter in its module
+
+    @property
+    def owner(self) -> str:
+        """Path of the module whose attribute it is: a part of `module` where that is parametrized, as by weight_norm."""
+        return self.name.rpartition(".")[0]
 
     @property
     def size(self) -> int:
@@ -101,21 +106,28 @@ def tensors_of(
         return "buffer" if tensor.is_floating_point() else "counter"
 
     kinds = {name: kind(name, tensor) for name, (_, tensor) in state.items()}
+    layers = {path for path, module in modules.items() if is_layer(module)}
     norms = (nn.modules.batchnorm._BatchNorm, nn.LayerNorm, nn.GroupNorm, nn.modules.instancenorm._InstanceNorm)
     specs: list[TensorSpec] = []
     start = 0
     for name in sorted(state, key=lambda name: (("parameter", "buffer", "counter").index(kinds[name]), stages[name])):
-        (order, tensor), path = state[name], name.rpartition(".")[0]
+        (order, tensor), path = state[name], name.rpartition(".")[0].partition(".parametrizations.")[0]
         spec = TensorSpec(
             name=name, shape=tuple(tensor.shape), start=start, stop=start + tensor.numel(), kind=kinds[name],
             stage=stages[name], order=order, module=path,
-            bare=any(True for _ in modules[path].children()), norm=isinstance(modules[path], norms),
+            bare=path not in layers, norm=isinstance(modules[path], norms),
             channels_last=channels_last and kinds[name] == "parameter" and tensor.dim() == 4,
             own_type=tensor.dtype if kinds[name] == "counter" else None,
         )  # fmt: skip
         specs.append(spec)
         start = spec.stop
     return tuple(specs)
+
+
+def is_layer(module: nn.Module) -> bool:
+    """Whether a module's own tensors are a layer: where it has no children, or these are but parts of it."""
+    parts = isinstance(module, nn.MultiheadAttention) or nn.utils.parametrize.is_parametrized(module)
+    return parts or not any(True for _ in module.children())
 
 
 def tied_in(model: nn.Module) -> dict[str, tuple[int, str]]:

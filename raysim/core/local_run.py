@@ -13,7 +13,7 @@ from raysim.core.hooks import check_nothing, check_term, check_type, replaced
 from raysim.core.layers import LayerMap
 from raysim.core.note import Note
 from raysim.core.optim import SGD, Adam, OptimizerSpec
-from raysim.core.outputs import mapped
+from raysim.core.outputs import floats, latent_rows, mapped
 from raysim.core.rng import generator, seeded, stream_seed
 from raysim.core.samples import ClientData, batch_slices, take
 from raysim.core.task import Task
@@ -121,7 +121,7 @@ class StepView:
     def features(self, value: Tensor, x: Tensor) -> Tensor:
         """Latents [B, D] of another model `value` [S], in the present mode; none of its buffers changes. A sequence with
         outputs at each of T positions has T latents."""
-        return self.flat.features_of(value, x).flatten(0, -2)
+        return latent_rows(self.flat.features_of(value, x))
 
 
 class LocalRun(StepView):
@@ -329,10 +329,10 @@ class LocalRun(StepView):
             with nullcontext() if low is None else torch.autocast(x.device.type, low):
                 z, outputs = self.flat.forward_from(first, x)
             if low is not None:
-                z, outputs = mapped(torch.Tensor.float, (z, outputs))
+                z, outputs = floats((z, outputs))
             loss = self.task.loss(outputs, y)
             if z is not None:
-                z = z.flatten(0, -2)
+                z = latent_rows(z)
             self._backward(self.objective(x, y, z, loss) if penalised else loss)
             own = self.task.losses(mapped(torch.Tensor.detach, outputs), y) if by_sample else None
             return loss.detach(), None if z is None else z.detach(), own

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -17,6 +18,7 @@ from raysim.data.text import build_vocabulary, encode
 if TYPE_CHECKING:
     from raysim.core.task import Task
 
+CHANNELS = (1, 3, 4)  # of images: grey, colour, and with an alpha channel
 COLUMNS = ("multilabel", "regression")  # tasks whose labels have a column for each output
 
 
@@ -142,13 +144,19 @@ def as_samples(place: str, x: np.ndarray, vocab: int | None = None) -> np.ndarra
     if vocab is None and x.dtype == np.uint8 and x.ndim in (3, 4):
         if x.ndim == 3:
             return np.ascontiguousarray(x[:, None])
-        channels_last = x.shape[3] in (1, 3) and x.shape[1] not in (1, 3)  # as Keras saves images
+        channels_last = x.shape[3] in CHANNELS and x.shape[1] not in CHANNELS  # as Keras saves images
         return np.ascontiguousarray(np.moveaxis(x, 3, 1) if channels_last else x)
     if vocab is None and np.issubdtype(x.dtype, np.floating) and x.ndim >= 2:
         with np.errstate(over="ignore"):
             x = np.ascontiguousarray(x, np.float32)
         if wrong := first_wrong(x):
             raise DataError(f"{place} row {wrong[0]} {wrong[1]}")
+        if x.ndim == 4 and x.shape[3] in CHANNELS[1:] and x.shape[1] not in CHANNELS:
+            warnings.warn(
+                f"{place} is {x.shape}, which is taken for {x.shape[1]} channels. Images [n, H, W, C] of floats are passed as "
+                "x.transpose(0, 3, 1, 2).",
+                stacklevel=2,
+            )
         return x
     way = "; tokens are integers" if vocab else "; for tokens set vocab" if x.dtype.kind in "iu" else ""
     way += "; scale pixels of 16 bits to floating point" if x.dtype == np.uint16 else ""

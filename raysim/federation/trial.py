@@ -49,7 +49,7 @@ def tried(spec: HostSpec, model: nn.Module, task: Task, data: Dataset) -> list[s
         return [misused]
     if isinstance(model, Model):
         return []
-    fault = _differs(model, spec.network()[0]) or _unsteady(spec, x, y, task)
+    fault = _differs(spec.network()[0], spec.network()[0]) or _unsteady(spec, x, y, task)
     return [f"model.name: {spec.model} {fault}"] if fault else []
 
 
@@ -203,10 +203,13 @@ def _unsteady(spec: HostSpec, x: Tensor, y: Tensor, task: Task) -> str | None:
 
     try:
         with preserved():
-            same = all(map(_same, looked(), looked()))
+            once, replaced, again = looked(), flat.replaced(), looked()
     except Exception as error:
         return f"cannot take a step of training on two samples ({type(error).__name__}: {error})."
-    if same:
+    if replaced:
+        write = f"write into it, as in self.{replaced}.data.copy_(...)"
+        return f"puts another tensor in the place of {replaced}, which no step and no mean then reaches: {write}."
+    if all(map(_same, once, again)):
         return None
     changed = [name for name, tensor in outside(model) if name not in others or not _same(tensor, others[name])]
     what = f" ({', '.join(changed)})" if changed else ""
@@ -227,6 +230,8 @@ def _tensors(model: nn.Module) -> list[tuple[str, Tensor]]:
 
 def _same(one: Tensor, other: Tensor) -> bool:
     """Whether two tensors have the same bits."""
-    if one.shape != other.shape or one.dtype != other.dtype:
+    if one.shape != other.shape or one.dtype != other.dtype or one.layout != other.layout:
         return False
+    if one.layout != torch.strided:
+        one, other = one.to_dense(), other.to_dense()
     return torch.equal(*(t.detach().cpu().contiguous().reshape(-1).view(torch.uint8) for t in (one, other)))

@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 
 from raysim.core.flat import FlatModel
-from raysim.core.outputs import Outputs, mapped
+from raysim.core.outputs import Outputs, leaves, mapped
 from raysim.core.rng import SERVER, stream_seed
 from raysim.core.samples import batch_slices
 from raysim.core.score import Score, scores_of
@@ -38,7 +38,12 @@ class Evaluator:
         if not len(rows):
             return Score(0, 0.0)
         batches = [self.samples.rows(part, client) for part in self._parts(rows)]
-        outputs = mapped(lambda *parts: torch.cat(parts), *(self.outputs(x) for x, _ in batches))
+        made = [self.outputs(x) for x, _ in batches]
+        if any(not tensor.ndim for tensor in leaves(made[0])):  # a number of a whole batch, such as a further loss
+            return Score.total(
+                scores_of([self.task.tally(each, y) for each, (_, y) in zip(made, batches, strict=True)])
+            )
+        outputs = mapped(lambda *parts: torch.cat(parts), *made)
         y = torch.cat([y for _, y in batches])
         return replace(self.task.score(outputs, y), auc=self.task.auc(outputs, y))
 

@@ -15,6 +15,7 @@ from raysim.core.layers import LayerMap
 from raysim.core.local_run import LocalRun
 from raysim.core.method import Needs
 from raysim.core.mixture import Mixture
+from raysim.core.outputs import latent_rows
 from raysim.core.probe import Probe
 from raysim.core.samples import batch_slices
 from raysim.core.server import Server, Weighting
@@ -71,7 +72,7 @@ class LatentMean(Probe):
         run.flat.model.eval()
         total, count = torch.zeros((), dtype=torch.float64, device=x.device), 0
         for part in batch_slices(len(x), SWEEP, drop_last=False):
-            z = latents(x[part]).flatten(0, -2)  # sequences may have a latent at each position
+            z = latent_rows(latents(x[part]))
             total, count = total + z.double().sum(0), count + len(z)
         run.flat.model.train()
         return total / count

@@ -93,6 +93,11 @@ def _advice(model: nn.Module, error: Exception) -> str:
 
 def _check_types(model: nn.Module) -> None:
     for name, tensor in model.state_dict(keep_vars=True).items():
+        if not isinstance(tensor, torch.Tensor):
+            kind = type(tensor).__name__
+            raise ModelError(
+                f"its state_dict has {name}, a {kind}, and raysim averages tensors. Leave it out of the state_dict."
+            )
         if tensor.is_floating_point() and tensor.dtype != torch.float32:
             raise ModelError(f"{name} is {_type(tensor)}; raysim trains in float32. Make it so with .float().")
         if tensor.is_complex() or tensor.is_sparse or tensor.is_quantized:

@@ -115,6 +115,10 @@ def test_targets_labels_tokens_images_and_texts() -> None:
     grey = np.arange(16, dtype=np.uint8).reshape(2, 8)
     images = raysim.as_dataset([(torch.from_numpy(grey), 0), (torch.from_numpy(grey), 1)], test=0)
     assert images.transform(torch.from_numpy(images.x))[0, 0, 1, 7] == pytest.approx((15 / 255 - 0.5) / 0.5)
+    alpha = raysim.as_dataset((np.zeros((2, 5, 8, 4), np.uint8), Y[:2]), test=0)
+    assert alpha.x.shape == (2, 4, 5, 8)
+    with pytest.warns(UserWarning, match=r"x is \(2, 5, 8, 3\), which is taken for 5 channels.*x\.transpose"):
+        assert raysim.as_dataset((np.zeros((2, 5, 8, 3), np.float32), Y[:2]), test=0).x.shape == (2, 5, 8, 3)
     pillow = raysim.as_dataset([(Image.fromarray(grey), 0), (Image.fromarray(grey), 1)], test=0)
     assert np.array_equal(pillow.x, images.x)
     words = raysim.as_dataset(pa.table({"text": ["a b", "b c"], "label": [0, 1]}), length=3, test=0.5)

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from raysim.config import STACKS, ConfigError
+from raysim.core.layers import LayerMap
 from raysim.federation import prepare
 from raysim.models import MODELS, Inputs, ModelError
 from raysim.models.own import builder_of
@@ -160,6 +161,42 @@ class TiedHead(nn.Module):
         return self.head(self.back(self.first(x.flatten(1)).tanh()))
 
 
+class TwoPaths(Plain):
+    """Each module has a second path, as where `net` lists what the attributes hold."""
+
+    def __init__(self, inputs: Inputs):
+        super().__init__(inputs)
+        self.norm = nn.BatchNorm1d(5)
+        self.net = nn.Sequential(self.features, self.norm, self.norm, self.head)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.net(x)
+        return out
+
+
+class Normed(Plain):
+    """Weights that are made of others, and sparse numbers outside the state_dict."""
+
+    def __init__(self, inputs: Inputs):
+        super().__init__(inputs)
+        self.features[1] = nn.utils.parametrizations.weight_norm(self.features[1])
+        self.neighbours = torch.eye(5).to_sparse()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head((self.neighbours @ self.features(x).T).T)
+
+
+class Bounded(Plain):
+    """Its forward writes into a parameter: rows of the table are shortened to length 1 when they are read."""
+
+    def __init__(self, inputs: Inputs):
+        super().__init__(inputs)
+        self.words = nn.Embedding(4, 5, max_norm=1.0)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.features(x) + self.words((x.flatten(1)[:, 0] > 0).long()))
+
+
 def stacked(inputs: Inputs) -> nn.Module:
     """An nn.Sequential, whose stages could be called one by one but for what they share."""
     parts = nn.Sequential(nn.Flatten(), nn.Linear(24, 3, bias=False), nn.Linear(3, 24), nn.Linear(24, 3, bias=False))
@@ -188,7 +225,24 @@ def settings(name: str, clients: int = 1, **changes: Any) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(
-    "kind", [Plain, Flipped, Standardised, Scaled, Projected, Masked, Ring, LSTM, Conv, Tied, TiedHead, stacked]
+    "kind",
+    [
+        Plain,
+        Flipped,
+        Standardised,
+        Scaled,
+        Projected,
+        Masked,
+        Ring,
+        LSTM,
+        Conv,
+        Tied,
+        TiedHead,
+        stacked,
+        TwoPaths,
+        Normed,
+        Bounded,
+    ],
 )
 def test_a_run_of_one_client_is_gradient_descent_on_the_users_module(
     kind: Callable[[Inputs], nn.Module], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
@@ -416,6 +470,47 @@ def test_a_table_that_changes_later_is_no_constant(monkeypatch: pytest.MonkeyPat
         simulate(tiny(**changes | {"local": {"batch_size": 2}}), tmp_path)
 
 
+class Averaging(Plain):
+    """From some step on, it has another tensor for a buffer. No output shows it."""
+
+    later = 0
+
+    def __init__(self, inputs: Inputs):
+        super().__init__(inputs)
+        self.register_buffer("centre", torch.zeros(5))
+        self.steps = 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        z = self.features(x)
+        self.steps += self.training
+        if self.steps > self.later:
+            self.centre = 0.9 * self.centre + 0.1 * z.detach().mean(0)
+        return self.head(z)
+
+
+class AveragingLater(Averaging):
+    later = 8
+
+
+class Clamped(Plain):
+    def forward(self, x: Tensor) -> Tensor:
+        self.head.weight.data = self.head.weight.data.clamp(-10, 10)
+        return super().forward(x)
+
+
+def test_a_tensor_that_is_replaced_later_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    with_names(monkeypatch, later=AveragingLater)
+    with pytest.raises(
+        Exception, match=r"another tensor in the place of the model's centre,.* self\.centre\.data\.copy_"
+    ):
+        simulate(tiny(**settings("later", clients=3) | {"local": {"batch_size": 2}}), tmp_path)
+
+
+class ExtraState(Plain):
+    def get_extra_state(self) -> dict[str, int]:
+        return {"version": 1}
+
+
 class Remembers(Plain):
     state: Tensor | None = None
 
@@ -461,6 +556,9 @@ def recurrent(inputs: Inputs) -> nn.Module:
         ),
         (Labelled, r"theirs: its forward does not take a batch .* labels go to the task"),
         (Unseeded, r"theirs is another one each time that it is made: noise differs"),
+        (Clamped, r"theirs puts another tensor in the place of head\.weight, .*as in self\.head\.weight\.data\.copy_"),
+        (Averaging, r"theirs puts another tensor in the place of centre, which no step and no mean then reaches"),
+        (ExtraState, r"theirs: its state_dict has _extra_state, a dict, and raysim averages tensors"),
         (Complex, r"theirs: phase is complex64, which raysim cannot average"),
         (lambda inputs: Plain(inputs).double(), r"theirs: features\.1\.weight is float64; raysim trains in float32"),
         (recurrent, r"theirs: its forward .*A recurrent layer returns a pair \(outputs, state\)"),
@@ -472,6 +570,41 @@ def test_refused_with_the_way_out(
     with_names(monkeypatch, theirs=factory)
     with pytest.raises((ConfigError, ModelError), match=message):
         prepare(tiny(**settings("theirs")))
+
+
+def test_a_feature_map_in_front_of_the_head_is_one_latent(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """MOON compares that of each sample, as where the same numbers are flattened before."""
+
+    class Pooled(nn.Module):
+        def __init__(self, inputs: Inputs, early: bool = False):
+            super().__init__()
+            self.body = nn.Sequential(nn.Conv2d(1, 5, 3), nn.AdaptiveAvgPool2d(2))
+            self.head = nn.Sequential(nn.Flatten(), nn.Linear(20, inputs.classes))
+            self.early = early
+
+        def forward(self, x: Tensor) -> Tensor:
+            z = self.body(x)
+            out: Tensor = self.head(z.flatten(1) if self.early else z)
+            return out
+
+    monkeypatch.setitem(MODELS, "late", builder_of(Pooled, head="head"))
+    monkeypatch.setitem(MODELS, "early", builder_of(lambda inputs: Pooled(inputs, early=True), head="head"))
+    moon = [
+        simulate(tiny(**settings(name, clients=3, client=[{"moon": {"mu": 5.0}}])), tmp_path / name).server.value
+        for name in ("late", "early")
+    ]
+    torch.testing.assert_close(moon[0], moon[1], rtol=1e-5, atol=1e-6)
+    plain = simulate(tiny(**settings("late", clients=3)), tmp_path / "plain").server.value
+    assert (moon[0] - plain).abs().max() > 1e-3
+
+
+def test_layers_of_parts() -> None:
+    """A layer whose weight is made of others, and an attention with its one matrix for queries, keys and values."""
+    inputs = Inputs((4, 6), 3)
+    assert [*LayerMap.of(Normed(inputs), "unit", ()).names] == ["features.1", "head"]
+    encoder = nn.Sequential(nn.Linear(8, 8), nn.TransformerEncoderLayer(8, 2, 16))
+    names = [*LayerMap.of(encoder, "unit", ()).names]
+    assert names[:3] == ["0", "1.self_attn", "1.self_attn.out_proj"] and "1.linear1" in names
 
 
 def test_the_tensor_that_became_infinite_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
