@@ -106,7 +106,10 @@ class Aggregator:
         return cohort.reduce(mixture, distances_to=next((other for other in asked if other is not None), None))
 
     def transform(self, target: Tensor, mixture: Mixture, cohort: Cohort, server: Server) -> Tensor:
-        """Fold the server steps in order, then see to BatchNorm's statistics where they come from proxy data."""
+        """Fold the server steps in order, then see to BatchNorm's statistics where they come from proxy data. A round that leaves
+        the model has none of this: momentum would move the model, and decay would shrink it."""
+        if server.scratch.leaves_model:
+            return server.value
         if self.bn_stats == "proxy" and server.scratch.statistics is not None:
             target = torch.cat([target[: server.layers.P], server.scratch.statistics])
         for i in range(len(self.steps)):

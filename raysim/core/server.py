@@ -128,6 +128,7 @@ class RoundScratch:
     statistics: Tensor | None = None  # [B] what weight learning on proxy data left, for `bn_stats: proxy`
     one_time_scalars: dict[int, int] = field(default_factory=dict)  # numbers that clients send now, and never again
     asked: Asked | None = None  # who takes part
+    leaves_model: bool = False  # a weighting's rule had too few clients: the model stays, and no server step follows
 
     def copy(self) -> RoundScratch:
         """One of its own, with what there is so far."""

@@ -19,8 +19,9 @@ class MultiKrum(Robust):
     """The mean of the m clients that are nearest to their K - f - 2 nearest others (Blanchard et al., 2017, section 4).
 
     A client's score is the sum of its squared distances to them; the m lowest are kept, of equal ones the lower id. It needs
-    K ≥ 2f + 3 clients: with fewer the round leaves the model as it was. m = 1 is Krum. Wrong choice where clients hold different
-    classes: it drops those that are alone with theirs.
+    K ≥ 2f + 3 clients: with fewer the round leaves the model as it was, and no server step follows. m = 1 is Krum.
+
+    Wrong choice where clients hold different classes: it drops those that are alone with theirs.
     """
 
     f: NonNegativeInt
@@ -49,7 +50,7 @@ class MultiKrum(Robust):
         return prior.reweighted(prior.lam * kept)
 
     def combine(self, mixture: Mixture, cohort: Cohort, server: Server) -> Tensor | None:
-        too_few = self._too_few(len(cohort.clients))
+        server.scratch.leaves_model = too_few = self._too_few(len(cohort.clients))
         server.fell_back(self, too_few)
         return server.value if too_few else None
 

@@ -15,9 +15,13 @@ from torch import Tensor, nn
 from toy import ToyCohort, noted, toy_server
 
 from raysim.config import ConfigError
+from raysim.core.aggregator import Aggregator
 from raysim.core.layers import LayerMap
 from raysim.federation import Federation
 from raysim.methods import WEIGHTINGS
+from raysim.methods.awd import AWD
+from raysim.methods.fedavgm import FedAvgM
+from raysim.methods.fixed_shrink import FixedShrink
 from raysim.methods.median import Median
 from raysim.methods.multi_krum import MultiKrum
 from raysim.methods.trimmed_mean import TrimmedMean
@@ -80,6 +84,20 @@ def test_too_few_for_krum_leave_the_model() -> None:
     cohort = cohort_of([[1.0, 2.0]] * 4)
     assert aggregate(MultiKrum(1), cohort).tolist() == [0.0, 0.0]
     assert noted(cohort.server, "fell_back") == 1
+
+
+@pytest.mark.parametrize("rule", [MultiKrum(1)])
+def test_a_round_with_too_few_takes_no_server_step(rule: Any) -> None:
+    """The model, FedAvgM's velocity and AWD's decay stay as the round found them."""
+    cohort = cohort_of([[1.0, 2.0]] * 4)
+    server, aggregator = cohort.server, Aggregator("uniform", (rule,), (FedAvgM(), AWD(), FixedShrink(0.9)))
+    server.value, server.memory[FedAvgM()], server.memory[AWD()] = torch.tensor([3.0, 4.0]), torch.ones(2), 0.5
+    mixture = aggregator.plan(cohort, server)
+    target = aggregator.reduce(mixture, cohort, server)
+    assert aggregator.transform(target, mixture, cohort, server).tolist() == [3.0, 4.0]
+    assert server.memory[FedAvgM()].tolist() == [1.0, 1.0]
+    assert server.memory[AWD()] == 0.5
+    assert noted(server, "fell_back") == 1
 
 
 FIVE = {
