@@ -82,8 +82,8 @@ class ToyCohort:
 
     def columns(self, function: Any, mix: Mixture | None = None, *payload: Any) -> Tensor:
         sent = torch.ones_like(self.updates) if mix is None else self.layers.per_element(mix.sent.double())
-        made = [function(self.updates[rows > 0, i : i + 1], *payload) for i, rows in enumerate(sent.T)]
-        return torch.cat(made)
+        columns = (self.updates[rows > 0, i : i + 1] for i, rows in enumerate(sent.T))
+        return torch.cat([function(column, *payload) if len(column) else column.new_zeros(1) for column in columns])
 
     def by_size(self) -> Mixture:
         return Mixture.of(self.sizes, self.layers)

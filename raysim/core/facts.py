@@ -58,6 +58,11 @@ class RunFacts:
         asked = self.selection.asked if self.selection else cohort_size
         return asked(self.participation, self.clients)
 
+    @property
+    def senders(self) -> int | None:
+        """Clients that send each layer: those of a round, or so many as a weighting lets send; None where the data decide."""
+        return min((n for n in (self.cohort_size, *(w.senders for w in self.weighting)) if n is not None), default=None)
+
 
 def cohort_size(participation: float, clients: int) -> int:
     """Clients that take part in a round of a federation of `clients`: at least one."""

@@ -247,6 +247,11 @@ class Weighting(Method):
         """Whether it compares clients that must have begun at one model."""
         return self.needs.proxy or (self.stage != "weigh" and not self.combines)
 
+    @property
+    def senders(self) -> int | None:
+        """How many clients of a round it lets send each layer at most; None: all."""
+        return None
+
     def mask_bits(self, layers: LayerMap) -> int:
         """Bits by which a client learns what to send, where the server chooses."""
         return 0

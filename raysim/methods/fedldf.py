@@ -38,6 +38,10 @@ class FedLDF(Weighting):
     def probes(self) -> tuple[Probe, ...]:
         return (LayerDistance(),)
 
+    @property
+    def senders(self) -> int:
+        return self.top_n
+
     def mask_bits(self, layers: LayerMap) -> int:
         return layers.L
 

@@ -50,6 +50,10 @@ class HDFL(Weighting):
     def probes(self) -> tuple[Probe, ...]:
         return (LastLoss(),) if self.select == "by_loss" else ()
 
+    @property
+    def senders(self) -> int:
+        return self.n
+
     def mask_bits(self, layers: LayerMap) -> int:
         return 1
 

@@ -25,6 +25,10 @@ class RandomLayer(Weighting):
     stage: ClassVar[str] = "select"
     plans_early: ClassVar[bool] = True
 
+    @property
+    def senders(self) -> int:
+        return self.n
+
     def mask_bits(self, layers: LayerMap) -> int:
         return layers.L
 

@@ -12,7 +12,7 @@ from case import Traced
 from conftest import simulate, table, tiny
 from sabotage import kill_before, to_the_end
 from torch import Tensor, nn
-from toy import ToyCohort, noted, toy_server
+from toy import TWO_LAYERS, ToyCohort, W, noted, toy_server, vector
 
 from raysim.config import ConfigError
 from raysim.core.aggregator import Aggregator
@@ -49,6 +49,8 @@ def test_cases(case: Mapping[str, Any]) -> None:
     expect, cohort = case["expect"], cohort_of(case["inputs"]["updates"])
     found = aggregate(WEIGHTINGS[case["rule"]](**case["params"]), cohort)
     wanted = torch.tensor(expect.get("value", expect.get("mean")), dtype=torch.float64)
+    if expect.get("cut_each_side") == 0 and case["params"]["beta"]:
+        wanted[:] = 0  # Flower falls back to the mean; here the model stays
     torch.testing.assert_close(found, wanted, rtol=0, atol=1e-9)
     if "scores" in expect:
         torch.testing.assert_close(
@@ -86,18 +88,30 @@ def test_too_few_for_krum_leave_the_model() -> None:
     assert noted(cohort.server, "fell_back") == 1
 
 
-@pytest.mark.parametrize("rule", [MultiKrum(1)])
+@pytest.mark.parametrize("rule", [MultiKrum(1), TrimmedMean(0.2)], ids=lambda rule: rule.name)
 def test_a_round_with_too_few_takes_no_server_step(rule: Any) -> None:
     """The model, FedAvgM's velocity and AWD's decay stay as the round found them."""
     cohort = cohort_of([[1.0, 2.0]] * 4)
     server, aggregator = cohort.server, Aggregator("uniform", (rule,), (FedAvgM(), AWD(), FixedShrink(0.9)))
-    server.value, server.memory[FedAvgM()], server.memory[AWD()] = torch.tensor([3.0, 4.0]), torch.ones(2), 0.5
+    server.value, server.memory[FedAvgM()], server.memory[AWD()] = vector(3, 4), torch.ones(2), 0.5
     mixture = aggregator.plan(cohort, server)
     target = aggregator.reduce(mixture, cohort, server)
     assert aggregator.transform(target, mixture, cohort, server).tolist() == [3.0, 4.0]
     assert server.memory[FedAvgM()].tolist() == [1.0, 1.0]
     assert server.memory[AWD()] == 0.5
     assert noted(server, "fell_back") == 1
+
+
+def test_a_layer_of_too_few_senders_is_not_trimmed_but_left() -> None:
+    """All five send the first layer, and three the second: ⌊0.2 · 5⌋ is one, ⌊0.2 · 3⌋ none, and its mean would be the liar's."""
+    server = toy_server(TWO_LAYERS)
+    cohort = ToyCohort(server, [[1.0, 9e9], [2.0, 1.0], [3.0, 1.0], [4.0, 1.0], [9e9, 1.0]], [1] * 5)
+    sent = torch.tensor([[True, i < 3] for i in range(5)])
+    found = TrimmedMean(0.2).combine(cohort.uniform().select(sent), cohort, server)
+    assert found is not None
+    assert found.tolist() == [W[0] + 3.0, W[1]]  # of 2, 3, 4 the mean
+    assert noted(server, "fell_back") == 1
+    assert not server.scratch.leaves_model
 
 
 FIVE = {
@@ -181,6 +195,13 @@ def test_what_a_host_holds_is_bounded(tmp_path: Path, warm_ray: Any, monkeypatch
         ({"weighting": [{"multi_krum": {"f": 1}}]}, r"f 1 needs rounds of 5 clients \(2f \+ 3\), and they have 3"),
         ({"weighting": [{"multi_krum": {"f": 0}}, {"fedldf": 2}]}, "compares whole updates, but fedldf"),
         ({"weighting": [{"trimmed_mean": 0.1}]}, "beta 0.1 of the 3 clients of a round is none. Set it to 0.34,"),
+        *(
+            (
+                {"weighting": [{name: 4}, {"trimmed_mean": 0.2}], "rounds": {"participation": 1.0}},
+                "beta 0.2 of the 4 clients that",
+            )
+            for name in ("hdfl", "random_layer", "fedldf")
+        ),
         ({"weighting": [{"trimmed_mean": 0.5}]}, "must be a number >= 0 and < 0.5, but is 0.5"),
     ],
 )
