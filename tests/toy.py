@@ -63,13 +63,16 @@ class ToyCohort:
     def scalars(self, name: str) -> Tensor:
         return torch.as_tensor(self._scalars[name])
 
+    def each(self, function: Any, *payload: Any) -> Tensor:
+        return torch.stack([function(update, self.layers, *payload) for update in self.updates])
+
     def distances(self, to: Tensor, layers: LayerMap | None = None) -> Tensor:
         return (layers or self.layers).norms(self.models[:, : len(to)] - to)
 
     def distances_to_mixture(self, mix: Mixture) -> Tensor:
         return self.distances(self.reduce(mix)[: self.layers.P])
 
-    def reduce(self, mix: Mixture, of: str = "model", power: int = 1) -> Tensor:
+    def reduce(self, mix: Mixture, of: str = "model", power: int = 1, distances_to: Any = None) -> Tensor:
         weights = torch.cat([mix.weights, mix.buffers], dim=1)
         if power == 2:
             return (self.layers.per_element(weights) * self.updates.square()).sum(0)

@@ -101,7 +101,8 @@ class Aggregator:
             with server.seeded_for(weighting, f"combine {stream_of(weighting)}"):
                 made = weighting.combine(mixture, cohort, server)
             if made is not None:
-                return check_vector(weighting.combine, made, server.value, server.t)
+                server.scratch.combined = weighting, check_vector(weighting.combine, made, server.value, server.t)
+                return server.scratch.combined[1]
         asked = (step.measures_distances_to(mixture) for step in self.steps)
         return cohort.reduce(mixture, distances_to=next((other for other in asked if other is not None), None))
 

@@ -22,6 +22,7 @@ class Mixture:
 
     layers: LayerMap
     lam: Tensor  # [K] non-negative, at least one positive
+    kept: Tensor  # [K] bool: False where a robust rule has dropped the client
     sent: Tensor  # [K, T + Tb] bool: the byte ledger and `support` read this, never the weights
     factor: Tensor  # [K, T + Tb] multipliers (L-DAWA, FedNova, FedLAW); ones otherwise
     anchor: Tensor  # [T] coefficient of the server's own tensor
@@ -30,12 +31,23 @@ class Mixture:
     def of(cls, lam: Tensor, layers: LayerMap) -> Mixture:
         """Every client sends everything and counts `lam` [K]."""
         sent = torch.ones(len(lam), len(layers.tensors), dtype=torch.bool)
-        return cls(layers, lam.double(), sent, sent.double(), torch.zeros(layers.T, dtype=torch.float64))
+        return cls(
+            layers,
+            lam.double(),
+            torch.ones(len(lam), dtype=torch.bool),
+            sent,
+            sent.double(),
+            torch.zeros(layers.T, dtype=torch.float64),
+        )
 
     def reweighted(self, lam: Tensor) -> Mixture:
         """Other client weights [K]: finite, none negative, at least one positive. A method whose rule may give others keeps
         the prior then, and records that it `fell_back`."""
         return replace(self, lam=lam.double())
+
+    def keep(self, mask: Tensor) -> Mixture:
+        """Drop the clients where `mask` [K] is false. They have sent, but neither the mean nor a server step counts them."""
+        return replace(self, lam=self.lam * mask, kept=self.kept & mask)
 
     def fault(self) -> str | None:
         """Why there is no average by these weights, as a clause; None where there is one."""
@@ -84,12 +96,12 @@ class Mixture:
         return replace(self, sent=sent)
 
     def support(self) -> Mixture:
-        """Equal weights over the clients that sent each tensor; always the same object."""
+        """Equal weights over the clients that sent each tensor and were not dropped; always the same object."""
         return self._support
 
     @cached_property
     def _support(self) -> Mixture:
-        return Mixture.of(torch.ones_like(self.lam), self.layers).select(self.sent)
+        return Mixture.of(self.kept, self.layers).select(self.sent)
 
     @cached_property
     def shares(self) -> Tensor:

@@ -128,6 +128,9 @@ class RoundScratch:
     statistics: Tensor | None = None  # [B] what weight learning on proxy data left, for `bn_stats: proxy`
     one_time_scalars: dict[int, int] = field(default_factory=dict)  # numbers that clients send now, and never again
     asked: Asked | None = None  # who takes part
+    combined: tuple[Weighting, Tensor] | None = (
+        None  # the rule in place of the mean, and the aggregate [S] that it made
+    )
     leaves_model: bool = False  # a weighting's rule had too few clients: the model stays, and no server step follows
 
     def copy(self) -> RoundScratch:

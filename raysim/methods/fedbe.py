@@ -55,19 +55,20 @@ class FedBE(ServerFT):
         if not self.epochs:
             return target
         rows = server.proxy.rows
-        others = torch.stack([target, *self.sampled(target, cohort, server)])
-        total = cohort.predict(rows).sum(0) + cohort.compute(summed_logits, others, rows)
-        mean = total / (len(cohort.clients) + len(others))
+        others = torch.stack([target, *self.sampled(target, mixture, cohort, server)])
+        clients = cohort.predict(rows)[mixture.kept]
+        mean = (clients.sum(0) + cohort.compute(summed_logits, others, rows)) / (len(clients) + len(others))
         return self.train(target, cohort, server, (mean / self.temperature).softmax(1), Recipe(swa=self.swa))
 
-    def sampled(self, target: Tensor, cohort: Cohort, server: Server) -> list[Tensor]:
-        """Models [S] drawn around those of the clients."""
+    def sampled(self, target: Tensor, mixture: Mixture, cohort: Cohort, server: Server) -> list[Tensor]:
+        """Models [S] drawn around those of the clients that `mixture` keeps."""
+        among = cohort.uniform().keep(mixture.kept)
         stream, K, P = server.generator("fedbe"), len(cohort.clients), server.layers.P
         if self.mode == "dirichlet":
             # Exponential draws, normalised, are uniform on the simplex.
             draws = -torch.rand(self.samples, K, generator=stream, dtype=torch.float64).log()
-            return [cohort.reduce(cohort.uniform().reweighted(pi)) for pi in draws]
-        mean, variance, length = directions(cohort, server)
+            return [cohort.reduce(among.reweighted(pi * among.kept)) for pi in draws]
+        mean, variance, length = directions(among, cohort, server)
         models = []
         for _ in range(self.samples):
             noise = torch.randn(P, generator=stream, dtype=target.dtype)
@@ -77,18 +78,19 @@ class FedBE(ServerFT):
         return models
 
 
-def directions(cohort: Cohort, server: Server) -> tuple[Tensor, Tensor, Tensor]:
-    """Mean [P] and variance [P] of the clients' unit updates, tensor by tensor, and the updates' mean length [P]."""
+def directions(among: Mixture, cohort: Cohort, server: Server) -> tuple[Tensor, Tensor, Tensor]:
+    """Mean [P] and variance [P] of the unit updates of the clients `among` which all count alike, tensor by tensor, and the
+    updates' mean length [P]."""
     tensors, layers = server.layers.regroup("tensor"), server.layers
     length = cohort.distances(server.params, tensors)  # ‖Δ_k‖  [K, tensors]
     unit = torch.where(length > EPS, 1 / length.clamp_min(EPS), 0.0)
     scale = tensors.expand(unit)[:, : layers.T]
-    units = cohort.uniform().scaled(scale)
+    units = among.scaled(scale)
     anchor = -units.weights.sum(0)  # takes the server's own model out of the sum: Σ w_k Δ_k is left
     mean = cohort.reduce(units.scaled(torch.ones(()), anchor))[: layers.P]
-    squares = cohort.reduce(cohort.uniform().scaled(scale.square()), power=2)[: layers.P]
+    squares = cohort.reduce(among.scaled(scale.square()), power=2)[: layers.P]
     variance = (squares - mean.square()).clamp_min(LEAST_VARIANCE)
-    return mean, variance, tensors.per_parameter(length.mean(0)).to(mean.dtype)
+    return mean, variance, tensors.per_parameter(length[among.kept].mean(0)).to(mean.dtype)
 
 
 def summed_logits(server_model: ServerModel, values: Tensor, rows: np.ndarray) -> Tensor:

@@ -56,5 +56,5 @@ class FedDF(ServerFT):
         if self.patience is not None:
             part, held = part.split(self.validation, server.generator("feddf validation"))
             recipe = replace(recipe, validation=held.rows, patience=self.patience)
-        taught = (cohort.predict(part.rows).mean(0) / self.temperature).softmax(1)  # [n, C]
+        taught = (cohort.predict(part.rows)[mixture.kept].mean(0) / self.temperature).softmax(1)  # [n, C]
         return self.train(target, cohort, server, taught, recipe, part)

@@ -10,8 +10,10 @@ import numpy as np
 from raysim.core.bounds import NonNegative
 from raysim.core.cohort import Cohort
 from raysim.core.facts import RunFacts
+from raysim.core.layers import LayerMap
 from raysim.core.mixture import Mixture
 from raysim.core.probe import Probe, ReceivedDistance
+from raysim.core.robust import Coordinatewise
 from raysim.core.server import Server, ServerStep
 from raysim.lazy import Tensor, torch
 
@@ -25,7 +27,8 @@ class FedLWS(ServerStep):
     τ_l is the mean distance of the uploaders' updates from their unweighted mean, d = ŵ − w. Deviation: a layer whose
     norm is zero is not shrunk (γ = 1); the rule would keep it at zero for ever. The released code also clamps βτ
     (`tau_clamp: [0.01, 0.2]`), counts running statistics and step counters as part of their layers (`lws_stats: all`
-    with `model.layer_by: bias_group`; counters are then averaged), and shrinks them (`shrink_buffers`).
+    with `model.layer_by: bias_group`; counters are then averaged), and shrinks them (`shrink_buffers`). After a
+    robust rule by coordinate τ is what that rule makes of the distances to its aggregate, so that no liar sets it.
 
     The paper calls beta from 0.001 to 0.1 safe; a large one drives layers to zero. Averaged running statistics suit a
     model that is shrunk so little: on a ResNet8, shrinking it under them cost at most 0.05 points of accuracy at beta
@@ -69,6 +72,12 @@ class FedLWS(ServerStep):
     def check(self, facts: RunFacts) -> str | None:
         if self.tau_clamp is not None and not 0 <= self.tau_clamp[0] <= self.tau_clamp[1]:
             return f"tau_clamp is {list(self.tau_clamp)}; it must be a lower and an upper bound."
+        for rule in (w for w in facts.weighting if isinstance(w, Coordinatewise)):
+            if self.tau_stat == "rms" or self.lws_stats == "all":
+                way = "Set tau_stat: mean and lws_stats: parameters"
+                return (
+                    f"takes τ or step counters from a mean of all clients, which {rule.name} does not protect. {way}."
+                )
         return None
 
     def measures_distances_to(self, mixture: Mixture) -> Mixture | None:
@@ -79,7 +88,7 @@ class FedLWS(ServerStep):
         sent = mixture.support()  # equal weights over what was uploaded
         if self.lws_stats == "all":
             size, reduced = layers.S, with_mean_counters(reduced, mixture, cohort)
-        tau = self.disagreement(before, sent, cohort)  # [L + 1]: the model comes last
+        tau = self.disagreement(sent, cohort, server)  # [L + 1]: the model comes last
         norm = with_total(layers.norms(before[:size]))
         moved = with_total(layers.norms(reduced[:size] - before[:size]))
         pull = self.beta * tau if self.tau_clamp is None else (self.beta * tau).clip(*self.tau_clamp)
@@ -93,8 +102,11 @@ class FedLWS(ServerStep):
         server.note(self, "applied", factors, "layer")
         return self.shrink(factors, before, reduced if self.shrink_buffers else target, mixture)
 
-    def disagreement(self, before: Tensor, sent: Mixture, cohort: Cohort) -> np.ndarray:
+    def disagreement(self, sent: Mixture, cohort: Cohort, server: Server) -> np.ndarray:
         """τ of every layer and of the whole model [L + 1], over the clients that sent it."""
+        before, (rule, aggregate) = server.value, server.scratch.combined or (None, server.value)
+        if isinstance(rule, Coordinatewise):
+            return disagreement_by(rule, aggregate - before, sent, cohort)
         layers, share = sent.layers, sent.layers.collect(sent.base).numpy()  # [K, L]
         if self.measures_distances_to(sent):
             distances = cohort.distances_to_mixture(sent)
@@ -132,6 +144,21 @@ class FedLWS(ServerStep):
             for _, elements, _ in layers.counters:
                 result[elements].trunc_()  # as loading a float into an integer does
         return result
+
+
+def disagreement_by(rule: Coordinatewise, combined: Tensor, sent: Mixture, cohort: Cohort) -> np.ndarray:
+    """τ of every layer and of the whole model [L + 1] by a robust `rule`: what it makes of the clients' distances to the update
+    [S] that it has `combined`, so that a liar's is one among them."""
+    sends = sent.layers.collect(sent.sent).numpy()  # [K, L]
+    spread = with_total(cohort.each(distances_to, combined[: sent.layers.P]) * torch.from_numpy(sends))  # [K, L + 1]
+    columns = zip(spread.T, np.column_stack([sends, sends.any(1)]).T, strict=True)
+    return np.array(
+        [float(rule.column(torch.from_numpy(d[heard])[:, None])) if heard.any() else 0.0 for d, heard in columns]
+    )
+
+
+def distances_to(update: Tensor, layers: LayerMap, other: Tensor) -> Tensor:
+    return layers.norms(update[: len(other)] - other)
 
 
 def with_total(norms: Tensor) -> np.ndarray:

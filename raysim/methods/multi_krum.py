@@ -44,10 +44,10 @@ class MultiKrum(Robust):
         if self._too_few(K):
             return prior
         scores = krum_scores(squared_distances(cohort.gram()), self.f)
-        kept = torch.zeros(K, dtype=torch.float64)
-        kept[scores.argsort(stable=True)[: self.m or K - self.f]] = 1
+        kept = torch.zeros(K, dtype=torch.bool)
+        kept[scores.argsort(stable=True)[: self.m or K - self.f]] = True
         server.note(self, "score", scores, "client")
-        return prior.reweighted(prior.lam * kept)
+        return prior.keep(kept)
 
     def combine(self, mixture: Mixture, cohort: Cohort, server: Server) -> Tensor | None:
         server.scratch.leaves_model = too_few = self._too_few(len(cohort.clients))

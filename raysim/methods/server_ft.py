@@ -14,6 +14,7 @@ from raysim.core.facts import RunFacts
 from raysim.core.method import Needs
 from raysim.core.mixture import Mixture
 from raysim.core.optim import OptimizerSpec
+from raysim.core.robust import Coordinatewise
 from raysim.core.server import ProxyData, Server, ServerStep
 from raysim.core.server_model import ServerModel
 from raysim.lazy import Tensor, torch
@@ -81,10 +82,13 @@ class ServerFT(ServerStep):
 
 
 def refuse_parts(facts: RunFacts) -> str | None:
-    """Teachers are models that the server has: whole ones, sent by all clients."""
+    """Teachers are models that the server has: whole ones, sent by all clients. What a robust rule does to each coordinate by
+    itself does not protect them."""
     choosing = [w.name for w in facts.weighting if w.stage == "select"]
     keeping = [f"{m.name} never sends its {m.personal_layers}" for m in facts.client if m.personal_layers]
-    reasons = [*(f"with {name} not every client sends its whole model" for name in choosing), *keeping]
+    rules = [w.name for w in facts.weighting if isinstance(w, Coordinatewise)]
+    unsafe = [f"with {name} malicious ones are among them; multi_krum drops those" for name in rules]
+    reasons = [*(f"with {name} not every client sends its whole model" for name in choosing), *keeping, *unsafe]
     return f"learns from all clients' whole models, but {reasons[0]}." if reasons else None
 
 

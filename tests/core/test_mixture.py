@@ -45,6 +45,9 @@ def test_selection_renormalises_over_the_uploaders():
     assert zero.sent.all()
     assert zero.support().weights.equal(torch.full((2, T), 0.5).double())
     assert mixture.support().base[:, 0].tolist() == [0.5, 0.5, 0]
+    kept = mixture.keep(torch.tensor([False, True, True]))  # dropped by a robust rule: it sends, and nothing counts it
+    assert kept.sent.equal(mixture.sent)
+    assert kept.base[:, 0].tolist() == kept.support().base[:, 0].tolist() == [0, 1, 0]
     with pytest.raises(ValueError, match="differs between layers"):
         Mixture.of(torch.ones(2), LAYERS).select(torch.tensor([FIRST, SECOND])).per_client()
 

@@ -16,7 +16,7 @@ STEP = FedBE(epochs=2, batch_size=5)
 
 def test_golden_statistics():
     cohort = ToyCohort(toy_server())
-    mean, variance, length = directions(cohort, cohort.server)
+    mean, variance, length = directions(cohort.uniform(), cohort, cohort.server)
     assert torch.allclose(mean, vector(1 / 3, 0), atol=1e-12)
     assert torch.allclose(variance, vector(2 / 9, 2 / 3), atol=1e-12)
     assert torch.allclose(length, vector(4 / 3, 4 / 3), atol=1e-12)
@@ -24,12 +24,12 @@ def test_golden_statistics():
 
 def test_a_client_that_did_not_move_has_no_direction():
     cohort = ToyCohort(toy_server(), updates=[[1.0, 0.0], [0.0, 0.0], [0.0, -2.0]])
-    mean, variance, length = directions(cohort, cohort.server)
+    mean, variance, length = directions(cohort.uniform(), cohort, cohort.server)
     assert torch.allclose(mean, vector(1 / 3, -1 / 3))
     assert torch.allclose(variance, vector(1 / 3 - 1 / 9, 1 / 3 - 1 / 9))
     assert torch.allclose(length, vector(1, 1).double())
     still = ToyCohort(toy_server(), updates=[[0.0, 0.0]] * 3)
-    mean, variance, length = directions(still, still.server)
+    mean, variance, length = directions(still.uniform(), still, still.server)
     assert (mean == 0).all()
     assert torch.allclose(variance, vector(1e-5, 1e-5))  # the least there is
     assert (length == 0).all()
@@ -37,7 +37,7 @@ def test_a_client_that_did_not_move_has_no_direction():
 
 def test_each_tensor_has_its_own_length():
     cohort = ProxyCohort()
-    mean, variance, length = directions(cohort, cohort.server)
+    mean, variance, length = directions(cohort.uniform(), cohort, cohort.server)
     P = cohort.layers.P
     for spec in cohort.layers.tensors:
         part = slice(spec.start, spec.stop)
@@ -52,10 +52,10 @@ def test_each_tensor_has_its_own_length():
 def test_without_noise_the_sample_is_the_mean_direction(monkeypatch):
     cohort = ProxyCohort(norm=True)
     target, P = cohort.reduce(cohort.by_size()), cohort.layers.P
-    [noisy] = STEP.sampled(target, cohort, cohort.server)
+    [noisy] = STEP.sampled(target, cohort.uniform(), cohort, cohort.server)
     monkeypatch.setattr(fedbe, "NOISE", 0.0)
-    [still] = STEP.sampled(target, cohort, cohort.server)
-    mean, _, length = directions(cohort, cohort.server)
+    [still] = STEP.sampled(target, cohort.uniform(), cohort, cohort.server)
+    mean, _, length = directions(cohort.uniform(), cohort, cohort.server)
     assert torch.allclose(still[:P], cohort.server.params + length * mean, atol=1e-12)
     assert not torch.allclose(noisy[:P], still[:P], atol=1e-3)
     assert torch.equal(noisy[P:], target[P:])  # statistics are not sampled
@@ -64,16 +64,16 @@ def test_without_noise_the_sample_is_the_mean_direction(monkeypatch):
 def test_samples_differ_within_a_round_and_between_rounds():
     cohort = ProxyCohort()
     target, law = cohort.reduce(cohort.by_size()), FedBE(samples=2)
-    first, second = law.sampled(target, cohort, cohort.server)
+    first, second = law.sampled(target, cohort.uniform(), cohort, cohort.server)
     assert not torch.equal(first, second)
     cohort.server.scratch.t = 1
-    assert not torch.equal(law.sampled(target, cohort, cohort.server)[0], first)
+    assert not torch.equal(law.sampled(target, cohort.uniform(), cohort, cohort.server)[0], first)
 
 
 def test_dirichlet_samples_are_convex_mixtures():
     cohort = ProxyCohort(clients=2)
     target = cohort.reduce(cohort.by_size())
-    samples = torch.stack(FedBE(mode="dirichlet", samples=400).sampled(target, cohort, cohort.server))
+    samples = torch.stack(FedBE(mode="dirichlet", samples=400).sampled(target, cohort.uniform(), cohort, cohort.server))
     first, last = cohort.models
     share = (samples - last) @ (first - last) / (first - last).square().sum()  # of the first client
     assert torch.allclose(samples, share[:, None] * first + (1 - share[:, None]) * last, atol=1e-12)
@@ -87,7 +87,7 @@ def test_clients_their_average_and_samples_teach():
     cohort = ProxyCohort()
     applied(STEP, cohort)
     target, rows, server_model = cohort.reduce(cohort.by_size()), cohort.server.proxy.rows, cohort.server_model()
-    models = [*cohort.models, target, *STEP.sampled(target, cohort, cohort.server)]
+    models = [*cohort.models, target, *STEP.sampled(target, cohort.uniform(), cohort, cohort.server)]
     logits = []
     for model in models:
         server_model.load(model)

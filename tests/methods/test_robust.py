@@ -13,6 +13,7 @@ from conftest import simulate, table, tiny
 from sabotage import kill_before, to_the_end
 from torch import Tensor, nn
 from toy import TWO_LAYERS, ToyCohort, W, noted, toy_server, vector
+from toy_proxy import ProxyCohort
 
 from raysim.config import ConfigError
 from raysim.core.aggregator import Aggregator
@@ -21,6 +22,9 @@ from raysim.federation import Federation
 from raysim.methods import WEIGHTINGS
 from raysim.methods.awd import AWD
 from raysim.methods.fedavgm import FedAvgM
+from raysim.methods.fedbe import FedBE
+from raysim.methods.feddf import FedDF
+from raysim.methods.fedlws import FedLWS
 from raysim.methods.fixed_shrink import FixedShrink
 from raysim.methods.median import Median
 from raysim.methods.multi_krum import MultiKrum
@@ -114,10 +118,62 @@ def test_a_layer_of_too_few_senders_is_not_trimmed_but_left() -> None:
     assert not server.scratch.leaves_model
 
 
+def after_the_rule(rule: Any, step: Any, cohort: ToyCohort) -> Tensor:
+    """The new model [S] of a round in which `step` follows `rule`."""
+    server, aggregator = cohort.server, Aggregator("uniform", (rule,), (step,))
+    mixture = aggregator.plan(cohort, server)
+    return aggregator.transform(aggregator.reduce(mixture, cohort, server), mixture, cohort, server)
+
+
+def with_liar(cohort: ToyCohort, lie: float) -> ToyCohort:
+    """Of the same clients, and one more that sends `lie`."""
+    updates, K = torch.cat([cohort.updates, torch.full_like(cohort.updates[:1], lie)]), len(cohort.updates) + 1
+    cohort.updates, cohort.clients, cohort.sizes = updates, tuple(range(K)), torch.ones(K)
+    return cohort
+
+
+@pytest.mark.parametrize(
+    "step", [FedLWS(0.3), FedLWS(0.3, tau_stat="rms"), FedDF(epochs=2), FedBE(epochs=2)], ids=lambda step: step.name
+)
+def test_a_step_does_not_hear_clients_that_krum_dropped(step: Any) -> None:
+    """The model is that of the four others alone."""
+    alone, lied = ProxyCohort(4, sizes=[1] * 4), with_liar(ProxyCohort(4), 1e3)
+    found = after_the_rule(MultiKrum(1), step, lied)
+    torch.testing.assert_close(found, after_the_rule(MultiKrum(0), step, alone), rtol=0, atol=1e-9)
+
+
+def test_dirichlet_mixes_only_those_that_krum_kept() -> None:
+    cohort = with_liar(ProxyCohort(4), 1e3)
+    among = MultiKrum(1).plan(cohort, cohort.server, cohort.uniform())
+    for sample in FedBE(mode="dirichlet", samples=3).sampled(cohort.server.value, among, cohort, cohort.server):
+        assert ((cohort.models[:4].amin(0) <= sample) & (sample <= cohort.models[:4].amax(0))).all()
+
+
+@pytest.mark.parametrize(
+    ("rule", "by_hand"), [(Median(), lambda d: np.median(d, 0)), (TrimmedMean(0.2), lambda d: trimmed(d))]
+)
+def test_tau_after_a_rule_by_coordinate_is_by_that_rule(rule: Any, by_hand: Any) -> None:
+    """The rule of the clients' distances to what it made of them: of two layers and of the model."""
+    drawn = np.random.default_rng(0).normal(size=(5, 2))
+    for lie in (1.0, 1e9):
+        updates = np.concatenate([drawn[:4], [[lie, -lie]]])
+        cohort = ToyCohort(toy_server(TWO_LAYERS), updates, [1] * 5)
+        after_the_rule(rule, FedLWS(0.3), cohort)
+        distances = np.abs(updates - by_hand(updates))
+        tau = [*noted(cohort.server, "tau").tolist(), noted(cohort.server, "model_tau").item()]
+        assert tau == pytest.approx([*by_hand(distances), by_hand(np.hypot(*distances.T)[:, None])[0]])
+        assert max(tau) < 1e3
+
+
+def trimmed(values: np.ndarray) -> Any:
+    return np.sort(values, axis=0)[1:-1].mean(0)
+
+
 FIVE = {
     "data": {"partition": {"dirichlet_counts": {"alpha": 0.8, "clients": 8, "min_size": 4}}},
     "rounds": {"participation": 0.65, "total": 3},
 }  # five clients a round
+PROXY = {"data": {"proxy": {"samples": 20}}}
 ENTRIES: dict[str, Any] = {
     "median": "median",
     "trimmed_mean": {"trimmed_mean": 0.2},
@@ -195,6 +251,22 @@ def test_what_a_host_holds_is_bounded(tmp_path: Path, warm_ray: Any, monkeypatch
         ({"weighting": [{"multi_krum": {"f": 1}}]}, r"f 1 needs rounds of 5 clients \(2f \+ 3\), and they have 3"),
         ({"weighting": [{"multi_krum": {"f": 0}}, {"fedldf": 2}]}, "compares whole updates, but fedldf"),
         ({"weighting": [{"trimmed_mean": 0.1}]}, "beta 0.1 of the 3 clients of a round is none. Set it to 0.34,"),
+        (
+            {"weighting": ["median"], "server": ["feddf"], **PROXY},
+            "with median malicious ones are among them; multi_krum",
+        ),
+        (
+            {"weighting": [{"trimmed_mean": 0.4}], "server": ["fedbe"], **PROXY},
+            "with trimmed_mean malicious ones are among",
+        ),
+        (
+            {"weighting": ["median"], "server": [{"fedlws": {"tau_stat": "rms"}}]},
+            "which median does not protect. Set tau_stat: mean",
+        ),
+        (
+            {"weighting": ["median"], "server": [{"fedlws": {"lws_stats": "all"}}]},
+            "which median does not protect. Set tau_stat: mean",
+        ),
         *(
             (
                 {"weighting": [{name: 4}, {"trimmed_mean": 0.2}], "rounds": {"participation": 1.0}},
