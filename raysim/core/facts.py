@@ -59,6 +59,11 @@ class RunFacts:
         return asked(self.participation, self.clients)
 
     @property
+    def every_weighting(self) -> tuple[Weighting, ...]:
+        """Weightings of the configuration, and those that the selection brings."""
+        return (*self.weighting, *(self.selection.weightings() if self.selection else ()))
+
+    @property
     def senders(self) -> int | None:
         """Clients that send each layer: those of a round, or so many as a weighting lets send; None where the data decide."""
         return min((n for n in (self.cohort_size, *(w.senders for w in self.weighting)) if n is not None), default=None)

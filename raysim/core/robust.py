@@ -29,7 +29,14 @@ class Robust(Weighting):
         for other in facts.weighting:
             if self.whole and other.stage == "select":
                 return f"compares whole updates, but {other.name} lets clients send parts of them."
+        for other in facts.every_weighting:
+            if other is not self and self.refuses(other):
+                return f"counts all clients alike, but {other.name} {other.unequal}."
         return None
+
+    def refuses(self, other: Weighting) -> bool:
+        """Whether it does not go with the weights of `other`."""
+        return other.stage != "select" and other.unequal is not None
 
     def plan(self, cohort: Cohort, server: Server, prior: Mixture) -> Mixture:
         return prior

@@ -251,6 +251,11 @@ class Weighting(Method):
         return self.needs.proxy or (self.stage != "weigh" and not self.combines)
 
     @property
+    def unequal(self) -> str | None:
+        """How clients come to count differently by it, as a clause, and the way out; None: all count alike."""
+        return "weighs them. Leave one of the two out"
+
+    @property
     def senders(self) -> int | None:
         """How many clients of a round it lets send each layer at most; None: all."""
         return None

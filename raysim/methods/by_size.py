@@ -39,9 +39,11 @@ class BySize(Selection):
 class ByDraws(Weighting):
     """A client counts as often as it was drawn."""
 
+    name: ClassVar[str] = "by_size"
     base_weights: ClassVar[str | None] = "uniform"
     stage: ClassVar[str] = "weigh"
     plans_early: ClassVar[bool] = True
+    unequal: ClassVar[str] = "counts them as often as they are drawn. Take another selection"
 
     def plan(self, cohort: Cohort, server: Server, prior: Mixture) -> Mixture:
         asked = server.scratch.asked

@@ -25,6 +25,10 @@ class FedAvg(Weighting):
     rank: ClassVar[int] = -1  # what others refine
     plans_early: ClassVar[bool] = True
 
+    @property
+    def unequal(self) -> str | None:
+        return "counts their samples. Set weights: uniform" if self.weights == "size" else None
+
     def plan(self, cohort: Cohort, server: Server, prior: Mixture) -> Mixture:
         return prior.reweighted((cohort.by_size() if self.weights == "size" else cohort.uniform()).lam)
 

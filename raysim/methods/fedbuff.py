@@ -65,9 +65,16 @@ class Stale(Weighting):
     of: FedBuff = field(default_factory=FedBuff)
     """Whose s it is."""
 
+    name: ClassVar[str] = "fedbuff"
     base_weights: ClassVar[str | None] = "uniform"
     stage: ClassVar[str] = "rescale"
     plans_early: ClassVar[bool] = True
+
+    @property
+    def unequal(self) -> str | None:
+        if self.of.weights == "size":
+            return "counts their samples. Set weights: uniform"
+        return None if self.of.staleness == "constant" else "counts stale ones less. Set staleness: constant"
 
     def plan(self, cohort: Cohort, server: Server, prior: Mixture) -> Mixture:
         weight = self.of.weights_of(cohort, server)

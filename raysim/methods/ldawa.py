@@ -69,8 +69,9 @@ class LDAWA(Weighting):
     def check(self, facts: RunFacts) -> str | None:
         if self.scale_buffers and self.layer_by != "tensor":
             return "scale_buffers gives every running statistic its own cosine, which needs layer_by: tensor."
-        if self.base == "uniform" and any(w.stage == "weigh" for w in facts.weighting):
-            return "base: uniform discards what the other weightings say of the clients. Set base: size."
+        others = [w.name for w in facts.every_weighting if w.stage == "weigh" and w.unequal]
+        if self.base == "uniform" and others:
+            return f"base: uniform discards what {others[0]} says of the clients. Set base: size."
         return None
 
     def plan(self, cohort: Cohort, server: Server, prior: Mixture) -> Mixture:

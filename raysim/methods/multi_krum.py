@@ -10,8 +10,9 @@ from raysim.core.cohort import Cohort
 from raysim.core.facts import RunFacts
 from raysim.core.mixture import Mixture
 from raysim.core.robust import Robust
-from raysim.core.server import Server
+from raysim.core.server import Server, Weighting
 from raysim.lazy import Tensor, torch
+from raysim.methods.fedbuff import Stale
 
 
 @dataclass(frozen=True)
@@ -38,6 +39,10 @@ class MultiKrum(Robust):
         if cohort is not None and self.m is not None and self.m > cohort:
             return f"m is {self.m}, but a round has {cohort} clients."
         return super().check(facts)
+
+    def refuses(self, other: Weighting) -> bool:
+        stale = isinstance(other, Stale) and other.of.weights == "uniform"  # which the server knows by itself
+        return super().refuses(other) and not stale
 
     def plan(self, cohort: Cohort, server: Server, prior: Mixture) -> Mixture:
         K = len(cohort.clients)

@@ -85,4 +85,6 @@ def test_refusals():
         tiny(weighting=[{"ldawa": {"scale_buffers": True, "layer_by": "unit"}}])
     with pytest.raises(ConfigError, match="base: size"):
         tiny(weighting=["feddisco", "ldawa"])
+    with pytest.raises(ConfigError, match=r"what by_size says of the clients\. Set base: size"):
+        tiny(weighting=["ldawa"], rounds={"selection": "by_size"})
     tiny(weighting=["feddisco", {"ldawa": {"base": "size"}}])

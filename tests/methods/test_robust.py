@@ -240,6 +240,48 @@ def test_what_a_host_holds_is_bounded(tmp_path: Path, warm_ray: Any, monkeypatch
         assert max(widths) <= (most or S / 2 + 50)
 
 
+BUFFERED = {"clock": {"latency": 1}}
+LDAWA = {"ldawa": {"base": "size"}}
+KRUM = {"multi_krum": {"f": 0}}
+
+
+@pytest.mark.parametrize(
+    ("changes", "name"),
+    [
+        *(({"weighting": [other, "median"], **PROXY}, "") for other in ("feddisco", "ccn", "fednova", LDAWA, "adaptive_gws")),
+        *(({"weighting": [other, KRUM]}, "") for other in ("feddisco", "fednova", LDAWA)),
+        *(({"weighting": [{"fedavg": "size"}, rule]}, "fedavg counts their samples") for rule in ("median", KRUM)),
+        *(({"weighting": [rule], "rounds": {"selection": "by_size"}}, "by_size counts them") for rule in ("median", KRUM)),
+        ({"weighting": ["median"], **BUFFERED, "rounds": {"selection": {"fedbuff": 3}}}, "fedbuff counts stale ones less"),
+        *(
+            (
+                {"weighting": [rule], **BUFFERED, "rounds": {"selection": {"fedbuff": {"buffer": 3, "weights": "size"}}}},
+                "fedbuff counts their samples",
+            )
+            for rule in ("median", KRUM)
+        ),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_no_other_weights_are_ignored(changes: dict[str, Any], name: str) -> None:
+    with pytest.raises(ConfigError, match=f"counts all clients alike, but {name}"):
+        tiny(**changes)
+
+
+def test_weights_that_are_alike_go_with_a_rule(ran: Any) -> None:
+    """And with Multi-Krum staleness, which the server knows by itself."""
+    rules = [ran(weighting=weighting).sha256() for weighting in (["median"], [{"fedavg": "uniform"}, "median"])]
+    assert rules[0] == rules[1]
+    equal: dict[str, Any] = {"data": {"partition": {"iid_equal": {"clients": 8}}}, **BUFFERED, "weighting": ["median"]}
+    rounds = [
+        {"participation": 0.5},
+        {"participation": 0.5, "selection": {"fedbuff": {"buffer": 4, "staleness": "constant"}}},
+    ]
+    assert len({ran(**equal, rounds=one).sha256() for one in rounds}) == 1
+    tiny(weighting=[KRUM], **BUFFERED, rounds={"selection": {"fedbuff": 3}})
+    tiny(weighting=["median"], rounds={"selection": "power_of_choice"})
+
+
 @pytest.mark.parametrize(
     ("changes", "sentence"),
     [
