@@ -37,6 +37,7 @@ class ClientMethod(Method):
     role: ClassVar[str] = "client"
     probes: ClassVar[tuple[Probe, ...]] = ()
     personal_layers: ClassVar[str | None] = None  # "head": stays with the client, is never sent or overwritten
+    sends_parts: ClassVar[bool] = False  # whether `upload.sent` leaves out elements, which then count as received
     batches_per_step: ClassVar[int] = 1  # batches that `step` is given as one
     averages_more: ClassVar[bool] = False  # whether its server step averages more of the clients than their models
     base_weights: ClassVar[str | None] = None  # "uniform" where the paper averages without sizes
@@ -53,6 +54,13 @@ class ClientMethod(Method):
         """Tensors of this client for the hooks of a step: made before the first one, then found as `run.for_steps(self)`.
         The hooks may change them in place."""
         return {}
+
+    @property
+    def withholds(self) -> str | None:
+        """What of the model a client does not send, as a clause."""
+        if self.sends_parts:
+            return "sends only parts of its model"
+        return f"never sends its {self.personal_layers}" if self.personal_layers else None
 
     def starts_everyone(self) -> bool:
         """Whether clients that are not drawn run `start` as well, each round, and keep what it leaves."""

@@ -26,6 +26,9 @@ class Robust(Weighting):
         for method in facts.client:
             if method.averages_more:
                 return f"{method.name} averages more than the clients' models, which would go unprotected."
+            if method.sends_parts:
+                zeros = f"{method.name} {method.withholds}. Leave one of the two out"
+                return f"takes what a client does not send for an update of zero, but {zeros}."
         for other in facts.weighting:
             if self.whole and other.stage == "select":
                 return f"compares whole updates, but {other.name} lets clients send parts of them."

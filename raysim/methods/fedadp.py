@@ -79,6 +79,7 @@ class FedADP(ClientMethod):
     least: float = 0.02
     """Least share of every layer that is sent (ρ_min)."""
     needs: ClassVar[Needs] = Needs(global_model=True)
+    sends_parts: ClassVar[bool] = True
 
     def check(self, facts: RunFacts) -> str | None:
         if not 0 < self.least <= self.keep <= 1:

@@ -68,10 +68,8 @@ class LearnedWeights(Weighting):
     needs: ClassVar[Needs] = Needs(proxy=True, gather_bytes=True)
 
     def check(self, facts: RunFacts) -> str | None:
-        keeper = next((m for m in facts.client if m.personal_layers), None)
-        if keeper is not None:
-            return f"mixes whole models, but {type(keeper).__name__} never sends its {keeper.personal_layers}."
-        return None
+        reasons = [f"{m.name} {m.withholds}" for m in facts.client if m.withholds]
+        return f"mixes whole models, but {reasons[0]}." if reasons else None
 
     def stages(self) -> tuple[Stage, ...]:
         raise NotImplementedError

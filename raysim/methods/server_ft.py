@@ -85,7 +85,7 @@ def refuse_parts(facts: RunFacts) -> str | None:
     """Teachers are models that the server has: whole ones, sent by all clients. What a robust rule does to each coordinate by
     itself does not protect them."""
     choosing = [w.name for w in facts.weighting if w.stage == "select"]
-    keeping = [f"{m.name} never sends its {m.personal_layers}" for m in facts.client if m.personal_layers]
+    keeping = [f"{m.name} {m.withholds}" for m in facts.client if m.withholds]
     rules = [w.name for w in facts.weighting if isinstance(w, Coordinatewise)]
     unsafe = [f"with {name} malicious ones are among them; multi_krum drops those" for name in rules]
     reasons = [*(f"with {name} not every client sends its whole model" for name in choosing), *keeping, *unsafe]

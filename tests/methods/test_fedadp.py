@@ -121,3 +121,17 @@ def test_a_model_that_is_all_head_is_refused(monkeypatch):
 def test_refusals(client, reason):
     with pytest.raises(ConfigError, match=reason):
         tiny(client=client)
+
+
+@pytest.mark.parametrize(
+    ("stack", "method"),
+    [
+        *(("weighting", rule) for rule in ("median", {"trimmed_mean": 0.4}, {"multi_krum": {"f": 0}})),
+        *(("weighting", law) for law in ("fedlaw", "attentive_law", "adaptive_gws")),
+        *(("server", step) for step in ("feddf", "fedbe")),
+    ],
+    ids=str,
+)
+def test_what_takes_unsent_neurons_for_still_ones_is_refused(stack, method):
+    with pytest.raises(ConfigError, match="but fedadp sends only parts of its model"):
+        tiny(client=["fedadp"], data={"proxy": {"samples": 20}}, **{stack: [method]})

@@ -409,7 +409,7 @@ PROXY = {"data": {"proxy": {"samples": 16}}}
         ({"weighting": ["attentive_law", {"fedldf": {"top_n": 1}}], **PROXY}, "so that fedldf would have no effect"),
         ({"weighting": ["fedlaw"], "server": ["fedlws"], **PROXY}, "and so does FedLWS"),
         ({"weighting": ["adaptive_gws"], "server": ["fedlws"], **PROXY}, "and so does FedLWS"),
-        ({"weighting": ["fedlaw"], "client": ["fedrep"], **PROXY}, "FedRep never sends its head"),
+        ({"weighting": ["fedlaw"], "client": ["fedrep"], **PROXY}, "fedrep never sends its head"),
         ({"weighting": [{"fedlaw": {"gamma_clamp": [0.0, 1.0]}}], **PROXY}, "a positive lower and an upper bound"),
     ],
 )
