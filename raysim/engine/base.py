@@ -13,8 +13,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-import numpy as np
-
 from raysim.core.event import Event
 from raysim.core.failures import breaks_device, out_of_memory
 from raysim.data import Dataset, Partition
@@ -199,11 +197,7 @@ class Engine(ABC):
     def begin(self, value: Tensor) -> None:
         """`value` [S] is the model that the run began with. Clients that have not taken part yet may have it as their
         previous one, and start with its running statistics where those stay with the clients."""
-        state: dict[str, np.ndarray] = {}
-        if self.spec.stack.initial_previous:
-            state["previous"] = value.numpy().copy()
-        if self.spec.settings.local_buffers:
-            state["buffers"] = value[self.layers.P :].numpy().copy()
+        state = self.spec.initial_state(value)
         self.initial_state = self.put(state) if state else None
 
     def publish(self, value: Tensor, shared: Mapping[str, Tensor], public: Tensor) -> None:

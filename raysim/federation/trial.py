@@ -151,8 +151,9 @@ def trial_result(spec: HostSpec, data: Dataset, partition: Partition, server: Se
     try:
         host = ClientHost(here, data, partition)
         for client in holders[partition.sizes[holders].argsort(kind="stable")][:TRIES].tolist():
-            request = TrainRequest(round_info(server), (client,))
-            result = host.train(request, to_numpy(server.value), shared).results[client]
+            request = TrainRequest(round_info(server), (client,), state_index={client: 0})
+            state = spec.initial_state(server.value)
+            result = host.train(request, to_numpy(server.value), shared, state).results[client]
             if result.status == "ok":
                 return result
             status = status or result.status

@@ -128,6 +128,11 @@ class HostSpec:
             return True
         return any(method.new_state(layers) is not None for method in self.keepers)
 
+    def initial_state(self, value: Tensor) -> dict[str, np.ndarray]:
+        """The state of a client that has not taken part yet, of a run that began with the model `value` [S]; copies."""
+        state = {"previous": value.numpy().copy()} if self.stack.initial_previous else {}
+        return state | ({"buffers": value[self.layers.P :].numpy().copy()} if self.settings.local_buffers else {})
+
     @property
     def keepers(self) -> tuple[ClientMethod | Transform, ...]:
         """What may keep a state at each client."""

@@ -556,6 +556,7 @@ def test_who_is_late_sends_what_the_others_do(changes: dict[str, Any], ran: Any)
         {"weighting": ["feddisco", "ccn"]},  # label counts, once, and latents
         {"weighting": [{"random_layer": 1}]},
         {"model": {"bn_stats": "first"}},
+        {"model": {"bn_stats": "local"}, "client": ["moon"], "upload": ["bf16"], "evaluate": {"global": False}},
         FOMO,
         {"rounds": {"selection": "by_size"}},
         {"rounds": {"selection": "oort"}},
