@@ -148,13 +148,14 @@ class FlatModel:
         return next(found, None)
 
     def replaced(self) -> str | None:
-        """A tensor of the model's that no longer lies in `value`, if there is one: forward has put another one in its place."""
+        """What a forward has done that put another tensor in the place of one of the model's, which lies in `value`."""
         for owner, name, place in self._places:
             leaf = name.rpartition(".")[2]
             tensor = owner._parameters.get(leaf)
             tensor = owner._buffers[leaf] if tensor is None else tensor
             if tensor is None or tensor.data_ptr() != place:
-                return name
+                write = f"write into it, as in self.{name}.data.copy_(...)"
+                return f"puts another tensor in the place of {name}, which no step and no mean then reaches: {write}."
         return None
 
     def functional(self, value: Tensor, x: Tensor) -> Outputs:

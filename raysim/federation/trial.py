@@ -208,8 +208,7 @@ def _unsteady(spec: HostSpec, x: Tensor, y: Tensor, task: Task) -> str | None:
     except Exception as error:
         return f"cannot take a step of training on two samples ({type(error).__name__}: {error})."
     if replaced:
-        write = f"write into it, as in self.{replaced}.data.copy_(...)"
-        return f"puts another tensor in the place of {replaced}, which no step and no mean then reaches: {write}."
+        return replaced
     if all(map(_same, once, again)):
         return None
     changed = [name for name, tensor in outside(model) if name not in others or not _same(tensor, others[name])]

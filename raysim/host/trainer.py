@@ -193,11 +193,8 @@ class Trainer:
                 f"training has changed the model's tensor {name}, which no client sends: it is frozen, or a table of integers. "
                 "Integers that change must do so from the first batch on, or be floats"
             )
-        if name := self.flat.replaced():
-            raise ValueError(
-                f"forward has put another tensor in the place of the model's {name}, which no step and no mean then reaches. Write "
-                f"into it, as in self.{name}.data.copy_(...)"
-            )
+        if replaced := self.flat.replaced():
+            raise ValueError(f"the model's forward {replaced}")
         upload = Upload(run.value)
         for finish in self._stack.finishers:
             check_upload(finish, finish(run, upload), upload, run.flat.value)

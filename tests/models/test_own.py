@@ -501,7 +501,7 @@ class Clamped(Plain):
 def test_a_tensor_that_is_replaced_later_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     with_names(monkeypatch, later=AveragingLater)
     with pytest.raises(
-        Exception, match=r"another tensor in the place of the model's centre,.* self\.centre\.data\.copy_"
+        Exception, match=r"model's forward puts another tensor in the place of centre,.* self\.centre\.data\.copy_"
     ):
         simulate(tiny(**settings("later", clients=3) | {"local": {"batch_size": 2}}), tmp_path)
 
