@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -77,6 +78,33 @@ def test_trials_know_what_the_script_has_added(cluster: object, base: Path, tmp_
     run_config = tune.RunConfig(storage_path=str(tmp_path / "trials"), verbose=0)
     results = tune.Tuner(trials, run_config=run_config).fit()
     assert results.num_errors == 0, results.errors
+
+
+def test_a_trial_that_died_before_its_report_reports_once_it_goes_on(
+    base: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each evaluation arrives once, although the trial dies before its second report, and after its first."""
+    tune, reports = pytest.importorskip("ray.tune", reason="needs raysim[tune]"), []
+
+    class Died(Exception):
+        pass
+
+    def report(metrics: dict[str, float]) -> None:
+        if len(reports) == 1:
+            reports.append(None)
+            raise Died
+        reports.append(metrics)
+
+    monkeypatch.setattr(tune, "get_context", lambda: SimpleNamespace(get_trial_dir=lambda: "trial"))
+    monkeypatch.setattr(tune, "report", report)
+    trial = raysim.sweep.tune.trainable(base)
+    Path("trial").mkdir()
+    with pytest.raises(Died):
+        trial({"rounds.checkpoint_every": 1})
+    trial({"rounds.checkpoint_every": 1})
+    rounds = table(Path("trial/run"), "rounds")
+    assert [one["round"] for one in reports if one] == [2, 4]
+    assert [one["accuracy"] for one in reports if one] == rounds["accuracy"][[1, 3]].tolist()
 
 
 def test_what_is_wrong_shows_before_any_trial(base: Path, monkeypatch: pytest.MonkeyPatch) -> None:

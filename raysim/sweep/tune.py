@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import fields, replace
 from pathlib import Path
@@ -14,7 +14,7 @@ from raysim.config import EngineConfig, LocalEngineConfig, load
 from raysim.config.shipped import find
 from raysim.federation import Federation
 from raysim.registry import REGISTRY, OwnEntry
-from raysim.store.tables import OPEN
+from raysim.store.tables import OPEN, read
 
 REPORTED = ("accuracy", "loss", "train_loss", "personal_accuracy_micro", "personal_accuracy_macro")
 
@@ -48,20 +48,33 @@ def trainable(base: str | Path, overrides: Sequence[str] = ()) -> Callable[[Mapp
         if config.engine.ray:
             shared = {field.name: getattr(config.engine, field.name) for field in fields(EngineConfig)}  # of its bits
             config = replace(config, engine=LocalEngineConfig(**shared))
-        folder = Path(get_context().get_trial_dir(), "run")
+        trial = Path(get_context().get_trial_dir())
+        folder, marker = trial / "run", trial / "reported"  # the last round, from 1, of which Tune knows
+        reported = int(marker.read_text()) if marker.exists() else 0
         saved = any((folder / "checkpoints").glob("*.json"))
         federation = Federation(config, folder, resume=saved)
         try:
-            while (shown := federation.step()) is not None:
-                if federation.evaluates(shown["round"]):
+            for shown in _rounds(federation):
+                number = shown["round"] + 1
+                if number > reported and federation.evaluates(shown["round"]):
                     names = [*REPORTED, *(name for name in shown if name.startswith(OPEN["rounds"].prefix))]
                     known = {name: shown[name] for name in names if shown.get(name) is not None}
-                    report({"round": shown["round"] + 1, **known})
+                    report({"round": number, **known})
+                    marker.write_text(str(number))
             federation.finish()
         finally:
             federation.close()
 
     return train
+
+
+def _rounds(federation: Federation) -> Iterator[Mapping[str, Any]]:
+    """What is known of each round: of those that were done before, as a trial may die before it reports one, then of each that
+    is run."""
+    done = federation.t
+    yield from (row for row in read(federation.folder, "rounds").to_pylist() if row["round"] < done)
+    while (shown := federation.step()) is not None:
+        yield shown
 
 
 def _adopt(own: Sequence[OwnEntry]) -> None:
