@@ -102,8 +102,9 @@ class Mapped:
 
 def cached(source: Source, root: Path | None, cache: Path) -> Dataset:
     """The data set of `source`, in the folder below `cache` that is named for all that decides its bytes: the settings,
-    the names, sizes and times of the files, and the versions of what decodes them. Raises DataError."""
-    read = [f"{type(source).__module__}.{source!r}", source.files(root), __version__, version("pillow"), FORM]
+    where the files are looked for, their names, sizes and times, and the versions of what decodes them. Raises DataError."""
+    place = str((root or Path.cwd()).resolve())
+    read = [f"{type(source).__module__}.{source!r}", place, source.files(root), __version__, version("pillow"), FORM]
     folder = cache.absolute() / hashlib.sha256(json.dumps(read).encode()).hexdigest()[:32]
     with _clearly(folder):
         if not folder.is_dir():

@@ -25,7 +25,7 @@ from raysim.data import DataError, Dataset, load, make_partition
 from raysim.data.cache import Mapped
 from raysim.data.encoded import Encoded
 from raysim.data.partition import Natural
-from raysim.data.sources import Images, Parquet
+from raysim.data.sources import Images, Npz, Parquet
 from raysim.data.sources.tables import ParquetReader
 from raysim.federation import prepare
 from raysim.host.samples import SampleSource
@@ -122,6 +122,16 @@ def test_a_cache_is_read_until_files_or_settings_change(folder, tmp_path, monkey
     assert sorted(p.name for p in tmp_path.iterdir() if not p.name.startswith(".")) == sorted(
         p.name for p in tmp_path.iterdir() if p.is_dir()
     )
+
+
+def test_files_of_two_places_are_cached_apart(tmp_path):
+    """An .npz has one size for all numbers, and an unpacked archive gives all its files one time."""
+    for site, value in (("a", 1.0), ("b", 2.0)):
+        (tmp_path / site).mkdir()
+        x, y = np.full((4, 3), value, np.float32), np.arange(4) % 2
+        np.savez(tmp_path / site / "d.npz", x_train=x, y_train=y, x_test=x, y_test=y)
+        os.utime(tmp_path / site / "d.npz", ns=(1, 1))
+        assert (load(Npz("d.npz"), tmp_path / site, cache=tmp_path / "cache").x[:] == value).all()
 
 
 def test_a_cache_appears_whole_or_not_at_all(folder, tmp_path, monkeypatch):
