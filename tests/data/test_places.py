@@ -175,6 +175,31 @@ def test_data_sets_of_torchvision_by_name(tmp_path, own_sets, subtests):
     assert "'Nothing' is none of the data sets" in Torchvision("Nothing").check(tmp_path)
 
 
+def test_torchvisions_names_of_splits(tmp_path):
+    """OxfordIIITPet has no split `train`, and CLEVR's test has no labels."""
+
+    def image(path: Path) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.new("RGB", (4, 4)).save(path)
+
+    pets, clevr = tmp_path / "oxford-iiit-pet", tmp_path / "clevr/CLEVR_v1.0"
+    for name in ("Beagle_1", "Beagle_2", "Pug_1"):
+        image(pets / f"images/{name}.jpg")
+    (pets / "annotations").mkdir()
+    (pets / "annotations/trainval.txt").write_text("Beagle_1 1 2 1\nPug_1 2 2 1\n")
+    (pets / "annotations/test.txt").write_text("Beagle_2 1 2 1\n")
+    (clevr / "scenes").mkdir(parents=True)
+    for split, objects in (("train", [3, 5]), ("val", [4]), ("test", [0])):
+        names = [f"{i}.png" for i in range(len(objects))]
+        for name in names:
+            image(clevr / "images" / split / name)
+        scenes = [{"image_filename": name, "objects": [{}] * n} for name, n in zip(names, objects, strict=True)]
+        (clevr / f"scenes/CLEVR_{split}_scenes.json").write_text(json.dumps({"scenes": scenes}))
+    for name, labels in (("OxfordIIITPet", [0, 1, 0]), ("CLEVRClassification", [3, 5, 4])):
+        data = Torchvision(name, download=False).load(tmp_path)
+        assert (data.y.tolist(), data.train_rows) == (labels, 2)
+
+
 def test_a_cache_looks_at_the_files_of_one_set_alone(tmp_path, own_sets):
     def made() -> Path:
         return load(Torchvision("Labelled"), tmp_path, cache=tmp_path / "cache").x.file

@@ -19,12 +19,13 @@ from raysim.data.sources.base import PREPROCESSING, FileFacts, Pictures, downloa
 
 # Classes that give an image and a class, and whose readers run no pickle: one of LSUN's index would run whatever it asks for.
 KNOWN = {
-    "Caltech101", "Caltech256", "CLEVRClassification", "Country211", "DTD", "EMNIST", "EuroSAT", "FakeData",
+    "Caltech101", "Caltech256", "CLEVRClassification", "Country211", "DTD", "EMNIST", "EuroSAT",
     "FashionMNIST", "FER2013", "FGVCAircraft", "Flowers102", "Food101", "GTSRB", "Imagenette", "ImageNet",
     "INaturalist", "KMNIST", "LFWPeople", "MNIST", "Omniglot", "OxfordIIITPet", "PCAM", "Places365", "QMNIST",
     "RenderedSST2", "SEMEION", "StanfordCars", "STL10", "SUN397", "SVHN", "USPS",
 }  # fmt: skip
 OWN_READER = {"CIFAR10": "cifar10", "CIFAR100": "cifar100"}  # torchvision's would run what their pickles ask for
+TRAINING = {"OxfordIIITPet": "trainval", "Places365": "train-standard"}  # names of splits, where that is not train
 LABELS = ("targets", "labels", "_labels")  # where the data sets of torchvision keep them
 
 
@@ -98,7 +99,8 @@ class Torchvision(Pictures):
             if "train" in known and "train" not in self.options:
                 return make(train=True, **arguments), make(train=False, **arguments)
             if "split" in known and "split" not in self.options:
-                return make(split="train", **arguments), _first(partial(make, **arguments), "test", "val", "valid")
+                train = make(split=TRAINING.get(self.name, "train"), **arguments)
+                return train, _first_labelled(partial(make, **arguments), "test", "val", "valid")
             return make(**arguments), None
         except Exception as error:  # broken files, wrong options, a failed download and a full disk all arrive here
             raise DataError(
@@ -128,13 +130,15 @@ def _parameters(make: type) -> set[str]:
     return known
 
 
-def _first(make: Callable[..., Any], *splits: str) -> Any:
-    """The first of the `splits` that there is; None where there is none."""
+def _first_labelled(make: Callable[..., Any], *splits: str) -> Any:
+    """The first of the `splits` that there is and has labels; None where there is none."""
     for split in splits:
         try:
-            return make(split=split)
+            part = make(split=split)
         except ValueError:  # of a name that it does not know
             continue
+        if len(part) and part[0][1] is not None:
+            return part
     return None
 
 
