@@ -76,7 +76,15 @@ def test_plain_torch_opens_a_model(run: raysim.Run, tmp_path: Path) -> None:
     """In a process that has no raysim."""
     for to, name in (("torch", "model.pt"), ("safetensors", "deep/model.safetensors")):
         done = command("export", run.folder, "--to", to, "--out", tmp_path / name)
-        assert done.output == f"{tmp_path / name}\n", done.output
+        assert done.output == f"{tmp_path / name}\n{tmp_path / name}.json\n", done.output
+        known = json.loads((tmp_path / f"{name}.json").read_text())
+        assert known == {
+            "shape": [1, 8, 8],
+            "classes": ["0", "1", "2", "3"],
+            "scale": 255.0,
+            "mean": [0.5],
+            "std": [0.5],
+        }
     code = f"""import sys, torch, safetensors.torch
 first = torch.load({str(tmp_path / "model.pt")!r})
 second = safetensors.torch.load_file({str(tmp_path / "deep/model.safetensors")!r})
@@ -88,6 +96,24 @@ print(sum(float(tensor.double().sum()) for tensor in first.values()), "raysim" i
     failed = command("export", run.folder, "--to", "torch", "--best")
     assert failed.exit_code == 1
     assert "record.keep_best" in failed.stderr
+
+
+def test_the_words_of_a_text_model_lie_beside_it(tmp_path: Path) -> None:
+    """With them a program makes of a text what the model was given."""
+    texts = ['Cats; "sleep" well!', "dogs bark", "cats purr"]
+    split = pa.table({"text": texts * 4, "label": [0, 1, 0] * 4})
+    source = raysim.as_dataset({"train": split, "test": split})
+    run = raysim.run(
+        tiny(), data=source, data__partition={"iid_equal": {"clients": 2}}, model="fasttext", out=tmp_path / "run",
+        progress=False,
+    )  # fmt: skip
+    assert command("export", run.folder, "--to", "torch", "--out", tmp_path / "model.pt").exit_code == 0
+    known = json.loads((tmp_path / "model.pt.json").read_text())
+    ids = {word: i for i, word in enumerate(known["words"])}
+    words = [["<cls>", "cats", "sleep", "well", "!"], ["<cls>", "dogs", "bark"], ["<cls>", "cats", "purr"]]
+    (length,) = known["shape"]
+    encoded = {tuple(ids[word] for word in [*row, *["<pad>"] * (length - len(row))]) for row in words}
+    assert {tuple(row) for row in source.x[:].tolist()} == encoded
 
 
 def test_a_model_whose_class_or_manifest_is_not_here(tmp_path: Path) -> None:

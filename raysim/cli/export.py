@@ -69,12 +69,19 @@ def export(
 ) -> None:
     """Write a run's global model for other programs: they need no raysim to open it."""
     from raysim.report.runs import Run
+    from raysim.store.atomic import write_json
+    from raysim.store.documents import read_json
+    from raysim.store.manifest import DATA, DataForm
 
     with reported():
         run = Run(folder)
         path = out or below(Path(), f"{folder.resolve().name}.{'pt' if to is To.torch else to.value}")
         _write_model(run, "best" if best else "final", to, path)
         print(path)
+        if (run.folder / DATA).exists():  # not of an older run
+            beside = path.with_name(f"{path.name}.json")
+            write_json(beside, read_json(run.folder / DATA, DataForm))
+            print(beside)
 
 
 def _write_model(run: Run, which: Literal["final", "best"], to: To, path: Path) -> None:

@@ -13,7 +13,7 @@ from raysim.data.dataset import Dataset, first_wrong
 from raysim.data.decode import ImageDecoder, Mode, Size
 from raysim.data.errors import DataError
 from raysim.data.sources.base import PREPROCESSING, Normalise, class_names
-from raysim.data.text import build_vocabulary, encode
+from raysim.data.text import build_vocabulary, encode, facts_of
 
 if TYPE_CHECKING:
     from raysim.core.task import Task
@@ -123,7 +123,7 @@ def _samples(
             return x if order is None else x[order], PREPROCESSING[reading.normalise]
         encoded = encoded if order is None else encoded[order]
         vocabulary = build_vocabulary(encoded[:train_rows], reading.max_vocab)
-        return encode(encoded.tolist(), vocabulary, reading.length), {"vocab": len(vocabulary) + 3}
+        return encode(encoded.tolist(), vocabulary, reading.length), facts_of(vocabulary)
     parts = [as_samples(split.at(place, "x"), split.x, reading.vocab) for split in splits]
     if len({(part.shape[1:], part.dtype) for part in parts}) > 1:
         raise DataError(

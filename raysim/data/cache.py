@@ -29,7 +29,7 @@ from raysim.store.documents import OPEN_SHAPE, DamagedFile, open_regular, read_j
 from raysim.store.lock import alone
 from raysim.version import __version__
 
-FORM = 2  # of the files of a cache; those of another are made again
+FORM = 3  # of the files of a cache; those of another are made again
 
 Size = Annotated[int, Field(ge=0)]
 
@@ -45,6 +45,7 @@ class About(TypedDict):
     mean: list[float]
     std: list[float]
     vocab: int | None
+    words: list[str]
     task: str
     shape: list[Size]
     dtype: Annotated[str, Field(pattern=r"^[<>|][bfiu]\d+$")]
@@ -141,6 +142,7 @@ def _read(folder: Path, make: Callable[[], Dataset]) -> Dataset:
     return Dataset(
         about["name"], samples, arrays["y.npy"], about["train_rows"], tuple(about["classes"]), arrays.get("client.npy"),
         about["scale"], tuple(about["mean"]), tuple(about["std"]), about["vocab"], about["task"], about["digest"],
+        words=tuple(about["words"]),
     )  # fmt: skip
 
 
@@ -196,6 +198,7 @@ def _make(source: Source, root: Path | None, folder: Path) -> None:
         about = {
             "name": data.name, "train_rows": data.train_rows, "classes": data.classes, "scale": float(data.scale),
             "mean": [*map(float, data.mean)], "std": [*map(float, data.std)], "vocab": data.vocab,
+            "words": data.words,
             "task": data.task if isinstance(data.task, str) else data.task.name,
             "shape": data.x.shape, "dtype": data.x.dtype.str, "digest": digest.hexdigest(), "files": files,
         }  # fmt: skip

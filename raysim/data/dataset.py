@@ -88,6 +88,8 @@ class Dataset:
     """What `sha256` returns, where it is known without reading all samples."""
     files: FileHashes | None = None
     """Of the files that the data were read from, where there are any."""
+    words: tuple[str, ...] = ()
+    """What each token id stands for, where raysim has numbered the words."""
 
     def __post_init__(self) -> None:
         n = len(self.x)
@@ -150,6 +152,14 @@ class Dataset:
     def begin_digest(self) -> "hashlib._Hash":
         """The hash before the samples' bytes, and then the labels', are added to it."""
         return hashlib.sha256(repr((self.x.shape, self.x.dtype.str, self.train_rows)).encode())
+
+    def form(self) -> dict[str, Any]:
+        """What a program needs to know to use a model of these data, as JSON has it."""
+        numbers = {"scale": self.scale, "mean": self.mean, "std": self.std}
+        pixels = {} if self.is_text else {key: np.asarray(value, float).tolist() for key, value in numbers.items()}
+        return {"shape": self.sample_shape, "classes": self.classes, **pixels} | (
+            {"words": self.words} if self.words else {}
+        )
 
     @property
     def sample_shape(self) -> tuple[int, ...]:

@@ -15,6 +15,7 @@ from raysim.core.bounds import MOST
 
 VocabularySize = Annotated[int, Ge(4), Le(MOST)]  # with the three special tokens
 PAD, UNKNOWN, CLASSIFIER = 0, 1, 2  # the three ids that no word gets
+SPECIAL = ("<pad>", "<unk>", "<cls>")  # their names in `Dataset.words`
 
 _SPACING = str.maketrans({'"': "", ";": " ", ":": " ", **{mark: f" {mark} " for mark in "'.,()!?"}})
 
@@ -50,6 +51,12 @@ def encode(texts: Sequence[str], vocabulary: dict[str, int], length: int) -> np.
         row[0] = CLASSIFIER
         row[1 : 1 + len(words)] = [vocabulary.get(word, UNKNOWN) for word in words]
     return tokens
+
+
+def facts_of(vocabulary: dict[str, int]) -> dict[str, Any]:
+    """What a data set has of its `vocabulary`: the number of ids, and what each stands for."""
+    words = (*SPECIAL, *vocabulary)
+    return {"vocab": len(words), "words": words}
 
 
 @dataclass(frozen=True, eq=False)

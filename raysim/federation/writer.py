@@ -31,7 +31,7 @@ from raysim.lazy import Tensor, torch
 from raysim.store.atomic import replacing, write_json, write_tensors
 from raysim.store.code import record
 from raysim.store.documents import about_tensors
-from raysim.store.manifest import manifest
+from raysim.store.manifest import DATA, manifest
 from raysim.store.sinks import Sinks
 from raysim.store.tables import Recorder, check_complete, read, write_table
 from raysim.store.traces import Trace
@@ -41,12 +41,13 @@ BEST = "best.safetensors"
 
 
 def describe(run: RunParts, folder: Path, numerics: Mapping[str, Any]) -> None:
-    """Write what is known before the first round: configuration, partition, the user's code, and the manifest with
-    the hosts' `numerics`."""
+    """Write what is known before the first round: configuration, partition, the user's code, what a model of the
+    data is given, and the manifest with the hosts' `numerics`."""
     folder.mkdir(parents=True, exist_ok=True)
     with replacing(folder / "config.yaml") as path:
         path.write_text(to_yaml(run.config), encoding="utf-8")
     write_table(folder, "partition", run.partition.to_table(run.data))
+    write_json(folder / DATA, run.data.form())
     extra = {
         "data_sha256": run.data.sha256(),
         "files_sha256": run.data.files and run.data.files.times_sha256,  # of names, sizes and times

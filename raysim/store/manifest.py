@@ -23,11 +23,24 @@ SWITCHES = (  # environment variables by which libraries choose kernels; raysim 
     "TORCH_MKLDNN_MATMUL_MIN_DIM", "TORCH_MKLDNN_MATMUL_MIN_SIZE", "TORCH_LINEAR_FLATTEN_3D",
     "OPENBLAS_CORETYPE", "NPY_DISABLE_CPU_FEATURES", "NPY_ENABLE_CPU_FEATURES", "GLIBC_TUNABLES",
 )  # fmt: skip
+DATA = "data.json"  # in the folder of a run: what one must know of the data to use its model
 FAILED = "failed.txt"  # in the folder of a run that ended with an error: its message
 
 
 class DamagedManifest(DamagedFile):
     """A run's manifest cannot be read."""
+
+
+class DataForm(TypedDict, total=False):
+    """What `data.json` says; the numbers where samples are not tokens, and the words where they are."""
+
+    __pydantic_config__ = OPEN_SHAPE  # type: ignore[misc]
+    shape: list[int]  # of a sample
+    classes: list[str]
+    scale: float
+    mean: list[float]
+    std: list[float]
+    words: list[str]
 
 
 class Recorded(TypedDict):

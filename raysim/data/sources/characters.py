@@ -58,4 +58,5 @@ class Characters(Source):
         return Dataset(
             "characters", np.ascontiguousarray(tokens[:, :-1], np.int32), np.ascontiguousarray(tokens[:, 1:]),
             int((~is_test).sum()), tuple(alphabet), owner[order], vocab=len(alphabet), task="next_token",
+            words=tuple(alphabet),
         )  # fmt: skip

@@ -18,7 +18,7 @@ from raysim.data.encoded import Encoded
 from raysim.data.errors import DataError
 from raysim.data.sources.base import PREPROCESSING, FileFacts, Pictures, class_names
 from raysim.data.sources.tables import ArrowReader, Folder, Kind, ParquetReader, TableColumn, TableFile
-from raysim.data.text import TextEncoder, VocabularySize, build_vocabulary
+from raysim.data.text import TextEncoder, VocabularySize, build_vocabulary, facts_of
 
 if TYPE_CHECKING:
     import pyarrow
@@ -107,7 +107,7 @@ class Tables(Pictures):
             encoded = TableColumn.of(files, "text")
             texts = (text for _, batch in encoded.batches(np.arange(train_rows)) for _, text in batch)
             vocabulary = build_vocabulary(texts, self.max_vocab)
-            return Encoded(encoded, TextEncoder(vocabulary, self.length)), {"vocab": len(vocabulary) + 3}
+            return Encoded(encoded, TextEncoder(vocabulary, self.length)), facts_of(vocabulary)
         raise DataError(
             f"{files[0].path}: has the columns {', '.join(columns)}; samples must be in a column "
             "'image' or 'img' (struct<bytes, path>) or 'text'"
