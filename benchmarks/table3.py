@@ -116,20 +116,20 @@ class Trained:
         assert len(self.cohort.clients) == CLIENTS_IN_COHORT
         self.asked = AskedCohort(self.cohort.clients, self.cohort.sizes, self.cohort.layers)
 
-    def _measuring(self, make: Any, model: str, engine: Any, config: Any, spec: Any, data: Any, *rest: Any) -> Any:
+    def _measuring(self, make: Any, model: str, engine: Any, config: Any, spec: Any, *rest: Any) -> Any:
         """An engine whose clients measure what any of the methods asks for."""
         configs = {name: configuration(model, engine, sections) for name, sections in METHODS.items()}
-        specs = {name: host_spec(config, data) for name, config in configs.items()}
+        self.data = rest[:2]  # and the partition
+        specs = {name: host_spec(config, *self.data) for name, config in configs.items()}
         self.aggregators = {name: aggregator(configs[name], specs[name]) for name in METHODS}
         probes = tuple(dict.fromkeys(probe for s in specs.values() for probe in s.probes))
-        self.data = data
-        return make(config, replace(spec, probes=probes), data, *rest)
+        return make(config, replace(spec, probes=probes), *rest)
 
     def fedlaw(self, epochs: int) -> Aggregator:
         config = configuration(
             self.federation.config.model.name, "local", {"weighting": [{"fedlaw": {"epochs": epochs}}]}
         )
-        return aggregator(config, host_spec(config, self.data))
+        return aggregator(config, host_spec(config, *self.data))
 
     def aggregate(self, method: Aggregator) -> float:
         """What a round does once its clients are back, and its seconds; the server keeps the model it had."""

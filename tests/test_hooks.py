@@ -35,7 +35,7 @@ from raysim.core.task import Classification
 from raysim.core.torch_metrics import of_torchmetrics
 from raysim.data.own import scheme_of, source_of
 from raysim.federation import Federation, MakeEngine, RoundFailed, prepare
-from raysim.federation.builder import host_spec
+from raysim.federation.builder import host_spec, partitioned
 from raysim.methods.fedavg import FedAvg
 from raysim.methods.fedprox import FedProx
 from raysim.models import Inputs
@@ -426,7 +426,7 @@ def test_whose_code_may_draw(named: Name) -> None:
     named("model", Dithered)
     for changes in ({"evaluate": {"metrics": ["dice"]}}, {"model": {"name": "dithered"}}, {}):
         config = tiny(**changes)
-        assert host_spec(config, config.data.load()).draws_globally == bool(changes)
+        assert host_spec(config, *partitioned(config)).draws_globally == bool(changes)
 
 
 @dataclass(frozen=True)

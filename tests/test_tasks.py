@@ -2,7 +2,7 @@
 
 import json
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
@@ -24,7 +24,7 @@ from raysim.core.task import TASKS, Classification
 from raysim.data import DataError, Dataset, Proxy, make_partition
 from raysim.data.partition import DirichletCounts, IIDEqual, LabelSwap, Pathological
 from raysim.data.sources import Characters, Diabetes, Multilabel
-from raysim.federation import Federation
+from raysim.federation import Federation, host_spec, prepare
 from raysim.federation.saved import SavedRun
 from raysim.models import MODELS as NETWORKS
 from raysim.models.own import builder_of
@@ -114,6 +114,40 @@ def test_client_methods_go_with_every_task(task, stack, tmp_path):
 def test_learning_on_the_server_uses_the_task(task, changes, tmp_path):
     federation = simulate(small(task, data={"proxy": {"samples": 20}}, rounds={"total": 2}, **changes), tmp_path)
     assert federation.server.value.isfinite().all()
+
+
+HELD_OUT = {"client_test_frac": 0.25, "client_val_frac": 0.2, "proxy": {"samples": 30, "from": "train"}}
+
+
+@pytest.mark.parametrize(
+    "partition",
+    [
+        {"dirichlet_longtail": {"clients": 4, "alpha": 100.0, "rho": 10.0}},
+        {"label_swap": {"clients": 4, "fraction": 1.0}},
+        {"pathological": {"clients": 4}},
+    ],
+)
+@pytest.mark.parametrize("held_out", [{}, HELD_OUT])
+def test_balanced_weights_give_every_class_the_same_say_among_the_samples_that_train(partition, held_out):
+    """What a class weighs, summed over the samples of all clients, is n / C: of those alone, as their clients see them."""
+    config = tiny(data={"partition": partition, **held_out}, local={"class_weights": "balanced"})
+    data, held = prepare(config)
+    say = dict.fromkeys(range(4), 0.0)
+    weights = host_spec(config, data, held).settings.class_weights
+    for client in range(held.clients):
+        for row in held.train[client]:
+            label = data.y[row] if held.label_map is None else held.label_map[client, data.y[row]]
+            say[label] += weights[label]
+    assert [*say.values()] == pytest.approx([len(held.train.rows) / 4] * 4)
+
+
+def test_a_class_that_no_client_trains_on_weighs_nothing():
+    config = tiny(local={"class_weights": "balanced"})
+    data, held = prepare(config)
+    kept = replace(held, train=held.train.where(data.y[held.train.rows] != 2))
+    weights = host_spec(config, data, kept).settings.class_weights
+    assert weights[2] == 0
+    assert sum(weights[data.y[row]] for row in kept.train.rows) == pytest.approx(len(kept.train.rows))
 
 
 @pytest.mark.parametrize("changes", [{"server": ["feddf"]}, {"server": ["fedbe"]}, {"weighting": ["feddisco"]}])

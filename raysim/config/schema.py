@@ -174,7 +174,7 @@ class LocalConfig:
     """Greatest L2 norm of a step's gradient; null: no limit."""
     class_weights: Literal["balanced"] | tuple[Positive, ...] = ()
     """Weight of each class in the training loss, as `weight` of PyTorch's cross-entropy; `balanced`: n / (C nᶜ), where nᶜ of
-    all n training samples are of the class; empty: 1. Tests have the plain loss."""
+    the n samples that all clients train on are of the class; empty: 1. Tests have the plain loss."""
     label_smoothing: Fraction = 0.0
     """Share of a label that is spread evenly over all classes in the training loss, as in PyTorch's cross-entropy. Tests
     have the plain loss."""

@@ -185,7 +185,7 @@ def _warn_of_scattered(data: Dataset, partition: Partition) -> None:
 def check_network(config: Config, data: Dataset, partition: Partition) -> tuple[HostSpec, Tensor]:
     """What hosts are made from, and the initial model [S]. Raises `ModelError`, and `ConfigError` where layers or methods do
     not go with the network, the data or how they are partitioned."""
-    spec = host_spec(config, data)
+    spec = host_spec(config, data, partition)
     try:
         spec = with_frozen(config, spec)
         model, layers = spec.network()
@@ -347,14 +347,14 @@ def _last_batches(samples: np.ndarray, size: int, drop_last: bool) -> np.ndarray
     return np.where(samples >= size, 0 if drop_last else samples % size, samples)
 
 
-def host_spec(config: Config, data: Dataset) -> HostSpec:
+def host_spec(config: Config, data: Dataset, partition: Partition) -> HostSpec:
     """What the hosts need to know of the configuration."""
     local = config.local
     optimizer = OptimizerSpec(local.optimizer, local.momentum, local.nesterov, local.weight_decay, local.betas)
     settings = LocalSettings(
         local.epochs, local.batch_size * local.accumulate, local.drop_last, optimizer, local.grad_clip,
         local.state == "persist", config.model.bn_stats in ("local", "proxy"), local.precision,
-        local.batch_size if local.accumulate > 1 else None, class_weights(config, data), local.label_smoothing,
+        local.batch_size if local.accumulate > 1 else None, class_weights(config, data, partition), local.label_smoothing,
     )  # fmt: skip
     # On CPUs channels-last convolutions are a third faster. Models are stored, and noise for them is drawn, in this
     # layout: it follows only from the configuration and the data, not from where a run computes or goes on.

@@ -9,7 +9,7 @@ import numpy as np
 from raysim.config import Config
 from raysim.config.messages import nearest
 from raysim.core.task import TASKS, Task, task_of
-from raysim.data import DataError, Dataset
+from raysim.data import DataError, Dataset, Partition
 from raysim.registry import REGISTRY
 
 
@@ -24,13 +24,13 @@ def task(config: Config, data: Dataset) -> Task:
     return task_of(named).with_metrics(metrics)
 
 
-def class_weights(config: Config, data: Dataset) -> tuple[float, ...]:
-    """A weight for each of C classes, or none. Balanced ones are those of scikit-learn: n / (C nᶜ) for nᶜ of n training
-    samples, where C counts the classes that occur; 0 for the others, which no client can train on."""
+def class_weights(config: Config, data: Dataset, partition: Partition) -> tuple[float, ...]:
+    """A weight for each of C classes, or none. Balanced ones are those of scikit-learn: n / (C nᶜ) for nᶜ of the n samples
+    that clients train on, where C counts the classes that occur, as clients see them; 0 for the others."""
     weights = config.local.class_weights
     if weights != "balanced":
         return weights
-    counts = np.bincount(data.y[: data.train_rows], minlength=data.outputs)
+    counts = np.bincount(partition.seen_labels(data), minlength=data.outputs)
     return tuple((counts.sum() / (np.count_nonzero(counts) * np.maximum(counts, 1)) * (counts > 0)).tolist())
 
 

@@ -36,7 +36,7 @@ class SavedRun:
         self.data, self.partition = partitioned(self.config)
         if read_manifest(self.folder).get("partition_sha256") not in (None, self.partition.sha256()):
             raise MeasureError(f"{self.folder}: today its data are partitioned differently; is data.root what it was?")
-        spec = with_frozen(self.config, host_spec(self.config, self.data))
+        spec = with_frozen(self.config, host_spec(self.config, self.data, self.partition))
         spec = replace(spec, threads=torch.get_num_threads(), keep_freed_memory=False)
         self._host = ClientHost(spec, self.data, self.partition)
         self.flat, self.layers = self._host.flat, self._host.flat.layers

@@ -10,7 +10,7 @@ def needed(samples: int = 1000, together: int = 1, batch: int = 50) -> int:
     model = {"name": "mlp", "options": {"hidden": [30]}}
     engine = {"local": {"batch_clients": together}}
     config = tiny(model=model, local={"batch_size": batch}, engine=engine)
-    spec = host_spec(config, prepare(config)[0])
+    spec = host_spec(config, *prepare(config))
     assert spec.inputs.shape == (1, 8, 8)
     return training_bytes(spec, spec.network()[0], samples)
 

@@ -53,12 +53,19 @@ class Partition:
         uses = (self.train.rows, self.test.rows, self.val.rows, self.server_test, self.proxy)
         return np.setdiff1d(np.arange(len(data.y)), np.concatenate(uses))
 
-    def label_counts(self, data: Dataset) -> np.ndarray:
-        """[N, C] int64 training samples by client and by the class that the client sees; see `Dataset.labels`."""
-        owners, labels, C = self.train.owners, data.labels[self.train.rows], data.num_classes
+    def seen_labels(self, data: Dataset) -> np.ndarray:
+        """[n] int64 classes of the training samples, in the order of `train.rows`, as their clients see them; see
+        `Dataset.labels`."""
+        labels: np.ndarray = data.labels[self.train.rows]
         if self.label_map is not None:
-            labels = self.label_map[owners, labels]
-        return np.bincount(owners * C + labels, minlength=self.clients * C).reshape(self.clients, C)
+            labels = self.label_map[self.train.owners, labels]
+        return labels
+
+    def label_counts(self, data: Dataset) -> np.ndarray:
+        """[N, C] int64 training samples by client and by the class that the client sees."""
+        C = data.num_classes
+        seen = self.train.owners * C + self.seen_labels(data)
+        return np.bincount(seen, minlength=self.clients * C).reshape(self.clients, C)
 
     def sha256(self) -> str:
         """Hash of all rows, their order and the label map: the same on every machine."""
