@@ -14,6 +14,8 @@ from raysim.data.dataset import Dataset
 from raysim.data.errors import DataError
 from raysim.data.given import as_dataset
 from raysim.data.partition.base import Scheme
+from raysim.data.partition.check import shards_of
+from raysim.data.partition.shards import Shards
 from raysim.data.sources.base import Source
 
 
@@ -37,25 +39,29 @@ def source_of(function: Callable[..., Any]) -> type[Source]:
 def scheme_of(function: Callable[..., Sequence[np.ndarray]]) -> type[Scheme]:
     """A partition from a function of the training labels [n] and a `numpy.random.RandomState`: positions in those labels,
     an array for each client. Its further parameters are settings; call one `clients` where it is their number."""
-    labels, rng, *settings = inspect.signature(function).parameters
+    parameters = [*inspect.signature(function).parameters]
+    if len(parameters) < 2:
+        raise DataError(f"{function.__name__}: give it the parameters labels and rng, and after them its settings")
+    labels, rng, *settings = parameters
 
-    def split(self: Scheme, data: Dataset, rows: np.ndarray, rng: np.random.RandomState) -> list[np.ndarray]:
+    def split(self: Scheme, data: Dataset, rows: np.ndarray, rng: np.random.RandomState) -> Shards:
         shares = function(data.y[rows], rng, **{name: getattr(self, name) for name in settings})
-        taken = (
-            np.concatenate([np.asarray(share, np.int64) for share in shares]) if len(shares) else np.empty(0, np.int64)
-        )
-        if taken.size and (taken.min() < 0 or taken.max() >= len(rows) or len(np.unique(taken)) < taken.size):
-            raise DataError(
-                f"{function.__name__}: positions must lie in 0..{len(rows) - 1} and belong to one client each"
-            )
-        return [rows[np.asarray(share, np.int64)] for share in shares]
+        way = f"positions in the labels, 0..{len(rows) - 1}"
+        shards = shards_of(shares, np.ones(len(rows), bool), function.__name__, way)
+        return Shards(rows[shards.rows], shards.offsets)
 
     scheme: type[Scheme] = _with_settings(function, Scheme, {"split": split}, skipped=(labels, rng))
     return scheme
 
 
 def _with_settings(function: Callable[..., Any], base: type, methods: dict[str, Any], skipped: Sequence[str]) -> Any:
-    """A frozen dataclass under the function's name, with a field for each of its parameters."""
+    """A frozen dataclass under the function's name, with a field for each of its parameters. Raises DataError where a parameter
+    has the name of what `base` does."""
+    for name in inspect.signature(function).parameters:
+        if name not in skipped and callable(getattr(base, name, None)):
+            raise DataError(
+                f"{function.__name__}: its parameter {name} has the name of a method of {base.__name__}; rename it"
+            )
     hints = get_type_hints(function)
     fields = [
         (name, hints.get(name, Any), field() if p.default is p.empty else field(default=_hashable(p.default)))

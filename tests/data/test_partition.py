@@ -2,6 +2,7 @@
 
 import math
 import os
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +13,7 @@ from hypothesis import strategies as st
 from reference import partition_of
 
 from raysim.data import PARTITIONS, DataError, Dataset, Partition, Proxy, make_partition
+from raysim.data.own import scheme_of, source_of
 from raysim.data.partition import (
     ClassGroups,
     DirichletCapped,
@@ -25,6 +27,7 @@ from raysim.data.partition import (
     Pathological,
     QuantitySkew,
 )
+from raysim.data.partition.base import Scheme
 from raysim.data.partition.shards import Shards
 from raysim.errors import ConfigError
 
@@ -498,3 +501,98 @@ def test_shards_are_the_parts_that_they_were_made_of():
     assert np.shares_memory(shards[0], shards.rows)
     with pytest.raises(IndexError):
         shards[3]
+
+
+# Partitions of a user's: what each of them returns for 2000 training rows, and what the refusal says.
+RETURNED = [
+    (lambda: [[0, 1], [1, 2]], "1 is given to client 0 and client 1; give each to one client"),
+    (lambda: [[], [5, 5]], "5 is given to client 1 and client 1"),
+    (lambda: [[0], [2000]], "client 1 gets 2000; give it"),
+    (lambda: [[-1]], "client 0 gets -1; give it"),
+    (lambda: [np.array([0.5, 1.9])], r"client 0 gets an array \[2\] of float64; give it an array \[m\] of"),
+    (lambda: [np.ones(2000, bool)], r"client 0 gets an array \[2000\] of bool; .* as np.flatnonzero makes them"),
+    (lambda: [[[0], [1]]], r"client 0 gets an array \[2, 1\] of int64"),
+    (lambda: [[[0], [1, 2]]], "client 0 gets what is no array"),
+    (lambda: np.arange(3), r"client 0 gets an array \[\] of int64"),
+    (lambda: None, "it returned None; return a list with an array of"),
+    (lambda: {0: [1], 1: [2]}, "it returned a dict"),
+]
+
+
+def own(made) -> type[Scheme]:
+    @dataclass(frozen=True)
+    class Own(Scheme):
+        def split(self, data, rows, rng):
+            return made()
+
+    return Own
+
+
+@pytest.mark.parametrize(("made", "sentence"), RETURNED)
+@pytest.mark.parametrize("of", [own, lambda made: scheme_of(lambda labels, rng: made())], ids=["class", "function"])
+def test_an_own_partition_gives_disjoint_rows_of_those_that_it_has(of, made, sentence):
+    with pytest.raises(DataError, match=sentence):
+        make_partition(DATA, of(made)(), seed=0)
+
+
+@pytest.mark.parametrize("of", [own, lambda made: scheme_of(lambda labels, rng: made())], ids=["class", "function"])
+def test_an_own_partition_may_return_any_list_of_positions(of):
+    for made in ([[3, 1], [], [7]], ([], np.array([3], np.uint8), (1,)), np.array([[3, 1], [7, 2]])):
+        part = make_partition(DATA, of(lambda made=made: iter(made))(), seed=0)  # of a generator too
+        assert [rows.tolist() for rows in part.train] == [list(rows) for rows in made]
+        assert all(rows.dtype == np.int64 for rows in part.train)
+
+
+def test_positions_of_an_own_partition_are_in_the_labels_without_the_proxy():
+    def ends(labels, rng):
+        return [[0], [len(labels) - 1]]
+
+    proxy = Proxy(50, from_="train")
+    part = make_partition(DATA, scheme_of(ends)(), seed=0, proxy=proxy)
+    left = np.setdiff1d(np.arange(2000), part.proxy)
+    assert [rows.tolist() for rows in part.train] == [[left[0]], [left[-1]]]
+    with pytest.raises(DataError, match=f"client 0 gets {part.proxy[0]}; give it some of the 1950 rows"):
+        make_partition(DATA, own(lambda: [part.proxy[:1]])(), seed=0, proxy=proxy)
+
+
+def test_an_own_partition_has_as_many_clients_as_it_says():
+    def halves(labels, rng, clients: int = 4):
+        return np.array_split(np.arange(len(labels)), 2)
+
+    assert make_partition(DATA, scheme_of(halves)(2), seed=0).clients == 2
+    with pytest.raises(DataError, match="halves: clients is 4, but it returned 2 arrays; return one for each client"):
+        make_partition(DATA, scheme_of(halves)(), seed=0)
+
+
+@pytest.mark.parametrize(
+    ("method", "made", "sentence"),
+    [
+        ("rows", lambda *_: np.array([0.0]), "rows must return"),
+        ("rows", lambda *_: np.array([2500]), r"rows in 0\.\.2499"),
+        (
+            "label_map",
+            lambda *_: np.zeros((2, 3), int),
+            r"label_map must return an array \[1, 10\] of classes in 0\.\.9",
+        ),
+        ("label_map", lambda *_: np.full((1, 10), -1), "label_map must return"),
+    ],
+)
+def test_what_else_an_own_partition_returns(method, made, sentence):
+    with pytest.raises(DataError, match=f"other: .*{sentence}"):
+        make_partition(DATA, type("Other", (own(lambda: [[0]]),), {method: made})(), seed=0)
+
+
+@pytest.mark.parametrize(
+    ("of", "parameters", "sentence"),
+    [
+        (scheme_of, "labels, rng, rows: int = 2", "its parameter rows has the name of a method of Scheme; rename it"),
+        (scheme_of, "labels, rng, label_map: int = 2", "its parameter label_map has the name of a method of Scheme"),
+        (source_of, "files: int = 2", "its parameter files has the name of a method of Source"),
+        (scheme_of, "labels", "give it the parameters labels and rng"),
+    ],
+)
+def test_parameters_that_a_function_cannot_have(of, parameters, sentence):
+    scope: dict = {}
+    exec(f"def mine({parameters}): ...", scope)
+    with pytest.raises(DataError, match=f"mine: {sentence}"):
+        of(scope["mine"])

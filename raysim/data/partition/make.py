@@ -6,9 +6,11 @@ from raysim.core.rng import SERVER, seeded_for, stream_seed
 from raysim.data.dataset import Dataset
 from raysim.data.errors import DataError
 from raysim.data.partition.base import NOTHING, Scheme, require
+from raysim.data.partition.check import check_label_map, checked_rows, shards_of
 from raysim.data.partition.proxy import Proxy
 from raysim.data.partition.shards import Shards
 from raysim.data.partition.table import Partition
+from raysim.registry import REGISTRY
 
 # Second word of each stream's seed, after the partition's own; the proxy set's is 3.
 _HOLD_OUT_TEST, _HOLD_OUT_VAL = 1, 2
@@ -51,12 +53,7 @@ def make_partition(
         )
 
     proxy_rows = NOTHING if proxy is None else proxy.draw(data, seed)
-    rng = np.random.RandomState(seed)
-    with seeded_for(scheme, stream_seed(seed, 0, SERVER, "partition")):
-        rows = scheme.rows(data)
-        split = scheme.split(data, np.setdiff1d(rows, proxy_rows) if len(proxy_rows) else rows, rng)
-        label_map = scheme.label_map(data, rng)
-    shards = split if isinstance(split, Shards) else Shards.of(split)
+    shards, label_map = _split(data, scheme, proxy_rows, seed)
 
     train, test = shards, shards.where(np.zeros(len(shards.rows), bool))
     if scheme.test_frac is None:  # then a client's rows of the test split are its test rows
@@ -76,6 +73,28 @@ def make_partition(
     clients_test = np.sort(test.rows)
     server_test = clients_test if test_split_partitioned or not test_split.size else test_split
     return Partition(train, test, val, server_test, proxy_rows, label_map)
+
+
+def _split(data: Dataset, scheme: Scheme, proxy_rows: np.ndarray, seed: int) -> tuple[Shards, np.ndarray | None]:
+    """The rows of each client, and the labels that they see."""
+    name, allowed = REGISTRY.table("partition").name_of(type(scheme)), np.zeros(len(data.y), bool)
+    rng = np.random.RandomState(seed)
+    with seeded_for(scheme, stream_seed(seed, 0, SERVER, "partition")):
+        rows = checked_rows(scheme.rows(data), len(data.y), name)
+        rows = np.setdiff1d(rows, proxy_rows) if len(proxy_rows) else rows
+        allowed[rows] = True
+        shards = shards_of(
+            scheme.split(data, rows, rng), allowed, name, f"some of the {len(rows)} rows that split is given"
+        )
+        label_map = scheme.label_map(data, rng)
+    require(
+        scheme.clients in (None, len(shards)),
+        f"{name}: clients is {scheme.clients}, but it returned {len(shards)} arrays; return one for each client, which may be "
+        "empty",
+    )
+    if label_map is not None:
+        check_label_map(label_map, len(shards), data.num_classes, name)
+    return shards, label_map
 
 
 def _held_out(shards: Shards, counts: np.ndarray, seed: list[int]) -> tuple[Shards, Shards]:
