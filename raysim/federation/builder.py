@@ -140,8 +140,8 @@ def checked_data(config: Config) -> tuple[Dataset, Partition]:
     elif len(empty) and not config.data.allow_empty_clients:
         names = ", ".join(map(str, empty[:10])) + (", ..." if len(empty) > 10 else "")
         faults.append(
-            f"data.partition: {len(empty)} clients have no training samples ({names}). Ask for fewer clients or, where the "
-            "partition has it, a min_size; data.allow_empty_clients: true leaves them out of their rounds"
+            f"data.partition: {len(empty)} clients have no training samples ({names}). Ask for fewer clients or proxy samples "
+            "or, where the partition has it, a min_size; data.allow_empty_clients: true leaves them out of their rounds"
         )
     if config.evaluate.personal and not len(partition.test.rows):
         faults.append(

@@ -377,6 +377,21 @@ def test_natural_split_of_both_splits():
     assert sum(map(len, owners)) == 20 == len(set.union(*owners))  # whole natural clients only
 
 
+def test_natural_clients_keep_their_numbers_whatever_the_proxy_set_takes():
+    client, proxy = np.append(np.repeat([3, 5, 8, 9], [30, 21, 5, 4]), np.full(40, 2)), Proxy(50, from_="train")
+    client[proxy.draw(toy(60, 40), 0)[0]] = 2  # the only training row of the first client, who has all of the test
+    data = toy(60, 40, client=client)
+    part = make_partition(data, Natural(), seed=0, proxy=proxy)
+    assert part.clients == 5
+    for i, name in enumerate([2, 3, 5, 8, 9]):
+        assert np.array_equal(part.train[i], np.setdiff1d(np.flatnonzero(client[:60] == name), part.proxy))
+    assert part.sizes[0] == 0
+    assert np.array_equal(part.test[0], np.arange(60, 100))
+    largest = make_partition(data, Natural(2, pick="largest"), seed=0, proxy=proxy)  # of what is left
+    assert [rows.tolist() for rows in largest.train] == [rows.tolist() for rows in part.train if len(rows)]
+    assert make_partition(data, Natural(5), seed=0, proxy=proxy).sha256() == part.sha256()
+
+
 def test_natural_split_without_clients_in_the_test_split():
     client = np.concatenate([np.arange(2000) % 4 * 5, np.full(500, -1)])  # ids 0, 5, 10, 15
     part = make_partition(toy(client=client), Natural(), seed=0, client_test_frac=0.25)

@@ -38,7 +38,11 @@ class Natural(Scheme):
         nameless = (owner < 0) & (rows < data.train_rows)
         if nameless.any():
             raise DataError(f"natural: training row {rows[np.argmax(nameless)]} of {data.name} has no client; name one")
-        ids, sizes = np.unique(owner[rows < data.train_rows], return_counts=True)
+        named = data.client[
+            : data.train_rows
+        ]  # with the proxy set, which may take a client's last row but not its number
+        ids = np.unique(named[named >= 0])
+        sizes = np.bincount(np.searchsorted(ids, owner[rows < data.train_rows]), minlength=len(ids))
         clients = len(ids) if self.clients is None else self.clients
         require(
             1 <= clients <= len(ids),
