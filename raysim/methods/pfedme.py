@@ -15,6 +15,7 @@ from raysim.core.layers import LayerMap
 from raysim.core.server import ServerStep
 from raysim.lazy import Tensor
 from raysim.methods.fedavg import StepSize
+from raysim.methods.sgdm import SGDM
 
 
 @dataclass
@@ -30,8 +31,9 @@ class pFedMe(ClientMethod):
 
     For each batch `inner_steps` of θ ← θ − eta (∇L(θ) + lam (θ − w) + mu θ), then w ← w − η lam (w − θ) with the
     round's learning rate η. Both begin where local training starts, and θ continues from batch to batch. The server
-    moves by `beta` towards the mean of the w. Momentum and weight decay of `local` are not used. θ_i is tested or, with
-    `evaluate: w`, the local model (before training, the model from which it would start).
+    moves by `beta` towards the mean of the w. Momentum and weight decay of `local` are not used; other optimisers than
+    sgd, `state: persist` and `sgdm` are refused. θ_i is tested or, with `evaluate: w`, the local model (before
+    training, the model from which it would start).
 
     Wrong choice where the time of a step counts: every batch takes `inner_steps` gradients.
     """
@@ -50,6 +52,13 @@ class pFedMe(ClientMethod):
     """Which model is tested as the client's own."""
 
     def check(self, facts: RunFacts) -> str | None:
+        own = "takes steps of its own"
+        if facts.optimizer.name != "sgd":
+            return f"{own}, which are not those of local.optimizer: {facts.optimizer.name}. Set local.optimizer: sgd."
+        if facts.persist:
+            return f"{own}, after which an optimiser has no state to keep. Set local.state: reset."
+        if sgdm := next((method for method in facts.client if isinstance(method, SGDM)), None):
+            return f"{own}, without the momentum that {sgdm.name} brings. Leave one of them out."
         if (pull := facts.lr * self.lam) > 1:
             warnings.warn(f"pfedme: local.lr times lam is {pull:g}; above 1 w overshoots θ", stacklevel=1)
         return None

@@ -75,6 +75,20 @@ def test_momentum_and_decay_of_local_training_are_not_used():
     assert torch.equal(trained(), trained(momentum=0.9, weight_decay=0.1))
 
 
+@pytest.mark.parametrize(
+    ("local", "client", "named"),
+    [
+        ({"optimizer": "adam", "momentum": 0.0}, [], "local.optimizer: sgd"),
+        ({"optimizer": "adamw", "momentum": 0.0}, [], "local.optimizer: sgd"),
+        ({"state": "persist"}, [], "local.state: reset"),
+        ({"momentum": 0.0}, ["sgdm"], "the momentum that sgdm brings"),
+    ],
+)
+def test_optimisers_that_its_steps_would_leave_out_are_refused(local, client, named):
+    with pytest.raises(ConfigError, match=rf"client\.0\.pfedme: .*{named}"):
+        tiny(client=["pfedme", *client], local={"lr": 0.05, **local})
+
+
 def test_warns_where_w_overshoots_theta():
     with pytest.warns(UserWarning, match=r"local.lr times lam is 1.5"):
         tiny(client=["pfedme"])
