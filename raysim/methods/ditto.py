@@ -18,6 +18,7 @@ class PersonalModel:
     """A client's v_i [S]."""
 
     v: Tensor | None = None
+    optimizer: dict[str, Tensor] | None = None  # that of v, with `local.state: persist`
 
 
 @dataclass(frozen=True)
@@ -27,7 +28,7 @@ class Ditto(ClientMethod):
     First v is trained for `epochs`; it begins as the first model that the client received. Then w is trained as usual
     and sent. w_g is the model from which the training of w starts. With `first: global` the order is reversed, and v is
     held near the w that has just been trained. `official_sgd` is what the code of FedALA's authors does. The personal
-    model is v.
+    model is v. It has an optimiser of its own, which outlives a round where `local.state` is `persist`.
 
     Wrong choice where time counts: it trains a second model; a run took twice as long as FedALA's
     (docs/papers/fedala.md).
@@ -72,6 +73,8 @@ class Ditto(ClientMethod):
         if self.official_sgd:
             spec = replace(spec, momentum=0.0, nesterov=False, weight_decay=0.0)
         optimizer = spec.build(run.params, run.grad, run.lr)
+        if state.optimizer:
+            optimizer.load(state.optimizer)
         with run.aside("ditto"):
             for _ in range(self.epochs):
                 for x, y in run.batches(purpose="ditto"):
@@ -80,6 +83,8 @@ class Ditto(ClientMethod):
                     run.clip()
                     optimizer.step()
         state.v = run.value.clone()
+        if run.settings.persist:
+            state.optimizer = optimizer.state() or None  # plain SGD has none
         run.value.copy_(centre)
 
     def personal(self, run: LocalRun) -> None:

@@ -101,6 +101,39 @@ def test_official_sgd_has_no_momentum_and_no_decay():
     assert not torch.equal(values[1], values[0])
 
 
+@pytest.mark.parametrize("persist", [False, True])
+def test_the_momentum_of_v_outlives_a_round_where_the_optimisers_does(persist):
+    """By hand."""
+    lam, lr, rho, b = 0.5, 0.1, 0.9, 1.0
+    federation = Quadratics([Ditto(lam, epochs=2)], A, B, lr=lr, start=[3.0], momentum=rho)
+    federation.settings = replace(federation.settings, persist=persist)
+    v, momentum = 3.0, 0.0
+    for _ in range(3):
+        w = federation.server.value.item()
+        momentum *= persist
+        for _ in range(2):
+            momentum = rho * momentum + 4.0 * (v - b) + lam * (v - w)
+            v -= lr * momentum
+        federation.round()
+        assert personal(federation, 1).item() == pytest.approx(v, abs=1e-12)
+
+
+def test_a_run_keeps_the_optimiser_of_v(tmp_path):
+    """v is trained by as many passes as w: both optimisers of a client have taken as many steps in all its rounds."""
+    local = {"optimizer": "adam", "momentum": 0.0, "state": "persist"}
+    federation = simulate(tiny(client=[{"ditto": {"epochs": 1}}], local=local, rounds={"total": 4}), tmp_path)
+    states = [federation.engine.value_of(slot) for slot in federation.engine.client_states.values()]
+    steps = [(state["ditto.optimizer/steps"].tolist(), state["optimizer.steps"].tolist()) for state in states]
+    assert all(of_v == of_w for of_v, of_w in steps)
+    assert len({of_v[0][2] for of_v, _ in steps}) > 1  # some have taken part more often
+
+
+def test_plain_sgd_leaves_nothing_to_keep(tmp_path):
+    local = {"momentum": 0.0, "state": "persist"}
+    federation = simulate(tiny(client=["ditto"], local=local, rounds={"total": 1}), tmp_path)
+    assert all({*federation.engine.value_of(slot)} == {"ditto.v"} for slot in federation.engine.client_states.values())
+
+
 def test_gradients_of_v_are_clipped_with_the_spring_in_them():
     """At 3 the gradient is 8, at 2.8 it is 7.2 and the spring pulls back by 2: both steps have the length 2."""
     federation = Quadratics([Ditto(10.0, epochs=2)], A, B, lr=0.1, start=[3.0])
