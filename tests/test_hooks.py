@@ -321,6 +321,56 @@ def test_numbers_of_a_metric_are_added_whatever_holds_them() -> None:
         Classification().with_metrics([Metric("pair", lambda *of: (off(*of), "four"))]).score(outputs, y)
 
 
+def moved(outputs: Tensor, y: Tensor) -> Tensor:
+    """Right, but it leaves other outputs to those after it."""
+    return off(outputs.sub_(outputs.amax(1, keepdim=True)), y)
+
+
+def relabelled(outputs: Tensor, y: Tensor) -> Tensor:
+    return (y.clamp_(max=1) == 0).float()
+
+
+@pytest.mark.parametrize("metric", [moved, relabelled])
+def test_a_metric_that_changes_what_others_read_is_refused(metric: Callable[..., Tensor], named: Name) -> None:
+    named("metric", Metric.mean("moved", metric))
+    with pytest.raises(
+        ConfigError, match=r"evaluate.metrics: metric moved changes the outputs or labels .* outputs.clone()"
+    ):
+        prepare(tiny(evaluate={"metrics": ["moved"]}))
+
+
+def test_a_task_that_changes_what_metrics_read_is_refused() -> None:
+    class Moves(Classification):
+        def losses(self, outputs: Tensor, y: Tensor) -> Tensor:
+            return super().losses(outputs.mul_(2), y)
+
+    outputs, y = torch.eye(4), torch.arange(4)
+    with pytest.raises(HookError, match=r"Moves\.losses changes the outputs or labels"):
+        Moves().total_loss(outputs, y)
+
+
+def test_a_loss_is_that_of_the_outputs_whatever_a_metric_does() -> None:
+    """What it writes through NumPy, torch does not notice."""
+
+    def written(outputs: Tensor, y: Tensor) -> Tensor:
+        outputs.numpy()[:] = 0
+        return off(outputs, y)
+
+    outputs, y = torch.eye(4), torch.arange(4)
+    tallied = Classification().with_metrics([Metric.mean("written", written)]).score(outputs.clone(), y)
+    assert (
+        tallied.loss
+        == Classification().total_loss(outputs, y).item()
+        != Classification().total_loss(0 * outputs, y).item()
+    )
+
+
+def test_outputs_of_inference_mode_are_scored() -> None:
+    with torch.inference_mode():
+        outputs = torch.eye(4) + 0
+    assert Classification().values(Classification().score(outputs, torch.arange(4))) == {"accuracy": 1.0}
+
+
 @dataclass(frozen=True)
 class MeanLoss(Classification):
     """Its losses are one mean, which an evaluation would divide by the number of samples again."""

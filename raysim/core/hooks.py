@@ -6,11 +6,12 @@ only types and shapes where a device would have to be waited for.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from numbers import Real
 from typing import Any
 
-from raysim.core.outputs import each
+from raysim.core.outputs import each, leaves
 from raysim.errors import Explained
 from raysim.lazy import Tensor, torch
 
@@ -117,6 +118,19 @@ def check_samples(made: Any, n: int, by: str) -> Tensor:
         shown = form(made if numbers is None else numbers)
         raise HookError(f"{by} made {shown} of {n} samples. Return a tensor [{n}], one number for each, and no mean.")
     return numbers
+
+
+@contextmanager
+def unchanged(by: str, given: Any) -> Iterator[None]:
+    """That something, named `by`, leaves the tensors that it is `given` as they are, which others read after it."""
+    tensors = [tensor for tensor in leaves(given) if not tensor.is_inference()]  # which torch itself protects
+    before = [tensor._version for tensor in tensors]
+    yield
+    if before != [tensor._version for tensor in tensors]:
+        raise HookError(
+            f"{by} changes the outputs or labels that it is given in place, and what reads them after it would be wrong. Let it "
+            "make new tensors, as in outputs = outputs - 1, or work on outputs.clone()."
+        )
 
 
 def check_sums(made: Any, by: str) -> Any:

@@ -29,7 +29,8 @@ class Metric:
     """Name in tables and lines, such as rmse."""
     sums: Callable[[Outputs, Tensor], Sums]
     """(outputs, y) of a batch -> what adds up over batches: a number or a tensor, or a tuple or mapping of them. Shapes are
-    the same for every batch, such as [C, C] for a confusion matrix. For tensors no GPU is waited, for numbers it is."""
+    the same for every batch, such as [C, C] for a confusion matrix. For tensors no GPU is waited, for numbers it is. It may
+    not change what it is given, which others read after it."""
     value: Callable[[Sums], float | Tensor] = ratio
     """The added sums, in the form that `sums` returns -> the score. Tensors are float64 and on the CPU; those without
     dimensions are numbers."""

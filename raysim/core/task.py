@@ -15,7 +15,7 @@ from typing import ClassVar, Self
 import numpy as np
 
 from raysim.core import score
-from raysim.core.hooks import check_samples, check_sums
+from raysim.core.hooks import check_samples, check_sums, unchanged
 from raysim.core.score import Metric, Score, Tally, scores_of
 from raysim.lazy import F, Tensor, torch
 from raysim.registry import REGISTRY, Table
@@ -85,8 +85,10 @@ class Task:
         return means
 
     def total_loss(self, outputs: Tensor, y: Tensor) -> Tensor:
-        """The summed loss (0-d) of a batch. Raises `HookError` where `losses` are not [B]."""
-        return check_samples(self.losses(outputs, y), len(y), f"{type(self).__name__}.losses").sum()
+        """The summed loss (0-d) of a batch. Raises `HookError` where `losses` are not [B], or change what they are given."""
+        by = f"{type(self).__name__}.losses"
+        with unchanged(by, (outputs, y)):
+            return check_samples(self.losses(outputs, y), len(y), by).sum()
 
     def probabilities(self, outputs: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
         """What metrics of other libraries take: where there are classes or labels, their probabilities [n, C] and integers
@@ -94,11 +96,14 @@ class Task:
         return outputs, y
 
     def tally(self, outputs: Tensor, y: Tensor) -> Tally:
-        """What makes the score of a batch."""
+        """What makes the score of a batch. Raises `HookError` where a metric makes no sums, or changes what it is given."""
+        loss, sums = self.total_loss(outputs, y), {}  # the loss first: no metric can have a part in it
         likely = self.probabilities(outputs, y) if any(metric.probabilities for metric in self.metrics) else None
-        made = {m.name: m.sums(*(likely if likely and m.probabilities else (outputs, y))) for m in self.metrics}
-        sums = {name: check_sums(its, f"metric {name}") for name, its in made.items()}
-        return Tally(len(y), self.total_loss(outputs, y), sums)
+        for metric in self.metrics:
+            by, given = f"metric {metric.name}", likely if likely and metric.probabilities else (outputs, y)
+            with unchanged(by, given):
+                sums[metric.name] = check_sums(metric.sums(*given), by)
+        return Tally(len(y), loss, sums)
 
     def score(self, outputs: Tensor, y: Tensor) -> Score:
         """The score of a batch."""
