@@ -281,6 +281,41 @@ def test_what_cannot_add_up_is_refused_before_the_start(case: str, tmp_path: Pat
     assert not (tmp_path / "run" / "rounds").exists()
 
 
+OWN_MODELS = BASE | {"evaluate": {"personal": "after_train"}, "data": BASE["data"] | {"client_test_frac": 0.3}}
+
+
+@pytest.mark.parametrize("names", [("f", "personal_f"), ("personal_accuracy_worst10",), ("personal_auc",)], ids=str)
+def test_no_score_has_the_name_of_one_of_the_clients_own_models(names: tuple[str, ...], tmp_path: Path) -> None:
+    metrics = dict.fromkeys(names, doubt)
+    with pytest.raises(
+        ConfigError, match=rf'evaluate\.metrics: \'{names[-1]}\' is .* metrics={{"my_{names[-1]}": ...}}'
+    ):
+        raysim.run(OWN_MODELS, metrics=metrics, out=tmp_path / "run")
+
+
+def test_names_that_nothing_else_has_are_taken(tmp_path: Path) -> None:
+    metrics = {"personal_f": doubt, "personal_accuracy": doubt}
+    with raysim.stream(OWN_MODELS, metrics=metrics, out=tmp_path / "run") as rounds:
+        [scored] = [{*round.metrics} & {*metrics} for round in rounds]
+    assert scored == {*metrics}
+
+
+def test_a_score_that_divides_by_zero_is_nan(tmp_path: Path) -> None:
+    """Whatever numbers the sums are; tensors do so by themselves."""
+    metric = Metric("gone", lambda outputs, y: (len(y), 0), lambda sums: sums[0] / sums[1])
+    run = raysim.run(BASE, metrics=[metric], out=tmp_path / "run")
+    assert run["events"]["message"].to_pylist() == ["metric.gone is NaN"]
+    assert math.isnan(run["rounds"]["metric.gone"][0].as_py())
+
+
+def test_a_value_that_fails_is_refused_by_name(tmp_path: Path) -> None:
+    metric = Metric("worse", lambda outputs, y: (len(y), 0), lambda sums: sums["hits"])
+    with pytest.raises(
+        ConfigError, match=r"evaluate\.metrics: worse cannot score two training samples \(TypeError: tuple"
+    ):
+        raysim.run(BASE, metrics=[metric], out=tmp_path / "run")
+
+
 def test_what_two_samples_do_not_tell_is_no_fault(tmp_path: Path) -> None:
     """A value that divides by what two samples have none of."""
     metric = Metric("odd", lambda outputs, y: (y.sum(), (y == 9).sum()), lambda sums: sums[0] / sums[1])

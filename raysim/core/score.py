@@ -33,7 +33,7 @@ class Metric:
     not change what it is given, which others read after it."""
     value: Callable[[Sums], float | Tensor] = ratio
     """The added sums, in the form that `sums` returns -> the score. Tensors are float64 and on the CPU; those without
-    dimensions are numbers."""
+    dimensions are numbers. Where it divides by zero the score is NaN."""
     higher_is_better: bool = True
     """Whether the model with the higher score is the better one."""
     probabilities: bool = False
@@ -50,10 +50,13 @@ class Metric:
         return self.sums.args[-1] if isinstance(self.sums, partial) and self.sums.func is _sum_and_count else self.sums
 
     def of(self, sums: Sums, seed: int = 0) -> float:
-        """The score that `value` makes of added `sums`; what it draws comes from the stream `seed`. Raises `HookError` where
-        it is not one number."""
-        with seeded_for(self.value, seed):
-            value = self.value(sums)
+        """The score that `value` makes of added `sums`; what it draws comes from the stream `seed`. It is NaN where there is
+        none, as of samples that lack a class. Raises `HookError` where it is not one number."""
+        try:
+            with seeded_for(self.value, seed):
+                value = self.value(sums)
+        except ArithmeticError:  # numbers of Python divide by zero less willingly than tensors
+            return math.nan
         try:
             if isinstance(value, str | bytes):
                 raise TypeError

@@ -11,6 +11,7 @@ from raysim.config.messages import nearest
 from raysim.core.task import TASKS, Task, task_of
 from raysim.data import DataError, Dataset, Partition
 from raysim.registry import REGISTRY
+from raysim.store.tables import TABLES
 
 
 def task(config: Config, data: Dataset) -> Task:
@@ -45,6 +46,14 @@ def misfits(config: Config, data: Dataset) -> Iterator[str]:
             f"evaluate.metrics: there are two scores {name!r}, of {learned.name} or your own. Give yours another name, as in "
             f'metrics={{"my_{name}": ...}}'
         )
+    if config.evaluate.personal is not None:
+        own = {f"personal_{name}" for name in names if name != "accuracy"}
+        own |= {name for name in TABLES["rounds"].names if name.startswith("personal_")}
+        for name in sorted(own & {*names}):
+            yield (
+                f"evaluate.metrics: {name!r} is what evaluate.personal calls a score of the clients' own models. Give yours "
+                f'another name, as in metrics={{"my_{name}": ...}}'
+            )
     given = [key for key in ("class_weights", "label_smoothing") if getattr(local, key)]
     if given and not learned.takes_weights:
         yield (
