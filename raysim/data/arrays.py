@@ -12,7 +12,7 @@ import numpy as np
 from raysim.data.dataset import Dataset, first_wrong
 from raysim.data.decode import ImageDecoder, Mode, Size
 from raysim.data.errors import DataError
-from raysim.data.sources.base import PREPROCESSING, Normalise, class_names
+from raysim.data.sources.base import PREPROCESSING, Normalise, class_names, renumbered
 from raysim.data.text import build_vocabulary, encode, facts_of
 
 if TYPE_CHECKING:
@@ -199,7 +199,7 @@ def _labels(
         names = words.tolist()
     other = "; for labels or targets set `task`"
     y = [_integers(split.at(place, "y"), split.y, len(split.x), other) for split in splits]
-    y = [_numbered(split.at(place, "y"), part, split.classes, names) for split, part in zip(splits, y, strict=True)]
+    y = [renumbered(split.at(place, "y"), part, split.classes, names) for split, part in zip(splits, y, strict=True)]
     named = [(split.at(place, "y"), part) for split, part in zip(splits, y, strict=True)]
     return np.concatenate(y), class_names(named[:1], named[1:], names, reading.classes), task or "classification"
 
@@ -213,20 +213,6 @@ def _built_in(task: str | Task | None) -> str | None:
     of = tasks.task_of(task)
     kinds = (tasks.MultiLabel, tasks.Regression, tasks.NextToken, tasks.Classification)
     return next((kind.name for kind in kinds if isinstance(of, kind)), of.name)
-
-
-def _numbered(
-    place: str, y: np.ndarray, classes: Sequence[str] | None, names: Sequence[str] | None
-) -> np.ndarray:  # fmt: skip
-    """Numbers [n] of `classes` as those of the training's `names`. Raises DataError for a class that is none of them."""
-    if not classes or not names or [*classes] == [*names]:
-        return y
-    class_names([(place, y)], [], classes)  # whose numbers they are
-    numbers: np.ndarray = np.array([names.index(name) if name in names else -1 for name in classes])[y]
-    if (numbers < 0).any():
-        row = int(np.argmax(numbers < 0))
-        raise DataError(f"{place} row {row} is {classes[y[row]]!r}, which is no class of the training samples")
-    return numbers
 
 
 def _columns(place: str, split: Split, task: str, shape: tuple[int, ...]) -> np.ndarray:

@@ -126,8 +126,7 @@ def test_every_source_can_be_listed():
 def test_parquet_images_clients_and_class_names(tmp_path):
     """Two training files in the folder data/, a test file without clients, names from the Hugging Face metadata."""
     x = pixels(9, channels=3)
-    feature = {"label": {"names": ["cat", "dog", "owl"], "_type": "ClassLabel"}}
-    metadata = {"huggingface": json.dumps({"info": {"features": feature}})}
+    metadata = class_metadata("cat", "dog", "owl")
     encoded = [png(image) for image in x]
     at = tmp_path / "set" / "data"
     write_parquet(at / "train-00000-of-00002.parquet", encoded[:4], metadata, label=[0, 1, 0, 1], client=[7, 7, 0, 3])
@@ -148,6 +147,40 @@ def test_parquet_images_clients_and_class_names(tmp_path):
     assert (unit.scale, unit.mean, unit.std) == (255.0, (0.0,), (1.0,))
     grey = Parquet("set", mode="L").load(tmp_path)
     assert grey.sample_shape == (1, 6, 6)
+
+
+def class_metadata(*names: str) -> dict[str, str]:
+    """As the Hugging Face library stores them in a file."""
+    return {"huggingface": json.dumps({"info": {"features": {"label": {"names": names, "_type": "ClassLabel"}}}})}
+
+
+def test_classes_of_tables_are_known_by_their_names(tmp_path):
+    """Each file numbers its own classes: the training files' names are united, the test's are looked up in them."""
+
+    def write(file: str, label: list[int], *names: str) -> None:
+        metadata = class_metadata(*names) if names else None
+        write_parquet(tmp_path / file, metadata=metadata, text=["a"] * len(label), label=label)
+
+    def load() -> Dataset:
+        return Parquet(str(tmp_path)).load(None)
+
+    write("train-a.parquet", [0, 1, 0], "emu", "cat")
+    write("train-b.parquet", [0, 1], "cat", "dog")
+    write("test.parquet", [0, 1], "dog", "emu")
+    data = load()
+    assert data.classes == ("emu", "cat", "dog")
+    assert data.y.tolist() == [0, 1, 0, 1, 2, 2, 0]
+    write("test.parquet", [0, 1], "dog", "owl")
+    with pytest.raises(DataError, match=r"test\.parquet row 1 is 'owl', which is no class of the training samples"):
+        load()
+    write("test.parquet", [0, 2], "dog", "emu")
+    with pytest.raises(DataError, match=r"test\.parquet: row 1 has label 2, but there are 2 classes"):
+        load()
+    write("test.parquet", [0, 1])
+    with pytest.raises(DataError, match=r"test\.parquet: does not name its classes, and .* differ"):
+        load()
+    write("train-b.parquet", [0, 1])
+    assert load().classes == ("emu", "cat")  # whose numbers all files have, as far as is known
 
 
 def test_parquet_clients_with_names_and_other_columns(tmp_path):

@@ -141,3 +141,18 @@ def class_names(
             row = int(np.argmax(labels >= len(classes)))
             raise DataError(f"{file}: row {row} has label {labels[row]}, {way_out}")
     return classes
+
+
+def renumbered(
+    place: str, y: np.ndarray, classes: Sequence[str] | None, names: Sequence[str] | None
+) -> np.ndarray:  # fmt: skip
+    """Numbers [n] of `classes` as those of the training's `names`. Raises DataError for a class that is none of them."""
+    if not classes or not names or [*classes] == [*names]:
+        return y
+    class_names([(place, y)], [], classes)  # whose numbers they are
+    number = {name: i for i, name in enumerate(names)}
+    numbers: np.ndarray = np.array([number.get(name, -1) for name in classes])[y]
+    if (numbers < 0).any():
+        row = int(np.argmax(numbers < 0))
+        raise DataError(f"{place} row {row} is {classes[y[row]]!r}, which is no class of the training samples")
+    return numbers

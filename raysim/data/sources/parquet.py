@@ -6,6 +6,7 @@ from abc import abstractmethod
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -16,7 +17,7 @@ from raysim.data.dataset import Dataset
 from raysim.data.decode import ImageDecoder
 from raysim.data.encoded import Encoded
 from raysim.data.errors import DataError
-from raysim.data.sources.base import PREPROCESSING, FileFacts, Pictures, class_names
+from raysim.data.sources.base import PREPROCESSING, FileFacts, Pictures, class_names, renumbered
 from raysim.data.sources.tables import ArrowReader, Folder, Kind, ParquetReader, TableColumn, TableFile
 from raysim.data.text import TextEncoder, VocabularySize, build_vocabulary, facts_of
 
@@ -36,7 +37,7 @@ class Tables(Pictures):
     path: str
     """The folder."""
     label: str = "label"
-    """Column of the class numbers."""
+    """Column of the class numbers. Where the files name the classes, the names count: they may have other numbers in each."""
     client: str = "client"
     """Column of the natural clients, numbers or words; ignored where the training files lack it."""
     classes: Count | None = None
@@ -70,13 +71,9 @@ class Tables(Pictures):
         train = self._read(folder, self._split(folder, "train"))
         test = self._read(folder, self._split(folder, "test", "val"))
         files = train + test
-        labels = [(file.path, file.integers(self.label)) for file in files]
-        classes = class_names(
-            labels[: len(train)], labels[len(train) :], train[0].class_names(self.label), self.classes
-        )
+        y, classes = self._labels(train, test)
         train_rows = sum(file.rows for file in train)
         samples, more = self._samples(files, train_rows)
-        y = np.concatenate([part for _, part in labels])
         return Dataset(folder.name, samples, y, train_rows, classes, self._clients(train, test), **more)
 
     def _read(self, folder: Folder, infos: "Sequence[FileInfo]") -> list[TableFile]:
@@ -89,6 +86,26 @@ class Tables(Pictures):
             return list(pool.map(lambda info: TableFile(folder.system, info.path, self.kind, *names), infos))
         finally:
             pool.shutdown(cancel_futures=True)
+
+    def _labels(self, train: Sequence[TableFile], test: Sequence[TableFile]) -> tuple[np.ndarray, tuple[str, ...]]:
+        """All labels, and the names of the classes: those of the training files, in the order in which they come. A file that
+        has other names numbers its classes by them."""
+        files = [*train, *test]
+        labels = [file.integers(self.label) for file in files]
+        named = [file.class_names(self.label) for file in files]
+        if None in named and len({tuple(names) for names in named if names}) > 1:
+            raise DataError(
+                f"{files[named.index(None)].path}: does not name its classes, and the names in the other files differ; write it "
+                "again with names"
+            )
+        lists = [*dict.fromkeys(tuple(names) for names in named[: len(train)] if names)]
+        known = lists[0] if len(lists) == 1 else tuple(dict.fromkeys(chain(*lists)))
+        pairs = [
+            (file.path, renumbered(file.path, part, names, known))
+            for file, part, names in zip(files, labels, named, strict=True)
+        ]
+        classes = class_names(pairs[: len(train)], pairs[len(train) :], known or None, self.classes)
+        return np.concatenate([part for _, part in pairs]), classes
 
     def _samples(self, files: Sequence[TableFile], train_rows: int) -> tuple[Encoded, dict[str, Any]]:
         """The samples of the files, and what else a data set of them has."""
