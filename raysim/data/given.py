@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +11,7 @@ from raysim.data.arrays import Reading, Split, assemble
 from raysim.data.dataset import Dataset
 from raysim.data.decode import decoded
 from raysim.data.errors import DataError
+from raysim.data.sources.base import warn_of_left_out
 
 if TYPE_CHECKING:
     import pyarrow
@@ -69,12 +69,7 @@ def _parts(name: str, data: Any) -> dict[str, Any]:
     if "train" not in data:
         raise DataError(f"{name}: has {', '.join(map(str, data)) or 'nothing'}; it needs train, and test")
     test = next((split for split in TESTS if split in data), None)
-    if left_out := [split for split in data if split not in ("train", test)]:
-        warnings.warn(
-            f"{name}: {', '.join(map(str, left_out))} is left out: raysim trains on train and tests on {test}. "
-            "data.client_val_frac holds out validation samples of each client.",
-            stacklevel=2,
-        )
+    warn_of_left_out(name, [str(split) for split in data if split not in ("train", test)], test)
     return {"train": data["train"]} | ({} if test is None else {"test": data[test]})
 
 

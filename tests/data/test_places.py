@@ -19,7 +19,7 @@ from pyarrow import fs
 
 import raysim
 from raysim.data import DataError, load
-from raysim.data.sources import HuggingFace, Parquet, Torchvision, vision
+from raysim.data.sources import HuggingFace, Images, Npz, Parquet, Torchvision, vision
 
 EACH = 10
 
@@ -98,6 +98,48 @@ def test_folders_of_the_hugging_face_library(tmp_path):
         HuggingFace(str(tmp_path)).load(None)
     (tmp_path / "train" / "data-00000-of-00001.arrow").unlink()
     assert "write it with save_to_disk" in HuggingFace(str(tmp_path)).check(None)
+
+
+LAYOUTS = {  # how the split `name` is written, in each kind of source, and the source
+    "parquet": (lambda at, name: pq.write_table(table(0), at / f"{name}-00000-of-00001.parquet"), Parquet),
+    "huggingface": (lambda at, name: write_arrow(at / name), HuggingFace),
+    "images": (lambda at, name: write_images(at / name), Images),
+    "npz": (lambda at, name: write_arrays(at / "all.npz", name), lambda at: Npz(str(Path(at) / "all.npz"))),
+}
+
+
+def write_arrow(folder: Path) -> None:
+    folder.mkdir()
+    with pa.ipc.new_stream(str(folder / "data-00000-of-00001.arrow"), table(0).schema) as stream:
+        stream.write_table(table(0))
+
+
+def write_images(folder: Path) -> None:
+    for name in ("ant", "bee"):
+        (folder / name).mkdir(parents=True)
+        Image.fromarray(np.zeros((5, 4), np.uint8)).save(folder / name / "0.png")
+
+
+def write_arrays(file: Path, name: str) -> None:
+    before = dict(np.load(file)) if file.exists() else {}
+    np.savez(file, **before, **{f"x_{name}": np.zeros((2, 3)), f"y_{name}": np.arange(2)})
+
+
+@pytest.mark.parametrize("kind", LAYOUTS)
+def test_a_split_that_is_not_used_is_warned_of(kind, tmp_path, recwarn):
+    """Validation samples beside a test, also where the data come from a cache; not where there is nothing to leave out."""
+    write, source = LAYOUTS[kind]
+    for name in ("train", "test"):
+        write(tmp_path, name)
+    data = load(source(str(tmp_path)), None)
+    assert not recwarn.list
+    write(tmp_path, "valid")
+    for _ in range(1 if kind == "npz" else 2):  # an archive that is cached is not looked into again
+        with pytest.warns(
+            UserWarning, match=r"valid is left out: raysim trains on train and tests on test\. data\.client_val"
+        ):
+            again = load(source(str(tmp_path)), None, cache=tmp_path / "cache")
+        assert again.sha256() == data.sha256()
 
 
 def test_what_the_hugging_face_library_keeps_beside_a_saved_set_is_not_read(tmp_path):

@@ -3,6 +3,7 @@
 import hashlib
 import os
 import tempfile
+import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
@@ -107,6 +108,16 @@ def located(path: str, root: Path | None) -> Path:
     if root is not None and (root / path).exists():
         return root / path
     return Path(path)
+
+
+def warn_of_left_out(name: str, splits: Sequence[str], test: str | None) -> None:
+    """Warn of the `splits` of the data `name` that are neither its training samples nor the test, which `test` is."""
+    if splits:
+        warnings.warn(
+            f"{name}: {', '.join(splits)} is left out: raysim trains on train and tests on {test or 'nothing'}. "
+            "data.client_val_frac holds out validation samples of each client.",
+            stacklevel=3,
+        )
 
 
 def class_names(

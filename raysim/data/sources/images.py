@@ -11,7 +11,7 @@ from raysim.data.dataset import Dataset
 from raysim.data.decode import ImageDecoder, Mode
 from raysim.data.encoded import Encoded, SingleFiles
 from raysim.data.errors import DataError
-from raysim.data.sources.base import PREPROCESSING, FileFacts, Pictures, facts, located
+from raysim.data.sources.base import PREPROCESSING, FileFacts, Pictures, facts, located, warn_of_left_out
 from raysim.paths import UnsafeName, below
 
 _IMAGE_SUFFIXES = {".png", ".jpg", ".jpeg", ".bmp", ".ppm", ".webp"}
@@ -60,12 +60,19 @@ class Images(Pictures):
         return folder, classes, self._class_folders(folder / "train", classes), self._test_files(folder, classes)
 
     def _test_files(self, folder: Path, classes: tuple[str, ...]) -> _Labelled:
-        for split in (folder / name for name in _TESTS):
-            if (split / "val_annotations.txt").is_file():
-                return self._annotated_files(split, classes)
-            if any((split / name).is_dir() for name in classes):  # Tiny-ImageNet's own test/ is unlabelled
-                return self._class_folders(split, classes)
-        return []
+        labelled = [
+            split
+            for split in (folder / name for name in _TESTS)
+            if (split / "val_annotations.txt").is_file()
+            or any((split / name).is_dir() for name in classes)  # Tiny-ImageNet's own test/ is unlabelled
+        ]
+        if not labelled:
+            return []
+        split, *others = labelled
+        warn_of_left_out(folder.name, [other.name for other in others], split.name)
+        if (split / "val_annotations.txt").is_file():
+            return self._annotated_files(split, classes)
+        return self._class_folders(split, classes)
 
     def _class_folders(self, split: Path, classes: tuple[str, ...]) -> _Labelled:
         """(file, label) of the images below each class folder of `split`, in a fixed order."""

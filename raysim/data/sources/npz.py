@@ -13,7 +13,7 @@ from raysim.core.bounds import Count
 from raysim.data.arrays import Reading, Split, assemble
 from raysim.data.dataset import Dataset
 from raysim.data.errors import DataError
-from raysim.data.sources.base import FileFacts, Normalise, Source, files_below, located
+from raysim.data.sources.base import FileFacts, Normalise, Source, files_below, located, warn_of_left_out
 
 
 @dataclass(frozen=True)
@@ -56,6 +56,8 @@ class Npz(Source):
         if "x_train" not in arrays or "y_train" not in arrays:
             raise DataError(f"{file}: holds {', '.join(arrays) or 'nothing'}; it needs x_train and y_train, or x and y")
 
+        others = [key[2:] for key in arrays if key.startswith("x_") and key not in ("x_train", "x_test")]
+        warn_of_left_out(file.stem, others, "test" if "x_test" in arrays else None)
         splits = [
             Split(split, arrays[f"x_{split}"], _member(file, f"y_{split}", arrays), arrays.get(f"client_{split}"))
             for split in ("train", "test")

@@ -17,7 +17,7 @@ from raysim.data.dataset import Dataset
 from raysim.data.decode import ImageDecoder
 from raysim.data.encoded import Encoded
 from raysim.data.errors import DataError
-from raysim.data.sources.base import PREPROCESSING, FileFacts, Pictures, class_names, renumbered
+from raysim.data.sources.base import PREPROCESSING, FileFacts, Pictures, class_names, renumbered, warn_of_left_out
 from raysim.data.sources.tables import ArrowReader, Folder, Kind, ParquetReader, TableColumn, TableFile
 from raysim.data.text import TextEncoder, VocabularySize, build_vocabulary, facts_of
 
@@ -59,17 +59,28 @@ class Tables(Pictures):
     def _split(self, folder: Folder, *names: str) -> list["FileInfo"]:
         """Files of the first split of these names that has any."""
 
+    @abstractmethod
+    def _split_names(self, folder: Folder) -> dict[str, str]:
+        """The split of each table there, by its path, whether it is read or not."""
+
+    def _splits(self, folder: Folder) -> tuple[list["FileInfo"], list["FileInfo"]]:
+        """Files of training and of the test. A warning names the splits that are neither."""
+        train, test = self._split(folder, "train"), self._split(folder, "test", "val")
+        names = self._split_names(folder)
+        read = [names.get(info.path, "") for info in train + test]  # a folder without splits has none for its files
+        warn_of_left_out(folder.name, sorted({*names.values()}.difference(read)), names[test[0].path] if test else None)
+        return train, test
+
     def files(self, root: Path | None) -> Sequence[FileFacts]:
         folder = Folder.at(self.path, root)
-        found = [*self._split(folder, "train"), *self._split(folder, "test", "val")]
-        return [(info.path.removeprefix(folder.path), info.size, info.mtime_ns or 0) for info in found]
+        train, test = self._splits(folder)
+        return [(info.path.removeprefix(folder.path), info.size, info.mtime_ns or 0) for info in train + test]
 
     def open(self, root: Path | None) -> Dataset:
         folder = Folder.at(self.path, root)
         if problem := self._missing(folder):
             raise DataError(problem)
-        train = self._read(folder, self._split(folder, "train"))
-        test = self._read(folder, self._split(folder, "test", "val"))
+        train, test = (self._read(folder, infos) for infos in self._splits(folder))
         files = train + test
         y, classes = self._labels(train, test)
         train_rows = sum(file.rows for file in train)
@@ -180,9 +191,16 @@ class Parquet(Tables):
         return None
 
     def _split(self, folder: Folder, *names: str) -> list["FileInfo"]:
-        listed = [*folder.listed(), *folder.below("data").listed()]
-        found = ([i for i in listed if re.match(rf"{name}.*\.parquet$", i.base_name)] for name in names)
+        listed = self._listed(folder)
+        found = ([info for info in listed if info.base_name.startswith(name)] for name in names)
         return next(filter(None, found), [])
+
+    def _listed(self, folder: Folder) -> list["FileInfo"]:
+        listed = [*folder.listed(), *folder.below("data").listed()]
+        return [info for info in listed if info.base_name.endswith(".parquet") and not info.base_name.startswith(".")]
+
+    def _split_names(self, folder: Folder) -> dict[str, str]:
+        return {info.path: re.split(r"[-_.]", info.base_name)[0] for info in self._listed(folder)}
 
     def _clients(self, train: Sequence[TableFile], test: Sequence[TableFile]) -> np.ndarray | None:
         if not self.client_files:
@@ -215,6 +233,15 @@ class HuggingFace(Tables):
             if any(entry.base_name.startswith(name) for name in names) and not entry.is_file:
                 return _arrow_files(folder.below(entry.base_name))
         return _arrow_files(folder) if "train" in names else []
+
+    def _split_names(self, folder: Folder) -> dict[str, str]:
+        folders = [entry.base_name for entry in folder.listed() if not entry.is_file]
+        return {
+            info.path: name
+            for name in folders
+            for info in folder.below(name).listed()
+            if info.base_name.endswith(".arrow")
+        }
 
 
 def _arrow_files(folder: Folder) -> list["FileInfo"]:
