@@ -6,6 +6,7 @@ import io
 import json
 import os
 import pickle
+import re
 import shutil
 import threading
 import warnings
@@ -280,6 +281,44 @@ def test_a_thousand_files_are_not_open_at_once(tmp_path):
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, before)
     assert data.client.tolist() == [*np.repeat(range(300), 3).tolist(), 7, 7, 7]
+
+
+def test_a_file_of_a_client_says_whose_it_is(tmp_path):
+    """Every training file is a client; names that do not part them are refused before anything is read."""
+    source = Parquet(str(tmp_path), client_files=True)
+    small = table(0).drop_columns("client")
+    names = [
+        "train-alice",
+        "training_bob",
+        "train.carol",
+        "train7",
+        "trainIngrid",
+        "test-bob",
+        "testing-alice",
+        "test7",
+    ]
+    for rows, name in enumerate(names, 1):
+        pq.write_table(small.slice(0, rows), tmp_path / f"{name}.parquet")
+    assert source.check(None) is None
+    data = source.load(None)
+    train, test = data.client[: data.train_rows].tolist(), data.client[data.train_rows :].tolist()
+    rows = {client: train.count(client) for client in sorted({*train})}
+    assert rows == {0: 4, 1: 5, 2: 1, 3: 2, 4: 3}  # 7, Ingrid, alice, bob and carol
+    assert {client: test.count(client) for client in {*test}} == {3: 6, 2: 7, 0: 8}
+    for wrong, sentence in {
+        "trainalice": r"trainalice\.parquet does not say whose it is; name it train-NAME\.parquet",
+        "testbob": r"testbob\.parquet does not say whose it is",
+        "train_alice": r"train-alice\.parquet and .*/train_alice\.parquet are of one client by their names",
+        "data/train-alice": r"/train-alice\.parquet and .*data/train-alice\.parquet are of one client",
+    }.items():
+        file = tmp_path / f"{wrong}.parquet"
+        file.parent.mkdir(exist_ok=True)
+        pq.write_table(small, file)
+        assert re.search(sentence, source.check(None))
+        with pytest.raises(DataError, match=sentence):
+            source.load(None)
+        assert Parquet(str(tmp_path)).check(None) is None  # without client_files, they are shards
+        file.unlink()
 
 
 def test_of_the_rows_of_a_client_that_are_scattered_a_run_warns(folder, tmp_path):

@@ -26,6 +26,10 @@ if TYPE_CHECKING:
     from pyarrow.fs import FileInfo
 
 READERS = 8  # files that are open at a time while a data set is looked through
+# The name of a file that is one client. A small letter behind the word is refused: "trainingrid" may be Ingrid's, or Rid's.
+OWNER = re.compile(
+    r"(train|training|test|testing|val|valid|validation)(?![a-z])[-_.]?(?P<owner>.*)\.parquet", re.DOTALL
+)
 
 
 @dataclass(frozen=True)
@@ -181,14 +185,14 @@ class Parquet(Tables):
 
     client_files: bool = False
     """Whether each training file is one client, as LEAF's sets come: train-NAME.parquet, with the tests of the same client,
-    if any, in test-NAME.parquet."""
+    if any, in test-NAME.parquet. Two training files of one name are refused."""
 
     def _missing(self, folder: Folder) -> str | None:
         if not folder.is_there():
             return f"parquet: the folder {folder.path} is missing; put the Parquet files there or correct the path."
-        if not self._split(folder, "train"):
+        if not (train := self._split(folder, "train")):
             return f"parquet: {folder.path} holds no train*.parquet, nor does its folder data; rename or add the files."
-        return None
+        return _unclear_owner(train, self._split(folder, "test", "val")) if self.client_files else None
 
     def _split(self, folder: Folder, *names: str) -> list["FileInfo"]:
         listed = self._listed(folder)
@@ -205,10 +209,30 @@ class Parquet(Tables):
     def _clients(self, train: Sequence[TableFile], test: Sequence[TableFile]) -> np.ndarray | None:
         if not self.client_files:
             return super()._clients(train, test)
-        split = re.compile(r"^.*/(train|test|val)[a-z]*[-_.]?")
-        owners = [split.sub("", file.path.removesuffix(".parquet")) for file in (*train, *test)]
+        owners = [_owner(file.path) or "" for file in (*train, *test)]  # `_missing` refused files without
         numbers = np.unique(owners, return_inverse=True)[1]
         return np.repeat(numbers.astype(np.int64), [file.rows for file in (*train, *test)])
+
+
+def _owner(path: str) -> str | None:
+    """The client whose file it is, by its name; None where the name does not say where the client's own begins."""
+    found = OWNER.fullmatch(path.rpartition("/")[2])
+    return found and found["owner"]
+
+
+def _unclear_owner(train: Sequence["FileInfo"], test: Sequence["FileInfo"]) -> str | None:
+    """Which of the files, that are of one client each, cannot be."""
+    for info in (*train, *test):
+        if _owner(info.path) is None:
+            return f"parquet: client_files: {info.path} does not say whose it is; name it train-NAME.parquet or test-NAME.parquet."
+    seen: dict[str | None, str] = {}
+    for info in train:
+        if (first := seen.setdefault(_owner(info.path), info.path)) != info.path:
+            return (
+                f"parquet: client_files: {first} and {info.path} are of one client by their names, but each training file is a "
+                "client; rename one, or make them one file."
+            )
+    return None
 
 
 @dataclass(frozen=True)
