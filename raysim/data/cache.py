@@ -29,7 +29,7 @@ from raysim.store.documents import OPEN_SHAPE, DamagedFile, open_regular, read_j
 from raysim.store.lock import alone
 from raysim.version import __version__
 
-FORM = 3  # of the files of a cache; those of another are made again
+FORM = 4  # of the files of a cache; those of another are made again
 
 Size = Annotated[int, Field(ge=0)]
 

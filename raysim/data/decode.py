@@ -63,8 +63,9 @@ class ImageDecoder:
 
 
 def decoded(place: str, source: Source, mode: Mode | None, resize: Size | None) -> np.ndarray:
-    """Pixels [C, H, W] uint8 of one image."""
-    from PIL import Image
+    """Pixels [C, H, W] uint8 of one image. Bytes are turned as their EXIF data say, a file is not, as in torchvision's folders
+    of images."""
+    from PIL import Image, ImageOps
 
     try:
         with source() if callable(source) else _opened(source) as encoded:
@@ -73,6 +74,8 @@ def decoded(place: str, source: Source, mode: Mode | None, resize: Size | None) 
                 raise ValueError(f"it has {width}×{height} pixels, more than {MOST_PIXELS:,}")
             if mode and encoded.mode.startswith(("I", "F")):  # Pillow would make 255 of all that is more
                 raise ValueError(f"its mode is {encoded.mode}, of more than 8 bits a pixel; scale it to 8 bits")
+            if isinstance(source, bytes):  # of a table: upright, as the Hugging Face library decodes it
+                ImageOps.exif_transpose(encoded, in_place=True)
             image = encoded.convert(mode) if mode else encoded
             if resize and image.mode in ("L", "RGB"):
                 image = image.resize(resize[::-1], Image.Resampling.BILINEAR)

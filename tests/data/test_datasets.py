@@ -192,6 +192,30 @@ def test_parquet_clients_with_names_and_other_columns(tmp_path):
     assert data.is_text
 
 
+def test_images_in_tables_are_upright(tmp_path):
+    """Each EXIF orientation, with its mirroring and turning; a folder of images ignores it, as torchvision's does."""
+    (stored,) = pixels(1, channels=3)
+    stored = np.ascontiguousarray(stored[:, :4])  # [3, 4, 6]
+    flat = [stored, stored[..., ::-1], stored[:, ::-1, ::-1], stored[:, ::-1]]
+    turned = [np.swapaxes(image, 1, 2) for image in (stored, stored[:, ::-1], stored[:, ::-1, ::-1], stored[..., ::-1])]
+    encoded = []
+    for orientation in range(1, 9):
+        exif = Image.Exif()
+        exif[0x112] = orientation
+        stream = io.BytesIO()
+        Image.fromarray(stored.transpose(1, 2, 0)).save(stream, "PNG", exif=exif)
+        encoded.append(stream.getvalue())
+    for group, upright in ((encoded[:4], flat), (encoded[4:], turned)):
+        write_parquet(tmp_path / "train.parquet", group, label=[0, 1, 0, 1])
+        assert np.array_equal(Parquet(str(tmp_path)).load(None).x, upright)
+        assert np.array_equal(as_dataset(pq.read_table(tmp_path / "train.parquet"), test=0).x, upright)
+    wide = Parquet(str(tmp_path), mode="L", resize=(6, 4)).load(None).x[1]
+    assert np.array_equal(wide[0], Image.fromarray(turned[1].transpose(1, 2, 0)).convert("L"))
+    (tmp_path / "train" / "a").mkdir(parents=True)
+    (tmp_path / "train" / "a" / "6.png").write_bytes(encoded[5])
+    assert np.array_equal(Images(str(tmp_path)).load(None).x, [stored])
+
+
 def corrupted(image: bytes) -> bytes:
     return image[: len(image) // 2]
 

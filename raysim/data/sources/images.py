@@ -24,7 +24,8 @@ class Images(Pictures):
     """Folder of images, train/CLASS/ and test/CLASS/ (or val/, valid/), as CINIC-10 and Tiny-ImageNet come."""
 
     path: str
-    """Folder that holds train/ and, optionally, test/, val/ or valid/."""
+    """Folder that holds train/ and, optionally, test/, val/ or valid/. An image's EXIF orientation is ignored, as by torchvision's
+    ImageFolder."""
     mode: Mode = field(default="RGB", kw_only=True)
     """Pillow mode that every image is converted to, as the papers' codes do: Tiny-ImageNet mixes grey and colour."""
     follow_links: bool = False
