@@ -83,7 +83,8 @@ class Cohort(Protocol):
         ...
 
     def distances(self, to: Tensor, layers: LayerMap | None = None) -> Tensor:
-        """[K, L] float64, ‖θ_k − to‖ of every layer for a model `to` [P] (or a whole value [S]): one call to each host."""
+        """[K, L] float64, ‖θ + Δ_k − to‖ of every layer for a model `to` [P] (or a whole value [S]), where θ is the server's model
+        and θ + Δ_k the client's, unless `download` encodes what it is sent: one call to each host."""
         ...
 
     def distances_to_mixture(self, mix: Mixture) -> Tensor:

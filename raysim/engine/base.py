@@ -103,7 +103,6 @@ class Engine(ABC):
         self.stateful = self.spec.stateful(self.layers)
         self.keys = itertools.count()  # of partial sums that wait on hosts
         self.value = torch.empty(0)  # [S] the server's model, published to the hosts
-        self.public = torch.empty(0)  # [S] the one that clients are sent; the same, unless it is encoded
         self.published: Handle = None
         self.published_public: Handle = None
         self.published_shared: Handle = None
@@ -202,7 +201,7 @@ class Engine(ABC):
 
     def publish(self, value: Tensor, shared: Mapping[str, Tensor], public: Tensor) -> None:
         """Make the server's model [S], the `public` one that clients are sent and what travels with it available to all hosts."""
-        self.value, self.public = value, public
+        self.value = value
         self.published = self.put(value.numpy())
         self.published_public = self.published if public is value else self.put(public.numpy())
         self.published_shared = self.put({n: tensor.numpy() for n, tensor in shared.items()}) if shared else {}

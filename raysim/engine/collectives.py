@@ -43,7 +43,6 @@ class HostedCohort:
         self._distances_to: tuple[Mixture, Tensor] | None = None  # the last answer of `distances_to_mixture`
         self._computed, self._asked = 0, 0  # calls of `compute` and of `each`
         self.server_value = engine.value  # [S] what the round began with
-        self._sent = engine.public  # [S] what updates are added to
 
     # What came back with training.
 
@@ -79,7 +78,7 @@ class HostedCohort:
 
     def distances(self, to: Tensor, layers: LayerMap | None = None) -> Tensor:
         self._need_one_model(self.distances)
-        return self._distances(to - self._sent[: len(to)], layers or self.layers)
+        return self._distances(to - self.server_value[: len(to)], layers or self.layers)
 
     def distances_to_mixture(self, mix: Mixture) -> Tensor:
         if self._distances_to is None or self._distances_to[0] is not mix:
@@ -151,7 +150,7 @@ class HostedCohort:
                 way = f"Return [{piece.stop - piece.start}], a number for each column"
                 raise misused(function, f"returned {form(tensor_of(made))}", way, self.trained.round_info.t)
             result[piece.start : piece.stop] = tensor_of(made)
-        greatest = self._sent.clone()
+        greatest = self.server_value.clone()
         self._set_counters(greatest, mix or self.uniform())
         counters = slice(min((part.start for _, part, _ in self.layers.counters), default=self.layers.S), None)
         result[counters] = (greatest - self.server_value)[counters]

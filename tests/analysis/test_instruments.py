@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -27,6 +28,7 @@ from raysim.core.server import Server
 from raysim.federation import MakeEngine
 from raysim.methods.fedlws import FedLWS
 from raysim.methods.fixed_shrink import FixedShrink
+from raysim.registry import REGISTRY
 
 
 class Cohort(ToyCohort):
@@ -167,6 +169,29 @@ def test_similarity_to_the_new_model() -> None:
     found = seen(Similarity(), toy_server())["client"]
     models, after = np.array([[4, 4], [3, 5], [3, 2]]), np.array([3.25, 3.25])
     np.testing.assert_allclose(found, models @ after / np.linalg.norm(models, axis=1) / np.linalg.norm(after))
+
+
+def test_distances_to_a_mean_where_downloads_are_encoded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:  # fmt: skip
+    """A mean is the server's model and a mean update, while clients begin with a coarse copy of that model."""
+    found: list[tuple[torch.Tensor, torch.Tensor]] = []
+
+    @dataclass(frozen=True)
+    class Distances(Instrument):
+        reads_models = True
+
+        def observe(self, done: Any, population: Any) -> Any:
+            mix = done.cohort.by_size()
+            mean = done.cohort.reduce(mix)[: done.cohort.layers.P]
+            found.append((done.cohort.distances(mean), done.cohort.distances_to_mixture(mix)))
+            return ()
+
+    monkeypatch.setitem(REGISTRY.table("instrument"), "distances", Distances)
+    simulate(tiny(download=[{"uniform": {"bits": 2}}], record={"instruments": ["distances"]}), tmp_path)
+    for to_mean, to_mixture in found:
+        torch.testing.assert_close(to_mean, to_mixture, rtol=1e-4, atol=1e-6)
+    assert len(found) == 3
 
 
 def test_similarity_of_what_is_sent() -> None:
