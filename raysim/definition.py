@@ -13,13 +13,15 @@ import inspect
 import linecache
 import symtable
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, fields, is_dataclass
 from functools import lru_cache, partial
 from pathlib import Path
 from types import FunctionType, MethodType
 from typing import Any
 
+SHOWN = 200  # characters of a value; of a longer one the hash
 INSTALLED = {"site-packages", "dist-packages"}  # folders of what others have written
 
 
@@ -40,15 +42,16 @@ class Definition:
         return None if self.text is None else hashlib.sha256(self.text.encode()).hexdigest()
 
 
-def definition_of(entry: object, given: bool = False) -> Definition | None:
-    """What defines an entry of the registry; None for raysim's own."""
+def definition_of(entry: object, given: bool = False, values: Sequence[str] = ()) -> Definition | None:
+    """What defines an entry of the registry, with the `values_of` it when it was registered; None for raysim's own."""
     parts = _parts(entry)
     if not parts:
         return None
     found = [place for part in parts if (place := _place(part))]
     if len(found) < len(parts):
         return Definition(given=given)
-    return Definition(_gathered(found), found[0][0].file, given)
+    text = _gathered(found) + "".join(f"# given: {value}\n" for value in values)
+    return Definition(text, found[0][0].file, given)
 
 
 def read_now(entry: object) -> None:
@@ -71,6 +74,54 @@ def _parts(entry: Any) -> list[Any]:
         inner = [getattr(entry, field.name) for field in fields(entry)] if is_dataclass(entry) else []
         inner.insert(0, type(entry))
     return [part for one in inner if callable(one) for part in _parts(one)]
+
+
+def values_of(entry: Any) -> list[str]:
+    """Numbers and texts with which an entry was made and which its source does not have, as of an object of torchmetrics or a
+    function that another one returns: NAME = VALUE. They may change while the entry is used, so they are asked for before."""
+    found = _given(inspect.unwrap(entry))
+    return [*dict.fromkeys(f"{name} = {_shown(value)}" for name, value in found if _is_plain(value))]
+
+
+def _given(entry: Any) -> Iterator[tuple[str, Any]]:
+    if isinstance(entry, type):
+        return
+    if isinstance(entry, FunctionType):
+        if "<" in entry.__qualname__:  # else its statement has all
+            for name, cell in zip(entry.__code__.co_freevars, entry.__closure__ or (), strict=True):
+                with suppress(ValueError):  # it is still empty
+                    yield name, cell.cell_contents
+            parameters = inspect.signature(entry).parameters.values()
+            yield from ((one.name, one.default) for one in parameters if one.default is not one.empty)
+        return
+    if isinstance(entry, MethodType):
+        yield from _given(entry.__self__)
+        return
+    maker: Any = type(entry)
+    inner = True
+    if isinstance(entry, partial):
+        held = {"func": entry.func, **{str(i): arg for i, arg in enumerate(entry.args)}, **entry.keywords}
+        maker = entry.func
+    elif is_dataclass(entry):
+        held = {field.name: getattr(entry, field.name) for field in fields(entry)}
+    else:
+        held, inner = {name: value for name, value in getattr(entry, "__dict__", {}).items() if name[0] != "_"}, False
+    if not f"{getattr(maker, '__module__', '')}.".startswith("raysim."):
+        yield from held.items()
+    for one in held.values():
+        if inner and callable(one):
+            yield from _given(inspect.unwrap(one))
+
+
+def _is_plain(value: object) -> bool:
+    if type(value) in (tuple, list):
+        return all(map(_is_plain, value))  # type: ignore[call-overload]
+    return value is None or type(value) in (bool, int, float, complex, str, bytes)
+
+
+def _shown(value: object) -> str:
+    shown = repr(value)
+    return shown if len(shown) <= SHOWN else f"a {type(value).__name__} {hashlib.sha256(shown.encode()).hexdigest()}"
 
 
 # --------------------------------------------------------------------------------------------------- the text of a module

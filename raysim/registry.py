@@ -22,7 +22,7 @@ from importlib.metadata import EntryPoint, entry_points
 from types import ModuleType
 from typing import Any, ClassVar, Generic, TypeVar, get_args, get_type_hints
 
-from raysim.definition import Definition, definition_of, read_now
+from raysim.definition import Definition, definition_of, read_now, values_of
 from raysim.errors import Explained
 
 T = TypeVar("T")
@@ -93,6 +93,7 @@ class Table(MutableMapping[str, T], Generic[T]):
         self.own: set[str] = set()  # names that this process's scripts and notebooks have given
         self.given: set[str] = set()  # those of them that stand for objects, which no import of a file brings
         self._definitions: dict[str, Definition | None] = {}  # of entries that another process has defined
+        self._values: dict[str, list[str]] = {}  # with which objects were made, as they were when they were registered
         self._names: dict[type, str] = {}  # of classes, by the first name that each was given
 
     def register(self, name: str, entry: T, origin: str | None = None) -> T:
@@ -114,6 +115,7 @@ class Table(MutableMapping[str, T], Generic[T]):
                 raise TypeError(f"{origin_of(entry)} has the role {entry.role!r}. {way}.")
             self._names.setdefault(entry, name)
         self._entries[name], self._origins[name] = entry, origin
+        self._values[name] = values_of(entry)
 
     def name_of(self, cls: type) -> str:
         """The name of a class; of one that is not in the table, its own in lower case."""
@@ -136,7 +138,7 @@ class Table(MutableMapping[str, T], Generic[T]):
         """What defines an entry; None for raysim's own, and for a name that is not in the table."""
         if name in self._definitions:
             return self._definitions[name]
-        return definition_of(self[name], name in self.given) if name in self else None
+        return definition_of(self[name], name in self.given, self._values[name]) if name in self else None
 
     # A mapping: a reader sees all entries; an item that is set replaces what was there.
 
@@ -162,7 +164,7 @@ class Table(MutableMapping[str, T], Generic[T]):
 
     def __delitem__(self, name: str) -> None:
         self._names = {cls: word for cls, word in self._names.items() if word != name}
-        del self._entries[name], self._origins[name]
+        del self._entries[name], self._origins[name], self._values[name]
         self._definitions.pop(name, None)
         self.own.discard(name)
         self.given.discard(name)

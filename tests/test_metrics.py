@@ -6,7 +6,8 @@ import math
 import pickle
 import sys
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -314,6 +315,62 @@ def test_a_value_that_fails_is_refused_by_name(tmp_path: Path) -> None:
         ConfigError, match=r"evaluate\.metrics: worse cannot score two training samples \(TypeError: tuple"
     ):
         raysim.run(BASE, metrics=[metric], out=tmp_path / "run")
+
+
+def top(k: int, least: float = 0.0) -> Any:
+    def hit(outputs: Tensor, y: Tensor, *, least: float = least) -> Tensor:
+        return (outputs.topk(k).indices == y[:, None]).any(1) & (outputs.amax(1) > least)
+
+    return hit
+
+
+@dataclass
+class Above:
+    least: float
+
+    def __call__(self, outputs: Tensor, y: Tensor) -> Tensor:
+        return outputs.amax(1) > self.least
+
+
+OTHERS: dict[str, tuple[Any, Any, str]] = {
+    "an object of torchmetrics": (MulticlassF1Score(10), MulticlassF1Score(10, average="micro"), "average = 'micro'"),
+    "what is closed over": (top(1), top(5), "k = 5"),
+    "a default": (top(1), top(1, 0.5), "least = 0.5"),
+    "a partial": (partial(F.nll_loss, ignore_index=1), partial(F.nll_loss, ignore_index=2), "ignore_index = 2"),
+    "a field": (Above(0.5), Above(0.25), "least = 0.25"),
+    "a method": (Above(0.5).__call__, Above(0.25).__call__, "least = 0.25"),
+}
+
+
+@pytest.mark.parametrize("case", OTHERS)
+def test_what_a_metric_was_given_defines_it(case: str) -> None:
+    was, now, value = OTHERS[case]
+    [named] = raysim.read_config(BASE, metrics={"f": was}).evaluate.metrics
+    before, again = (REGISTRY.table("metric").definition(named) for _ in range(2))
+    raysim.read_config(BASE, metrics={"f": now})
+    after = REGISTRY.table("metric").definition(named)
+    assert before and after and before.text and after.text
+    assert before == again != after
+    assert f"# given: {value}\n" in after.text and value not in before.text.split("# given", 1)[-1]
+
+
+def test_a_run_does_not_go_on_with_another_score_under_a_name(tmp_path: Path) -> None:
+    raysim.run(BASE, metrics=[MulticlassF1Score(10, average="macro")], out=tmp_path / "run")
+    with pytest.raises(
+        ConfigError, match=r"(?s)the metric 'multiclassf1score' .*has changed.*-# given: average = 'macro'"
+    ):
+        raysim.resume(tmp_path / "run", rounds__total=2, metrics=[MulticlassF1Score(10, average="micro")])
+    run = raysim.resume(tmp_path / "run", rounds__total=2, metrics=[MulticlassF1Score(10, average="macro")])
+    assert run["rounds"].num_rows == 2
+
+
+def test_what_changes_while_it_is_used_is_no_other_metric() -> None:
+    """What counts is with what it was registered."""
+    above = Above(0.5)
+    [named] = raysim.read_config(BASE, metrics={"f": above}).evaluate.metrics
+    before = REGISTRY.table("metric").definition(named)
+    above.least = 0.25
+    assert REGISTRY.table("metric").definition(named) == before
 
 
 def test_what_two_samples_do_not_tell_is_no_fault(tmp_path: Path) -> None:
