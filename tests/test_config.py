@@ -220,10 +220,6 @@ def test_faults_of_several_settings_are_reported_at_once_when_each_can_be_read()
             "data.partition.dirichlet_counts.alpha: must be a number > 0, but is -1",
         ),
         (
-            {"data": {"client_test_frac": 0.5, "client_val_frac": 0.5}},
-            "data.client_val_frac: 0.5 and client_test_frac 0.5",
-        ),
-        (
             {"data": {"client_test_frac": 0.5, "partition": "dirichlet_capped"}},
             "data.client_test_frac: is 0.5, but the par",
         ),

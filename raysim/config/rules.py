@@ -62,9 +62,6 @@ def _check_until(config: Config) -> Found:
 
 def _check_data(config: Config) -> Found:
     data = config.data
-    if data.client_test_frac + data.client_val_frac >= 1:
-        both = f"{data.client_val_frac} and client_test_frac {data.client_test_frac}"
-        yield "data.client_val_frac", f"{both} leave nothing to train on."
     own = data.partition.test_frac
     if data.client_test_frac and own is not None and own != data.client_test_frac:
         message = f"is {data.client_test_frac}, but the partition holds out {own}. Set its test_frac instead."

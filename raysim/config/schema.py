@@ -46,9 +46,9 @@ class DataConfig:
     """Random changes of the training images, in order, drawn in every epoch from a stream of the client's: random_crop,
     horizontal_flip, vertical_flip, random_rotation, random_erasing."""
     client_test_frac: Fraction = 0.0
-    """Share of each client's samples held out to test its personal model."""
+    """Share of each client's training samples held out to test its personal model."""
     client_val_frac: Fraction = 0.0
-    """Share of each client's samples held out of training and testing."""
+    """Share of what the test leaves of each client's training samples, held out of training and testing."""
     task: str | None = None
     """What is learned: classification, multilabel, regression, next_token or one of your own; null: the data set's task."""
     allow_empty_clients: bool = False

@@ -35,7 +35,7 @@ class DirichletCounts(Scheme):
     clients: Count = 20
     """Number of clients."""
     min_size: NonNegativeInt = 0
-    """Training rows that every client must get; 0, as in the codes, lets a client get nothing."""
+    """Rows that every client must get, before some are held out; 0, as in the codes, lets a client get nothing."""
 
     needs_classes: ClassVar[bool] = True
 

@@ -57,7 +57,7 @@ class QuantitySkew(Scheme):
     clients: Count = 20
     """Number of clients."""
     min_size: NonNegativeInt = 10
-    """Training rows that every client must get."""
+    """Rows that every client must get, before some are held out."""
 
     def split(self, data: Dataset, rows: np.ndarray, rng: np.random.RandomState) -> list[np.ndarray]:
         check_least("quantity_skew", "min_size", self.min_size, self.clients, len(rows))
