@@ -217,7 +217,7 @@ def eigenpairs(
     batch = run.batch_size
     data = list(zip(x.split(batch), y.split(batch), strict=True))
     values, vectors = top_eigenpairs(run.network, run.task, data, count, tolerance)
-    named = dict(run.network.named_parameters())
+    named = {name: each for name, each in run.network.named_parameters() if each.requires_grad}
     directions = torch.zeros(count, run.layers.S)
     for direction, vector in zip(directions, vectors, strict=True):
         views = run.layers.unflatten(direction)
@@ -231,7 +231,7 @@ def top_eigenpairs(
     model: torch.nn.Module, task: Task, data: list[tuple[Tensor, Tensor]], count: int, tolerance: float
 ) -> tuple[np.ndarray, Tensor]:
     """The largest eigenvalues, descending, of the Hessian of `model`'s mean loss on batches of `data`, and unit
-    eigenvectors [count, P] in the order of its parameters."""
+    eigenvectors [count, P] in the order of its parameters, without those that are frozen."""
     from scipy.sparse.linalg import eigsh
 
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]

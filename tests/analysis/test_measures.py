@@ -18,7 +18,16 @@ from typer.testing import CliRunner
 
 import raysim
 from raysim.analysis import MEASURES
-from raysim.analysis.landscape import Histogram, Rescaling, Simplex, Slice, eigenpairs, top_eigenpairs, triangle
+from raysim.analysis.landscape import (
+    Hessian,
+    Histogram,
+    Rescaling,
+    Simplex,
+    Slice,
+    eigenpairs,
+    top_eigenpairs,
+    triangle,
+)
 from raysim.analysis.measure import MeasureError, write
 from raysim.analysis.trajectory import Trajectory, plane
 from raysim.analysis.transport import Transport, dataset_distance, principal, squared_wasserstein
@@ -26,6 +35,7 @@ from raysim.analysis.weights import Correlation, degrees, pearson
 from raysim.cli.app import app
 from raysim.core.task import Classification
 from raysim.federation.saved import SavedRun
+from raysim.registry import REGISTRY
 from raysim.report import NoData
 from raysim.report.page import write as write_page
 from raysim.store import tables
@@ -161,6 +171,48 @@ def test_an_eigenvector_in_the_order_of_the_flat_model(measured: Path) -> None:
     steps = sorted(score(value + step * padded)[0] for step in (-0.5, 0, 0.5))  # v and −v are both right
     np.testing.assert_allclose(sorted(taken["loss"]), steps, rtol=1e-4)
     assert taken["loss"][1] == pytest.approx(score(value)[0])
+
+
+def test_curvature_of_a_model_with_frozen_parameters(tmp_path: Path) -> None:
+    """Against the whole Hessian of what is trained, by torch.autograd.functional: what is frozen has no part in it."""
+
+    @raysim.model(head="head")
+    def part_frozen(inputs: raysim.Inputs) -> nn.Module:
+        model = nn.Sequential()
+        for name, layer in (("body", nn.Linear(4, 6)), ("bend", nn.Tanh()), ("head", nn.Linear(6, inputs.classes))):
+            model.add_module(name, layer)
+        model.body.weight.requires_grad_(False)
+        return model
+
+    try:
+        data = {
+            "name": {"synthetic": {"samples": 60, "test_samples": 30, "shape": [4], "classes": 3}},
+            "partition": {"iid_equal": {"clients": 3}},
+        }
+        simulate(tiny(data=data, model={"name": "part_frozen"}, rounds={"total": 1}), tmp_path)
+        run = SavedRun(tmp_path)
+        rows, value = run.rows("test", 30), run.model()
+        values, directions = eigenpairs(run, value, rows, 3, 0)
+        taken = Slice(points=3, reach=0.5, tolerance=0).take(run).columns
+        found = Hessian(top=3, tolerance=0).take(run).columns
+        run.load(value)
+        x, y = run.samples(rows)
+        model = run.network
+        assert run.layers.P == 6 + 3 * 6 + 3  # the bias of the body, and the head
+
+        def loss(trained: torch.Tensor) -> torch.Tensor:
+            views = run.layers.unflatten(trained)
+            return F.cross_entropy(torch.func.functional_call(model, dict(views), (x,)), y)
+
+        exact, basis = np.linalg.eigh(torch.autograd.functional.hessian(loss, value.clone()).double().numpy())
+        np.testing.assert_allclose(values, exact[:-4:-1], rtol=1e-3, atol=1e-5)
+        np.testing.assert_allclose(found["eigenvalue"], exact[:-4:-1], rtol=1e-3, atol=1e-5)
+        assert abs(directions[0].numpy() @ basis[:, -1]) == pytest.approx(1, abs=1e-3)
+        along = torch.tensor(basis[:, -1], dtype=torch.float32)
+        losses = sorted(float(loss(value + step * along)) for step in (-0.5, 0, 0.5))  # v and −v are both right
+        np.testing.assert_allclose(sorted(taken["loss"]), losses, rtol=1e-3)
+    finally:
+        del REGISTRY.table("model")["part_frozen"]
 
 
 def test_corners_of_the_simplex_are_the_clients(measured: Path) -> None:
