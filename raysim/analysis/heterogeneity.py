@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from raysim.analysis.instrument import Instrument
 from raysim.core.note import Note
@@ -23,6 +23,8 @@ class Heterogeneity(Instrument):
     paper leaves open how it is compared with that of all clients' samples: `cosine` is their cosine, `overlap` is one
     minus their total variation distance.
     """
+
+    needs_classes: ClassVar[bool] = True
 
     def observe(self, done: Round, population: Population) -> Iterator[Note]:
         assert done.mixture is not None

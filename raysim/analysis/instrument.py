@@ -28,6 +28,7 @@ class Instrument(Named):
     role: ClassVar[str] = "instrument"
     probes: ClassVar[tuple[Probe, ...]] = ()  # what clients are to measure for it as they train
     reads_models: ClassVar[bool] = False  # then the clients' models stay until the round is over
+    needs_classes: ClassVar[bool] = False  # every sample has one class; other data are refused before the run starts
 
     def check(self, facts: RunFacts) -> str | None:
         """Why it cannot observe this run, as a sentence; None where it can."""

@@ -59,6 +59,12 @@ def need(measure: Measure) -> None:
         raise MissingExtra(f"the measure {name} needs {missing[0]}: pip install 'raysim[analysis]'")
 
 
+def need_classes(run: SavedRun) -> None:
+    """Raise `MeasureError` where samples of the run do not have one class each."""
+    if not run.data.has_classes:
+        raise MeasureError(f"{run.folder}: its task is {run.task.name}; the measure compares data class by class.")
+
+
 def write(name: str, measure: Measure, run: SavedRun) -> Taken:
     """Take the measure and write the table `measures/NAME` of the run, with options and facts in its metadata; and, unless
     the options name rounds, with how many the run has done, because the measure is of a shorter run once it goes on."""

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, ClassVar
 import numpy as np
 from pydantic import NonNegativeInt, PositiveInt
 
-from raysim.analysis.measure import Measure, MeasureError, Taken
+from raysim.analysis.measure import Measure, MeasureError, Taken, need_classes
 from raysim.lazy import torch
 
 if TYPE_CHECKING:
@@ -40,8 +40,7 @@ class Transport(Measure):
     def take(self, run: SavedRun) -> Taken:
         from scipy.stats import spearmanr
 
-        if run.label_counts.shape[1] == 1:
-            raise MeasureError(f"{run.folder}: its task is {run.task.name}; it compares data class by class.")
+        need_classes(run)
         if run.is_text:
             raise MeasureError(f"{run.folder}: its samples are tokens, between which there is no distance.")
         t = run.of_rounds(() if self.round is None else (self.round,))[0]

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from pydantic import PositiveFloat
 
-from raysim.analysis.measure import Measure, MeasureError, Taken
+from raysim.analysis.measure import Measure, MeasureError, Taken, need_classes
 from raysim.store import tables
 
 if TYPE_CHECKING:
@@ -28,6 +28,7 @@ class Correlation(Measure):
     """Greatest degree of heterogeneity that a client can have."""
 
     def take(self, run: SavedRun) -> Taken:
+        need_classes(run)
         rows = tables.read(run.folder, "clients")
         client, weight = rows["client"].to_numpy(), np.nan_to_num(rows["weight"].to_numpy(zero_copy_only=False))
         total = np.bincount(client, weight, minlength=len(run.sizes))

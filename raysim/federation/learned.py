@@ -36,7 +36,7 @@ def class_weights(config: Config, data: Dataset, partition: Partition) -> tuple[
 
 
 def misfits(config: Config, data: Dataset) -> Iterator[str]:
-    """What is wrong with the settings of the task, as far as the data tell."""
+    """What is wrong with the settings of the task, and with instruments that do not go with it, as far as the data tell."""
     learned, local = task(config, data), config.local
     if config.rounds.until.accuracy is not None and (not learned.headline or learned.headline.name != "accuracy"):
         yield f"rounds.until.accuracy: {learned.name} is not judged by it; rounds.until.loss goes with any task"
@@ -53,6 +53,12 @@ def misfits(config: Config, data: Dataset) -> Iterator[str]:
             yield (
                 f"evaluate.metrics: {name!r} is what evaluate.personal calls a score of the clients' own models. Give yours "
                 f'another name, as in metrics={{"my_{name}": ...}}'
+            )
+    for i, instrument in enumerate(config.record.instruments):
+        if instrument.needs_classes and not data.has_classes:
+            yield (
+                f"record.instruments.{i}.{instrument.name}: compares data class by class, but the task is {learned.name}. "
+                "Leave it out"
             )
     given = [key for key in ("class_weights", "label_smoothing") if getattr(local, key)]
     if given and not learned.takes_weights:

@@ -303,3 +303,13 @@ def test_a_round_of_one_client(tmp_path: Path) -> None:
 def test_what_cannot_be_observed_is_refused(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         tiny(**changes)
+
+
+def test_classes_are_compared_where_there_are_some(tmp_path: Path) -> None:
+    data = {"name": "diabetes", "partition": {"iid_equal": {"clients": 3}}}
+    config = tiny(data=data, model={"name": "mlp"}, record={"instruments": ["similarity", "heterogeneity"]})
+    with pytest.raises(
+        ConfigError, match=r"instruments.1.heterogeneity: .* class by class, but the task is regression"
+    ):
+        simulate(config, tmp_path / "run")
+    assert not (tmp_path / "run").exists()

@@ -240,12 +240,15 @@ def test_updates_are_compared_by_their_angle(measured: Path) -> None:
         assert found == pytest.approx(1 - float(F.cosine_similarity(updates[one], updates[other], dim=0)), abs=1e-6)
 
 
-def test_transport_needs_classes(tmp_path: Path) -> None:
-    data = {"name": "diabetes", "partition": {"iid_equal": {"clients": 3}}}
+def test_what_goes_by_class_is_not_taken_without(tmp_path: Path) -> None:
+    data = {"name": "diabetes", "partition": {"iid_equal": {"clients": 3}}, "client_test_frac": 0.25}
     rounds = {"total": 1, "participation": 1.0}
-    simulate(tiny(data=data, model={"name": "mlp"}, rounds=rounds, record={"traces": [1]}), tmp_path)
-    with pytest.raises(MeasureError, match="its task is regression"):
-        Transport().take(SavedRun(tmp_path))
+    changes = {"data": data, "model": {"name": "mlp"}, "rounds": rounds, "evaluate": {"personal": "after_init"}}
+    simulate(tiny(record={"traces": [1]}, **changes), tmp_path)
+    run = SavedRun(tmp_path)
+    for measure in (Transport(), Correlation()):
+        with pytest.raises(MeasureError, match="its task is regression; the measure compares data class by class"):
+            measure.take(run)
 
 
 def test_the_way_of_a_client(measured: Path) -> None:
