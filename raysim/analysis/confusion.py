@@ -54,6 +54,8 @@ class Personalization(Measure):
     """
 
     def take(self, run: SavedRun) -> Taken:
+        if "accuracy" not in [metric.name for metric in run.task.metrics]:
+            raise MeasureError(f"{run.folder}: its task is {run.task.name}; it has no accuracy.")
         tested = tables.read(run.folder, "personal")
         rounds, samples = tested["round"].to_numpy(), tested["samples"].to_numpy()
         correct = tested["correct"].to_numpy(zero_copy_only=False).astype(float)
@@ -64,7 +66,8 @@ class Personalization(Measure):
             )
         clients = tested["client"].to_numpy()[rows]
         [(_, value)] = run.models(())
-        before = np.array([run.score(run.test_rows(c), c)(value)[1] for c in clients.tolist()])
+        known = [run.whole_score(run.test_rows(c), c)(value).correct for c in clients.tolist()]
+        before = np.array(known) / samples[rows]  # not the task's headline, which may be another score
         after = correct[rows] / samples[rows]
         gain = f"{(after > before).sum()} of {len(rows)} clients gain by their own model, {(after < before).sum()} lose"
         return Taken({"client": clients, "samples": samples[rows], "before": before, "after": after}, gain)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -165,15 +166,24 @@ class SavedRun:
 
     def score(self, rows: np.ndarray, client: int | None = None) -> Score:
         """Scores models in eval mode on these rows, which are read once."""
+        whole, metric = self.whole_score(rows, client), self.task.headline
+
+        def score(value: Tensor) -> tuple[float, float]:
+            found = whole(value)
+            return found.loss / found.samples, metric.of(found.sums[metric.name]) if metric else math.nan
+
+        return score
+
+    def whole_score(self, rows: np.ndarray, client: int | None = None) -> Callable[[Tensor], TaskScore]:
+        """As `score`, with all metrics of the task."""
         x, y = self.samples(rows, client)
         size = self.config.evaluate.batch_size
 
         @torch.no_grad()
-        def score(value: Tensor) -> tuple[float, float]:
+        def score(value: Tensor) -> TaskScore:
             self.load(value)
             parts = [self.task.score(self.flat.model(x[i : i + size]), y[i : i + size]) for i in range(0, len(x), size)]
-            whole, metric = TaskScore.total(parts), self.task.headline
-            return whole.loss / len(x), metric.of(whole.sums[metric.name]) if metric else math.nan
+            return TaskScore.total(parts)
 
         return score
 

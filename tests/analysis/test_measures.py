@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from typer.testing import CliRunner
 
 import raysim
 from raysim.analysis import MEASURES
+from raysim.analysis.confusion import Personalization
 from raysim.analysis.landscape import (
     Hessian,
     Histogram,
@@ -33,6 +35,7 @@ from raysim.analysis.trajectory import Trajectory, plane
 from raysim.analysis.transport import Transport, dataset_distance, principal, squared_wasserstein
 from raysim.analysis.weights import Correlation, degrees, pearson
 from raysim.cli.app import app
+from raysim.core.score import Metric, correct
 from raysim.core.task import Classification
 from raysim.federation.saved import SavedRun
 from raysim.registry import REGISTRY
@@ -240,7 +243,7 @@ def test_updates_are_compared_by_their_angle(measured: Path) -> None:
         assert found == pytest.approx(1 - float(F.cosine_similarity(updates[one], updates[other], dim=0)), abs=1e-6)
 
 
-def test_what_goes_by_class_is_not_taken_without(tmp_path: Path) -> None:
+def test_what_goes_by_class_or_accuracy_is_not_taken_without(tmp_path: Path) -> None:
     data = {"name": "diabetes", "partition": {"iid_equal": {"clients": 3}}, "client_test_frac": 0.25}
     rounds = {"total": 1, "participation": 1.0}
     changes = {"data": data, "model": {"name": "mlp"}, "rounds": rounds, "evaluate": {"personal": "after_init"}}
@@ -249,6 +252,34 @@ def test_what_goes_by_class_is_not_taken_without(tmp_path: Path) -> None:
     for measure in (Transport(), Correlation()):
         with pytest.raises(MeasureError, match="its task is regression; the measure compares data class by class"):
             measure.take(run)
+    with pytest.raises(MeasureError, match="its task is regression; it has no accuracy"):
+        Personalization().take(run)
+
+
+def test_personalization_is_of_accuracies_whatever_the_headline(tmp_path: Path) -> None:
+    """A task that is judged by the share of samples whose class is among the two most likely."""
+
+    def top2(outputs: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return (outputs.topk(2, 1).indices == y[:, None]).any(1).double()
+
+    @raysim.task("by_two")
+    @dataclass(frozen=True)
+    class ByTwo(Classification):
+        metrics: tuple[Metric, ...] = (Metric.mean("top2", top2), Metric("accuracy", correct))
+
+    try:
+        data = {"task": "by_two", "client_test_frac": 0.25}
+        rounds = {"total": 1, "participation": 1.0}
+        simulate(tiny(data=data, rounds=rounds, evaluate={"personal": "after_init"}), tmp_path)
+        run = SavedRun(tmp_path)
+        taken = Personalization().take(run).columns
+        run.load(run.model())
+        for client, before in zip(taken["client"], taken["before"], strict=True):
+            x, y = run.samples(run.test_rows(client), client)
+            with torch.no_grad():
+                assert before == pytest.approx(float((run.network(x).argmax(1) == y).double().mean()))
+    finally:
+        del REGISTRY.table("task")["by_two"]
 
 
 def test_the_way_of_a_client(measured: Path) -> None:
