@@ -8,6 +8,7 @@ import os
 import re
 import signal
 import string
+import subprocess
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -21,11 +22,12 @@ from conftest import simulate
 from typer.testing import CliRunner
 
 from raysim.cli.app import app
-from raysim.config import ConfigError, load
+from raysim.config import ConfigError, load, to_yaml
 from raysim.data import Dataset
 from raysim.report.runs import Run
-from raysim.sweep.grid import grid
-from raysim.sweep.parallel import _outcome, carried, start
+from raysim.sweep.compare import compare
+from raysim.sweep.grid import Point, grid
+from raysim.sweep.parallel import _outcome, carried, run_parallel, start
 from raysim.sweep.running import run_all
 
 ROOT = Path(__file__).parent.parent
@@ -177,6 +179,32 @@ def test_a_sweep_ends_in_one_table_and_one_report(base: Path) -> None:
 
     more = sweep(base, "--set", "server=[],[fedlws]", "--seeds", "8,9,10", "--out", "out")
     assert more.output.splitlines()[0] == "6 runs, 4 of them finished"
+
+
+def test_a_run_that_failed_is_missing_in_the_table(base: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    points = grid(base, [], [8, 9], Path("out"))
+    assert run_all(points) == 0
+    Path("out/seed9/result.json").unlink()  # as if its second round had failed
+    Path("out/seed9/failed.txt").write_text("The loss is NaN.")
+    capsys.readouterr()
+    compare(points, Path("out"), kind="csv")
+    heads, row = (re.split(" {2,}", line.strip()) for line in capsys.readouterr().out.splitlines()[1:3])
+    score = f"{100 * Run(points[0].folder)['rounds']['accuracy'][-1].as_py():.2f}"
+    assert row[1:] == ["8, 9", "2 of 2", f"{score} (1 of 2)", row[4]] and heads[2] == "final (%)"
+    assert f"{score} (1 of 2)" in Path("out/report.html").read_text(encoding="utf-8")
+
+
+def test_a_run_that_is_killed_has_failed(base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def start(point: Point, *_: object) -> Any:
+        point.folder.mkdir(parents=True)
+        (point.folder / "config.yaml").write_text(to_yaml(point.config))
+        process = subprocess.Popen(["sh", "-c", "kill -9 $$"], stdin=subprocess.PIPE, text=True)
+        return process, (point.folder / "log.txt").open("w")
+
+    monkeypatch.setattr("raysim.sweep.parallel.start", start)
+    [point] = grid(base, [], [8], Path("out"))
+    assert run_parallel([point], 1, None) == ([point.name], 0)
+    assert Run(point.folder).state == "failed"
 
 
 def test_an_address_that_no_run_joins_is_refused(base: Path) -> None:

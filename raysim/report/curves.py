@@ -15,7 +15,7 @@ from raysim.report.canvas import COLUMN, INK, Canvas, colour, decades, legend, m
 from raysim.report.folder import of_loss
 from raysim.report.groups import Group, runs_of
 from raysim.report.series import Chart, Curve
-from raysim.report.summary import GLOBAL, METRIC, PERSONAL, final, judged_by, total
+from raysim.report.summary import GLOBAL, METRIC, PERSONAL, counted, final, judged_by, total
 
 ENDS = {GLOBAL: "final test accuracy (%)", PERSONAL: "final personal test accuracy (%)"}
 RUN_MEAN = (("o", "none"), ("D", None))  # marks of a run and of a mean, and how they are filled
@@ -58,8 +58,10 @@ def _over(groups: Sequence[Group], column: str, label: str, against: str) -> Cha
 
 
 def _curve(group: Group, column: str, scale: float) -> Curve | None:
-    """Of the rounds that all runs of the group have: where one run ends before the others, the mean would jump."""
-    tables = [run.columns("rounds") for run in group.runs]
+    """Of the rounds that all runs of the group have: where one run ends before the others, the mean would jump. Runs that
+    failed are shown where the group has no others."""
+    runs = counted(group.runs) or group.runs
+    tables = [run.columns("rounds") for run in runs]
     if any(column not in table for table in tables):
         return None
     recorded = [table["round"][~np.isnan(table[column])] for table in tables]
@@ -67,7 +69,7 @@ def _curve(group: Group, column: str, scale: float) -> Curve | None:
     if not len(shared):
         return None
     values = np.stack([table[column][np.searchsorted(table["round"], shared)] for table in tables])
-    return Curve.of(group, group.runs, shared, scale * values)
+    return Curve.of(group, runs, shared, scale * values)
 
 
 def final_scores(groups: Sequence[Group]) -> Canvas:
@@ -98,7 +100,7 @@ def pareto(groups: Sequence[Group]) -> Canvas:
 
     Of the configurations on the line, none has a better score for fewer bytes. The others are beaten in both."""
     by = judged_by(runs_of(groups))
-    held = [(g, v, np.mean([total(run, "MB up") or 0.0 for run in g.runs])) for g, v in _ends(groups, by)]
+    held = [(g, v, np.mean([total(run, "MB up") or 0.0 for run in counted(g.runs)])) for g, v in _ends(groups, by)]
     if len(held) < 2:
         raise NoData("A comparison of scores and bytes needs two configurations.")
     figure, axes = panel(COLUMN, 2.5)
@@ -120,7 +122,7 @@ def pareto(groups: Sequence[Group]) -> Canvas:
 
 def equally_costly(groups: Sequence[Group]) -> bool:
     """Whether clients have sent as much in every run."""
-    return len({total(run, "MB up") for run in runs_of(groups)}) < 2
+    return len({total(run, "MB up") for run in counted(runs_of(groups))}) < 2
 
 
 def front(cost: np.ndarray, score: np.ndarray) -> list[int]:
@@ -134,7 +136,7 @@ def front(cost: np.ndarray, score: np.ndarray) -> list[int]:
 
 def _ends(groups: Sequence[Group], by: str) -> list[tuple[Group, np.ndarray]]:
     """The score (%) at the end of each run [seeds], of the groups that have any."""
-    held = [(g, 100 * np.array([s for run in g.runs if (s := final(run, by)) is not None])) for g in groups]
+    held = [(g, 100 * np.array([s for run in counted(g.runs) if (s := final(run, by)) is not None])) for g in groups]
     if not any(len(values) for _, values in held):
         raise NoData("No run has been evaluated.")
     return [(group, values) for group, values in held if len(values)]

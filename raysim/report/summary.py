@@ -75,7 +75,14 @@ GLOBAL, PERSONAL = "accuracy", "personal_accuracy_micro"  # columns of `rounds` 
 def judged_by(runs: Sequence[RunFolder]) -> str:
     """The score that runs are compared by: the personal models' where every run has tested them, as `evaluate.personal`
     asks, or else the global model's."""
-    return PERSONAL if all(final(run, PERSONAL) is not None for run in runs) else GLOBAL
+    ended = counted(runs) or runs
+    return PERSONAL if all(final(run, PERSONAL) is not None for run in ended) else GLOBAL
+
+
+def counted(runs: Sequence[RunFolder]) -> list[RunFolder]:
+    """Those whose numbers count. A run that failed has not come to its end, and what it has reached and spent until then is
+    no number of its configuration: it is missing."""
+    return [run for run in runs if run.state != "failed"]
 
 
 def metric_names(run: RunFolder) -> list[str]:
@@ -155,8 +162,8 @@ def _number(spent: float) -> float | None:
 
 
 def default_target(runs: Sequence[RunFolder], column: str) -> float | None:
-    """A whole percentage that every run has reached; None where a run has no scores."""
-    tops = [best(run, column) for run in runs]
+    """A whole percentage that every run that counts has reached; None where one has no scores."""
+    tops = [best(run, column) for run in counted(runs)]
     if not tops or any(top is None for top in tops):
         return None
     target = math.floor(100 * SHORTFALL * min(top for top in tops if top is not None)) / 100
@@ -165,7 +172,7 @@ def default_target(runs: Sequence[RunFolder], column: str) -> float | None:
 
 def summarise(groups: Sequence[Group], target: float | None = None) -> Summary:
     """Scores and costs of each group, and what it took to reach `target` (default: `default_target`), a fraction."""
-    runs = runs_of(groups)
+    runs = counted(runs_of(groups)) or runs_of(groups)
     by = judged_by(runs)
     target = default_target(runs, by) if target is None else target
 
@@ -196,7 +203,7 @@ def summarise(groups: Sequence[Group], target: float | None = None) -> Summary:
             )
     for cost, heading in TOTALS.items():
         spent[heading] = partial(_cost, total, cost)
-    sentence = " ".join(filter(None, (_sentence(groups, by, target), _unfinished(runs))))
+    sentence = " ".join(filter(None, (_sentence(groups, by, target), _unfinished(runs_of(groups)))))
     left, right = _columns(groups, scored, 1), _columns(groups, spent, -1)
     labels = tuple(group.label for group in groups)
     return Summary(
@@ -220,7 +227,8 @@ def _unfinished(runs: Sequence[RunFolder]) -> str:
     if not parts:
         return ""
     first = single[states[0]] if len(runs) == 1 else f"Of {len(runs)} runs, {' and '.join(parts)}"
-    return f"{first}: these are not the final numbers."
+    going = {"running", "stopped"} & {*states}
+    return f"{first}: {'these are not the final numbers' if going else 'a failed run has no numbers here'}."
 
 
 def _columns(groups: Sequence[Group], shown: dict[str, Show], better: int) -> tuple[Column, ...]:
@@ -240,7 +248,7 @@ def _table(labels: Sequence[str], columns: Sequence[Column]) -> Table:
 
 def _entry(group: Group, of: Callable[[RunFolder], float | None], decimals: int | None, scale: float = 1.0) -> Entry:
     by_seed: dict[int, list[float]] = {run.seed: [] for run in group.runs}
-    for run in group.runs:
+    for run in counted(group.runs):
         if (value := of(run)) is not None and not math.isnan(value):
             by_seed[run.seed].append(scale * value)
     means = {
@@ -274,7 +282,7 @@ def _sentence(groups: Sequence[Group], by: str, target: float | None) -> str:
     finals = [(_percent(group, final, by), group) for group in groups]
     scored = [(score, group) for score, group in finals if score.by_seed]
     if not scored:
-        if any(metric_names(run) for run in runs_of(groups)):
+        if not counted(runs_of(groups)) or any(metric_names(run) for run in runs_of(groups)):
             return ""
         before = any(len(scores(run, by)) for run in runs_of(groups))
         return "The last model was not evaluated." if before else "No model has been evaluated yet."

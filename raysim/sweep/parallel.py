@@ -22,6 +22,7 @@ from raysim.engine.ray.placement import HOST_BYTES, Node, Resources
 from raysim.printable import printable
 from raysim.store.atomic import open_to_append
 from raysim.store.documents import read_result
+from raysim.store.manifest import FAILED
 from raysim.sweep.grid import Point
 
 LOG = "log.txt"
@@ -58,6 +59,8 @@ def run_parallel(
                     continue
                 done += 1
                 failed += [point.name] * bool(process.returncode)
+                if process.returncode < 0 and (point.folder / "config.yaml").exists():  # it could not say so itself
+                    (point.folder / FAILED).write_text(f"killed by signal {-process.returncode}\n", encoding="utf-8")
                 said = f"{point.name}   {_outcome(point, process.returncode)}   {time.monotonic() - began:.1f} s"
                 print(f"{done:>{width}} of {len(points)}   {printable(said)}", flush=True)
     return failed, 128 + received[-1] if received else 0

@@ -48,6 +48,7 @@ from raysim.store import tables
 from raysim.store.atomic import write_json
 from raysim.store.documents import DamagedFile
 from raysim.store.lock import take
+from raysim.store.manifest import FAILED
 from raysim.store.tables import Recorder, write_table
 
 NONE = np.nan
@@ -197,6 +198,34 @@ def test_who_lacks_a_seed_is_not_the_highest(tmp_path: Path) -> None:
     assert summarise(compare(runs)).sentence.startswith(some)
     alone = "Only fedavg has a test accuracy for every seed, 60.00 ± 14.14 % (mean ± standard deviation over 2 seeds)."
     assert summarise(compare(runs[:2] + runs[4:])).sentence == alone
+
+
+def test_a_run_that_failed_counts_as_missing(tmp_path: Path) -> None:
+    """What it had scored and sent until then is not what its configuration comes to: here it is the best, for the least."""
+
+    def failed(name: str, **changes: Any) -> Run:
+        run = by_hand(tmp_path / name, [0.9], 2, finished=False, **changes)
+        (run.folder / FAILED).write_text("The loss is NaN.")
+        return run
+
+    bad: dict[str, Any] = {"server": ["fedlws"]}
+    runs = [by_hand(tmp_path / f"good{seed}", [0.3, 0.5], seed, personal=[0.3, 0.5]) for seed in range(3)]
+    runs += [
+        by_hand(tmp_path / f"bad{seed}", [0.7, s], seed, personal=[0.7, s], **bad) for seed, s in ((0, 0.6), (1, 0.8))
+    ]
+    runs.append(failed("bad2", **bad))
+    summary = summarise(compare(runs))
+    assert summary.scores[0][1:5] == ("seed", "rounds", "personal final (%)", "personal best (%)")
+    assert summary.scores[2][1:5] == ("0, 1, 2", "1–2 of 3", "70.00 ± 14.14 (2 of 3)", "75.00 ± 7.07 (2 of 3)")
+    assert all(cell.endswith(" (2 of 3)") for cell in summary.costs[2][1:])
+    assert all(column.places()[1] == 0 for column in summary.paper_table.columns)
+    assert summary.target == 0.47  # 0.95 · 0.5 = 0.475
+    assert summary.sentence.startswith("Only fedavg has a personal test accuracy for every seed, 50.00 ± 0.00 %")
+    assert summary.sentence.endswith(" Of 6 runs, 1 failed: a failed run has no numbers here.")
+    (axes,) = draw("personal:rounds", runs).axes
+    assert [len(line.get_xdata()) for line in axes.lines] == [2, 2]  # and not cut off where one failed
+    lone = summarise(compare([failed("lone")]))
+    assert (lone.sentence, lone.scores[1][3]) == ("The run failed: a failed run has no numbers here.", "-")
 
 
 def test_nothing_is_highest_or_lowest_where_all_end_alike(tmp_path: Path) -> None:
