@@ -3,6 +3,7 @@
     raysim reproduce fedlws/table1 --scale medium --parallel 2 --out runs/fedlws
     python benchmarks/claims.py fedlws/table1 --out runs/fedlws --pair "FedProx + LWS" FedProx
     python benchmarks/claims.py --out runs/sweep --pair fedlaw no-weighting     # of a sweep, by its folders' names
+    python benchmarks/claims.py --out runs/sweep --with benchmarks/results/EARLIER.json --pair fedlaw fedavg
 
 A row named by --pair is held against another, or several, and all else against the first that is not so named. The
 interval is that of a paired t test (docs/papers/protocol.md). Writes the table, the differences, every seed's number and
@@ -27,11 +28,11 @@ from scipy.stats import ttest_rel
 
 from raysim.config import ConfigError
 from raysim.report.runs import Run
-from raysim.report.summary import OverSeeds, judged_by
+from raysim.report.summary import OverSeeds
 from raysim.store.manifest import manifest
 from raysim.sweep.grid import Point
 from raysim.sweep.items import Cell, Item, find
-from raysim.sweep.scores import SCORES, scored
+from raysim.sweep.scores import SCORES
 from raysim.sweep.text import paper_tables, table_text
 
 Scores = dict[str, dict[str, dict[int, float]]]  # by heading, row and seed
@@ -60,23 +61,21 @@ def of_table(item: Item, points: Mapping[Cell, Point], scale: str) -> Scores:
     }
 
 
-def of_sweep(out: Path) -> tuple[str, Scores, list[Path]]:
-    """What the runs of a sweep came to, as a table and as numbers, and their folders; a row is named as they are. Personal models
-    count where every run has tested them, as in `raysim report`."""
-    folders = sorted(path.parent for path in out.glob("*-seed*/result.json"))
-    runs = [Run(folder) for folder in folders]
-    by, scores = judged_by(runs), Scores()
-    for run in runs:
-        row, _, seed = run.folder.name.rpartition("-seed")
+def of_results(results: Mapping[str, Mapping[str, Any]]) -> tuple[str, Scores]:
+    """What runs came to, by the names of their folders, ROW-seedN: as a table, and as numbers. Personal models count where every
+    run has tested them, as in `raysim report`."""
+    personal, scores = all(result.get("personal") for result in results.values()), Scores()
+    for folder, result in results.items():
+        row, _, seed = folder.rpartition("-seed")
         for name in ("last10", "final", "best"):
-            if (score := scored(run, by, name)) is not None:
-                scores.setdefault(SCORES[name][1], {}).setdefault(row, {})[int(seed)] = score
+            if (score := (result["personal"] if personal else result)[name]) is not None:
+                scores.setdefault(SCORES[name][1], {}).setdefault(row, {})[int(seed)] = 100 * score
     lines = ["What all runs share stands beside this file, in the .json, as “settings of all runs”.", ""]
     lines += ["| | " + " | ".join(scores) + " |", "|-" * (len(scores) + 1) + "|"]
     for row in dict.fromkeys(row for of_row in scores.values() for row in of_row):
         said = [OverSeeds.of([*of_row.get(row, {}).values()]).show(2) for of_row in scores.values()]
         lines.append(f"| {row} | {' | '.join(said)} |")
-    return "\n".join(lines), scores, folders
+    return "\n".join(lines), scores
 
 
 def compared(by_row: Mapping[str, Mapping[int, float]], against: Mapping[str, Sequence[str]]) -> list[tuple[str, str]]:
@@ -101,7 +100,11 @@ def main() -> None:
     parser.add_argument("--pair", nargs=2, action="append", default=[], metavar=("ROW", "AGAINST"))
     parser.add_argument("--set", action="append", default=[], help="with which the runs were run")
     parser.add_argument("--seeds", type=int, nargs="*", default=[])
+    parser.add_argument(
+        "--with", dest="earlier", type=Path, nargs="*", default=[], help="result files whose runs join a sweep's"
+    )
     args = parser.parse_args()
+    earlier = {name: one for file in args.earlier for name, one in json.loads(file.read_text())["results"].items()}
     if args.item:
         try:
             item = find(args.item)
@@ -111,10 +114,13 @@ def main() -> None:
         table, scores = table_text(item, points, args.scale, args.set), of_table(item, points, args.scale)
         folders, planned = [point.folder for point in points.values() if point.finished], len(points)
     else:
-        table, scores, folders = of_sweep(args.out)
+        folders = sorted(path.parent for path in args.out.glob("*-seed*/result.json"))
         planned = len({*args.out.glob("*-seed*/config.yaml")})
     if not folders:
         parser.error(f"no run has ended in {args.out}")
+    results = {folder.name: json.loads((folder / "result.json").read_text()) for folder in folders}
+    if not args.item:
+        table, scores = of_results(earlier | results)
     against: dict[str, list[str]] = {}
     for row, other in args.pair:
         against.setdefault(row, []).append(other)
@@ -135,7 +141,7 @@ def main() -> None:
     told = {
         "command": shlex.join(sys.argv), "runs": f"{len(folders)} of {planned}", "pairs": found,
         "settings of all runs": shared_settings(folders),
-        "results": {folder.name: json.loads((folder / "result.json").read_text()) for folder in folders},
+        "results": results,
         "machine": manifest("", 0, {}),
     }  # fmt: skip
     stem.with_suffix(".json").write_text(json.dumps(told, indent=1) + "\n")

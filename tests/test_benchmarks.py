@@ -8,7 +8,6 @@ from types import ModuleType
 
 import pytest
 import torch
-from written import by_hand
 
 from raysim.config import from_dict
 from raysim.federation import Federation
@@ -121,11 +120,16 @@ def given(benchmark):
     return peers.Given.of(work)
 
 
-def test_a_sweeps_runs_are_judged_by_one_score(benchmark, tmp_path):
-    by_hand(tmp_path / "fedavg-seed8", [0.4])
-    by_hand(tmp_path / "ditto-seed8", [0.3], personal=[0.8])
-    _, scores, _ = benchmark("claims").of_sweep(tmp_path)
+def test_a_sweeps_runs_are_judged_by_one_score(benchmark):
+    of_results = benchmark("claims").of_results
+    ditto = {"final": 0.3, "best": 0.4, "last10": None, "personal": {"final": 0.8, "best": 0.9, "last10": 0.7}}
+    fedavg = {"final": 0.4, "best": 0.5, "last10": 0.45}
+    _, scores = of_results({"fedavg-seed8": fedavg, "ditto-seed8": ditto})
     assert scores["final accuracy, %"] == {"fedavg": {8: pytest.approx(40)}, "ditto": {8: pytest.approx(30)}}
+    assert "ditto" not in scores["accuracy, mean of the last 10 evaluations, %"]
+    table, scores = of_results({"ditto-seed8": ditto, "ditto-seed9": ditto})
+    assert scores["accuracy of the best round, %"] == {"ditto": {8: pytest.approx(90), 9: pytest.approx(90)}}
+    assert "| ditto | 70.00 ± 0.00 | 80.00 ± 0.00 | 90.00 ± 0.00 |" in table
 
 
 def test_rows_of_a_claim_are_held_against_those_that_are_named_or_the_first(benchmark):
