@@ -104,6 +104,8 @@ def main() -> None:
         "--with", dest="earlier", type=Path, nargs="*", default=[], help="result files whose runs join a sweep's"
     )
     args = parser.parse_args()
+    if args.item and args.earlier:
+        parser.error("--with joins runs to those of a sweep; leave the table out, and give the sweep's folder as --out")
     earlier = {name: one for file in args.earlier for name, one in json.loads(file.read_text())["results"].items()}
     if args.item:
         try:

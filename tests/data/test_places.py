@@ -20,6 +20,7 @@ from pyarrow import fs
 import raysim
 from raysim.data import DataError, load
 from raysim.data.sources import HuggingFace, Images, Npz, Parquet, Torchvision, vision
+from raysim.data.sources.tables import Folder
 
 EACH = 10
 
@@ -140,6 +141,20 @@ def test_a_split_that_is_not_used_is_warned_of(kind, tmp_path, recwarn):
         ):
             again = load(source(str(tmp_path)), None, cache=tmp_path / "cache")
         assert again.sha256() == data.sha256()
+
+
+@pytest.mark.parametrize("kind", ["parquet", "huggingface"])
+def test_a_folder_is_listed_once(kind, tmp_path, monkeypatch):
+    """Each listing is a request to an object store."""
+    write, source = LAYOUTS[kind]
+    for name in ("train", "test"):
+        write(tmp_path, name)
+    asked, ask = [], Folder._asked
+    monkeypatch.setattr(Folder, "_asked", lambda self, what: asked.append(what) or ask(self, what))
+    source(str(tmp_path)).files(None)
+    listed = [selector.base_dir for selector in asked if isinstance(selector, fs.FileSelector)]
+    assert str(tmp_path) in listed
+    assert len(listed) == len({*listed})
 
 
 def test_what_the_hugging_face_library_keeps_beside_a_saved_set_is_not_read(tmp_path):

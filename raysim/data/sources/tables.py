@@ -33,6 +33,7 @@ class Folder:
 
     system: pyarrow.fs.FileSystem
     path: str
+    _listings: dict[str, list[pyarrow.fs.FileInfo]] = field(default_factory=dict, repr=False, compare=False)
 
     @classmethod
     def at(cls, path: str, root: Path | None) -> Folder:
@@ -59,14 +60,17 @@ class Folder:
         return Path(self.path).resolve().name if here else self.path.rstrip("/").rpartition("/")[2]
 
     def below(self, name: str) -> Folder:
-        return Folder(self.system, f"{self.path.rstrip('/')}/{name}")
+        return Folder(self.system, f"{self.path.rstrip('/')}/{name}", self._listings)
 
     def listed(self) -> list[pyarrow.fs.FileInfo]:
-        """What lies in it, sorted by name; nothing where it is missing. Raises DataError where it cannot be read."""
+        """What lay in it when this was first asked, sorted by name; nothing where it is missing. Raises DataError where it
+        cannot be read."""
         from pyarrow.fs import FileSelector
 
-        found = self._asked(FileSelector(self.path, allow_not_found=True))
-        return sorted(found, key=lambda info: str(info.base_name))
+        if self.path not in self._listings:
+            found = self._asked(FileSelector(self.path, allow_not_found=True))
+            self._listings[self.path] = sorted(found, key=lambda info: str(info.base_name))
+        return self._listings[self.path]
 
     def is_there(self) -> bool:
         from pyarrow.fs import FileType
