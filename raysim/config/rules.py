@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import itertools
+import math
 import os
 import re
 from collections.abc import Callable, Iterator
@@ -43,6 +44,10 @@ def _check_min_clients(config: Config) -> Found:
     least, cohort = config.rounds.min_clients, config.cohort_size
     if cohort is not None and least > cohort:
         yield "rounds.min_clients", f"is {least}, but a round draws {cohort} clients."
+    selection = config.rounds.selection
+    if selection.asynchronous and least > 1 and selection.closes(0.0) < math.inf:
+        way = "Set it to 1, or let the number of updates end the round: leave out the period."
+        yield "rounds.min_clients", f"is {least}, but with {selection.name} a period may end with one update. {way}"
 
 
 def _check_until(config: Config) -> Found:

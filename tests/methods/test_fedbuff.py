@@ -422,6 +422,10 @@ def test_a_selection_of_ones_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         ({"server": ["feddf"], "data": {"proxy": {"samples": 8}}}, "feddf: compares models that began at one"),
         ({"download": ["bf16"]}, "fedbuff lets clients train from older models"),
         (
+            {"rounds": {"min_clients": 2, "selection": {"fedbuff": {"buffer": 5, "period": 0.9}}}},
+            r"rounds\.min_clients: is 2, but with fedbuff a period may end with one update\. Set it to 1, or",
+        ),
+        (
             {"rounds": {**UNEQUAL["rounds"], "selection": {"fedbuff": {"buffer": 9}}}},
             "more clients than the federation's 8",
         ),
