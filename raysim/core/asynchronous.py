@@ -15,7 +15,7 @@ from raysim.core.bounds import NonNegative, NonNegativeInt, PositiveInt
 from raysim.core.cohort import Cohort
 from raysim.core.facts import cohort_size
 from raysim.core.rng import SERVER, draw, stream_seed
-from raysim.core.selection import Asked, Clients, Selection
+from raysim.core.selection import Asked, Clients, Dropped, Selection
 from raysim.core.server import Server
 from raysim.lazy import Tensor, torch
 
@@ -50,7 +50,7 @@ class Asynchronous(Selection):
     b: NonNegative = field(default=4.0, kw_only=True)
     """b of the hinge."""
     max_staleness: NonNegativeInt | None = field(default=None, kw_only=True)
-    """Updates with a greater τ are dropped; null: none."""
+    """Updates with a greater τ are dropped, and their bytes count; null: none."""
 
     needs_clock: ClassVar[bool] = True
     asynchronous: ClassVar[bool] = True
@@ -93,7 +93,7 @@ class Asynchronous(Selection):
         holders = server.population.sizes.nonzero().flatten().tolist()
         places = self.concurrency or cohort_size(participation, len(server.population.sizes))
         now, flying = clients.now, self._recalled(server)
-        used, later, sent, draws = dict[int, Task](), list[Task](), Counter[int](), 0
+        used, dropped, later, sent, draws = dict[int, Task](), list[Dropped](), list[Task](), Counter[int](), 0
         seconds = dict[int, float]()
         if len(holders) <= ALL_AT_ONCE * self.updates:
             seconds = dict(zip(holders, clients.seconds(holders).tolist(), strict=True))
@@ -127,18 +127,24 @@ class Asynchronous(Selection):
             insort(pool, task.client)
             if self.max_staleness is None or server.t - task.version <= self.max_staleness:
                 used[task.client] = task
+            else:
+                dropped.append(Dropped(task.client, task.version, task.starts))
         flying = sorted(flying + later)
+        self._remember(server, flying)
+        tasks = [used[client] for client in sorted(used)]
+        return Asked(
+            tuple(task.client for task in tasks), tuple(task.version for task in tasks),
+            tuple(task.repeat for task in tasks), tuple(task.starts for task in tasks),
+            in_flight=frozenset(task.version for task in flying), dropped=tuple(dropped), ends=now,
+        )  # fmt: skip
+
+    def _remember(self, server: Server, flying: list[Task]) -> None:
+        """Who trains when the round is over."""
         server.memory[self] = {
             "ends": torch.tensor([task.ends for task in flying], dtype=torch.float64),
             "starts": torch.tensor([task.starts for task in flying], dtype=torch.float64),
             "tasks": torch.tensor([task[1:4] for task in flying], dtype=torch.long).reshape(-1, 3),
         }
-        tasks = [used[client] for client in sorted(used)]
-        return Asked(
-            tuple(task.client for task in tasks), tuple(task.version for task in tasks),
-            tuple(task.repeat for task in tasks), tuple(task.starts for task in tasks),
-            in_flight=frozenset(task.version for task in flying), ends=now,
-        )  # fmt: skip
 
     def _recalled(self, server: Server) -> list[Task]:
         """Who trains, as the last round has left them."""

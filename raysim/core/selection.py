@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import ClassVar, Protocol
+from typing import ClassVar, NamedTuple, Protocol
 
 import numpy as np
 
@@ -45,6 +45,14 @@ class Clients(Protocol):
         ...
 
 
+class Dropped(NamedTuple):
+    """An update that came in too stale to be used."""
+
+    client: int
+    version: int  # the round whose model the client was sent
+    starts: float  # simulated seconds since the run's start
+
+
 @dataclass(frozen=True)
 class Asked:
     """Who takes part in a round."""
@@ -61,13 +69,15 @@ class Asked:
     """How often each client was drawn, where that may be more than once."""
     in_flight: frozenset[int] = frozenset()
     """The rounds whose models are still trained when this round is over."""
+    dropped: tuple[Dropped, ...] = ()
+    """Updates that came in and are too stale, of a client at most one a round. They need not be trained."""
     ends: float | None = None
     """Simulated seconds since the run's start at which the round ends; None: when the slowest client has sent."""
     lost: Mapping[int, str] = field(default_factory=dict)
     """Clients whose work is not used, and why; they need not be trained."""
     expected: Mapping[int, Mapping[str, int]] = field(default_factory=dict)
-    """Where a round may lose clients: of each, the bytes that it was expected to be sent and to send, as in the table `traffic`. A
-    run sets it."""
+    """Where a round may lose clients, and of those whose updates it drops: of each, the bytes that it was expected to be sent and
+    to send, as in the table `traffic`. A run sets it."""
     lasts: float | None = None
     """Simulated seconds of the round, where some are lost; None: until the slowest client has sent."""
     after: Mapping[int, float] = field(default_factory=dict)

@@ -30,6 +30,17 @@ def of_round(run: RunParts, asked: Asked, clients: Sequence[int]) -> Columns:
     return _traffic(run, server, clients, run.aggregator, sent)
 
 
+def by_client(traffic: Columns, clients: Sequence[int]) -> dict[int, dict[str, int]]:
+    """The rows of the `clients`."""
+    return {c: {name: int(column[i]) for name, column in traffic.items()} for i, c in enumerate(clients)}
+
+
+def of_dropped(run: RunParts, asked: Asked) -> dict[int, dict[str, int]]:
+    """By client, of the updates that are too stale."""
+    clients, versions, _ = zip(*sorted(asked.dropped), strict=True)
+    return by_client(of_round(run, Asked(clients, versions), clients), clients)
+
+
 def of_any(run: RunParts) -> Columns:
     """The one row of a client that is sent the global model and sends its own, whatever the round's plan."""
     client = int(run.partition.sizes.argmax())

@@ -238,6 +238,8 @@ def closed(run: RunParts, pool: RunClients, asked: Asked) -> Asked:
     server, clock = run.server, run.config.clock
     if asked.ends is not None:
         ends_at(server, asked.ends)
+    if asked.dropped:
+        return replace(asked, expected=expected.of_dropped(run, asked))
     holders = [client for client in asked.clients if server.population.sizes[client]]
     if not clock.loses or not holders:
         return asked
@@ -249,8 +251,8 @@ def closed(run: RunParts, pool: RunClients, asked: Asked) -> Asked:
     lasts += asking
     if clock.comes_and_goes:
         ends_at(server, pool.now + lasts)
-    rows = {c: {name: int(column[i]) for name, column in traffic.items()} for i, c in enumerate(holders)}
-    return replace(asked, lost=lost, lasts=lasts, asking=dict.fromkeys(asked.clients, asking), expected=rows)
+    rows, asking_of = expected.by_client(traffic, holders), dict.fromkeys(asked.clients, asking)
+    return replace(asked, lost=lost, lasts=lasts, asking=asking_of, expected=rows)
 
 
 def ends_at(server: Server, seconds: float) -> None:

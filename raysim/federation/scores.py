@@ -41,7 +41,7 @@ def round_summary(done: Round, rounds: int, task: Task, seed: int) -> dict[str, 
         "loss": done.score.mean_loss if done.score else None,
         "train_loss": train_loss,
         "clients_ok": len(cohort.clients),
-        "clients_failed": len(done.drawn) - len(cohort.clients),
+        "clients_failed": len(done.drawn) + len(done.asked.dropped) - len(cohort.clients),
         **{metric_column(name): value for name, value in values.items()},
         **personal_scores(done.personal, task, lambda metric: seed_of(f"{metric} personal")),
     }

@@ -22,10 +22,10 @@ def usual_seconds(run: RunParts, clients: Sequence[int]) -> np.ndarray:
 
 
 def expected_seconds(
-    run: RunParts, clients: Sequence[int], traffic: Mapping[str, np.ndarray], candidates: Collection[int], t: int
+    run: RunParts, clients: Sequence[int], traffic: Mapping[str, np.ndarray], candidates: Collection[int], t: int | np.ndarray
 ) -> Seconds:  # fmt: skip
-    """Of each of the clients, who are expected to cause this `traffic`, a row each. The `candidates` among them were sent their
-    models before."""
+    """Of each of the clients, who are expected to cause this `traffic`, a row each. They were sent their models in round t, or
+    each in its own [K]; the `candidates` among them before."""
     has = np.isin(clients, [*candidates])
     down = np.where(has, traffic["down_masks"], _sum(traffic, "down_"))
     return _seconds(run, clients, _work(run, clients), _sum(traffic, "up_"), down, t)

@@ -14,7 +14,6 @@ from raysim.core.event import Event
 from raysim.core.layers import LayerMap
 from raysim.core.note import Note
 from raysim.core.score import Score
-from raysim.core.selection import ABANDONED, Asked
 from raysim.core.server import Server
 from raysim.core.state import pack
 from raysim.engine.base import Span
@@ -26,6 +25,7 @@ from raysim.federation.round import Round
 from raysim.federation.scoreboard import Scoreboard
 from raysim.federation.scores import fallen_back, personal_summary, run_summary
 from raysim.federation.simulated_time import asked_for_losses, taken, until_lost
+from raysim.federation.unused import add_dropped, add_lost
 from raysim.host.messages import ClientResult
 from raysim.lazy import Tensor, torch
 from raysim.store.atomic import replacing, write_json, write_tensors
@@ -117,12 +117,13 @@ class Writer:
             done.started.downlink, done.delivered, run.config.rounds.selection,
         )  # fmt: skip
         add_lost(traffic, done.asked)
-        row = self._round_row(finished, traffic)
-        rows = client_rows(done, run)
+        rows, passed = client_rows(done, run), dict[str, float]()
         if run.config.clock.runs:
             passed, of_clients = clock_columns(finished, run, self.sim_clock, traffic)
-            self.sim_clock = passed["sim_clock"]
-            row, rows = row | passed, {**rows, **of_clients}
+            self.sim_clock, rows = passed["sim_clock"], {**rows, **of_clients}
+        if done.asked.dropped:
+            rows, traffic = add_dropped(run, done.asked, rows, traffic)
+        row = self._round_row(finished, traffic) | passed
         add("rounds", round=t, **row)
         self.add_events(t, finished.events)
         self.sinks.write(t, row | {f"{n.method}.{n.name}": n.value.item() for n in done.notes if not n.axes})
@@ -135,6 +136,7 @@ class Writer:
         if done.personal:
             add("personal", round=t, **personal_rows(done.personal))
         spans, began = done.dispatcher.spans, finished.clock - finished.wall
+        others = *others, *(each.client for each in done.asked.dropped)
         sent = [*transport(done, spans), *[None] * len(others)]
         add("traffic", round=t, client=[*cohort.trained.asked, *others], **traffic, transport_up=sent)
         add(
@@ -209,17 +211,6 @@ class Writer:
         row |= {"bytes_up": total("up_"), "bytes_down": total("down_"), "wall": finished.wall}
         row |= {f"seconds_{phase}": value for phase, value in finished.done.seconds.items()}
         return {**row, **finished.done.columns}
-
-
-def add_lost(traffic: Mapping[str, np.ndarray], asked: Asked) -> None:
-    """Let the last rows of `traffic`, which are of those that the round loses, have all that they were sent, and what those who are
-    late have sent, though it is not used."""
-    for row, (client, why) in enumerate(asked.lost.items(), -len(asked.lost)):
-        sends = why in ("late", ABANDONED)
-        for name, size in asked.expected[client].items():
-            more = size - traffic[name][row] if name.startswith("down_") else size * sends
-            traffic[name][row] += more
-            traffic["bytes"][row] += more
 
 
 def client_rows(done: Round, run: RunParts) -> Rows:

@@ -16,7 +16,7 @@ from raysim.report.series import unit_of
 ROUNDS, CLIENTS = 8, 30  # so many are shown at most; the last round is shown with all its clients
 CHANGES = 500  # of availability, after which they are too many to be seen
 PARTS = {"download": "sim_down", "training": "sim_train", "upload": "sim_up"}
-LOSSES = ("late", "abandoned", "dropped out", "interrupted")  # in the column `status`
+LOSSES = ("late", "abandoned", "dropped out", "interrupted", "stale")  # in the column `status`
 LOST = "late or lost"
 SHADES = {LOST: colour(4), **{part: colour(i) for i, part in enumerate(PARTS)}, "waits": IDLE, "away": INK}
 BARS = {LOST: (0.2, -0.28), "away": (0.12, 0.44)}  # height and place of bars, of a row's, that do not fill it
@@ -34,8 +34,8 @@ def timeline(run: RunFolder) -> Canvas:
     """What each client of the last rounds did in simulated time.
 
     It waits from its upload until the round ends, and is away where `clock.availability` leaves it out. Who is late or lost is
-    marked until the round ends, and is shown as far as it came. Statistics that it sends before its model are among the
-    upload."""
+    marked until the round ends, and whose update is too stale until it is in; they are shown as far as they came. Statistics
+    that a client sends before its model are among the upload."""
     first, spans, clients, ends = _spans(run)
     left = float(np.concatenate([ends, *(of.start for of in spans.values())]).min())
     right = float(np.concatenate([ends, *(of.stop for of in spans.values())]).max())
@@ -82,7 +82,9 @@ def _spans(run: RunFolder) -> tuple[int, dict[str, Spans], np.ndarray, np.ndarra
     at, ends = rows["sim_start"][here].astype(float), rounds["sim_clock"][rounds["round"] >= first].astype(float)
     closes = ends[rows["round"][here] - first]
     lost = np.isin(rows["status"][here], LOSSES)
-    spans = {LOST: Spans(at, np.where(lost, closes, np.nan), row)}
+    back = at + sum(rows[column][here].astype(float) for column in PARTS.values())
+    marked = np.where(rows["status"][here] == "stale", back, closes)  # a stale client may be at work again
+    spans = {LOST: Spans(at, np.where(lost, marked, np.nan), row)}
     for part, column in PARTS.items():
         until = at + rows[column][here].astype(float)
         spans[part], at = Spans(at, np.minimum(until, closes), row), until

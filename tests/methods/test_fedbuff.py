@@ -326,7 +326,61 @@ def test_models_are_let_go(ran: Any) -> None:
 def test_what_is_too_old_is_dropped(ran: Any) -> None:
     changes = {**UNEQUAL["rounds"], "total": 10, "selection": {"fedbuff": {"buffer": 2, "max_staleness": 0}}}
     rows = table(ran(**{**UNEQUAL, "rounds": changes}).folder, "clients")
-    assert (rows["version"] == rows["round"]).all()
+    used = rows["status"] == "ok"
+    assert ((rows["version"] == rows["round"]) == used).all() and used.sum() == 10 * 2
+
+
+SHORT = {
+    **UNEQUAL["rounds"],
+    "total": 10,
+    "participation": 0.5,
+    "selection": {"fedbuff": {"buffer": 1, "max_staleness": 1}},
+}
+
+
+@pytest.mark.parametrize("more", [{}, {"upload": [{"qsgd": {"levels": 7}}]}], ids=["plain", "encoded"])
+def test_what_is_dropped_has_been_sent(more: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever was sent a model has come back, with all its bytes, or is under way. A run that goes on writes the same rows."""
+    sent, drawn = Counter[int](), FedBuff.drawn
+    with monkeypatch.context() as patch:
+        patch.setattr(FedBuff, "drawn", lambda *args: (sent.update(found := drawn(*args)), found)[1])
+        run = simulate(tiny(**{**UNEQUAL, **more, "rounds": SHORT}), tmp_path / "whole")
+    rows, traffic, rounds = (table(run.folder, name) for name in ("clients", "traffic", "rounds"))
+    flying = Counter(run.server.memory["fedbuff"]["tasks"][:, 0].tolist())
+    assert Counter(rows["client"].tolist()) + flying == sent
+    stale = rows["status"] == "stale"
+    assert stale.sum() > 4 and (rows["status"][~stale] == "ok").all()
+    assert (rows["round"] - rows["version"] > 1).tolist() == stale.tolist()
+    assert np.isnan(rows["weight"][stale]).all() and (rows["samples"] == run.partition.sizes[rows["client"]]).all()
+    assert (traffic["client"].tolist(), traffic["round"].tolist()) == (rows["client"].tolist(), rows["round"].tolist())
+    for name in traffic.keys() - {"client", "round", "transport_up", "transport_down"}:
+        assert len({*traffic[name].tolist()}) == 1, name  # every message has as many bytes
+    assert (traffic["up_scales"] > 0).all() == bool(more)
+    for way in ("up", "down"):
+        once = sum(int(traffic[name][0]) for name in traffic if name.startswith(f"{way}_"))
+        assert rounds[f"bytes_{way}"].tolist() == (once * np.bincount(rows["round"])).tolist()
+    back = rows["sim_start"] + rows["sim_down"] + rows["sim_train"] + rows["sim_up"]
+    ends = np.array([0.0, *rounds["sim_clock"]])
+    assert (ends[rows["round"]] - 1e-9 <= back).all() and (back <= ends[rows["round"] + 1] + 1e-9).all()
+    assert rounds["clients_failed"].tolist() == np.bincount(rows["round"][stale], minlength=10).tolist()
+    begun = Federation(tiny(**{**UNEQUAL, **more, "rounds": {**SHORT, "checkpoint_every": 1}}), tmp_path / "parts")
+    for _ in range(5):
+        begun.step()
+    begun.close()
+    again = {**UNEQUAL, **more, "rounds": {**SHORT, "checkpoint_every": 1}}
+    assert simulate(tiny(**again), tmp_path / "parts", resume=True).sha256() == run.sha256()
+    for name in ("clients", "traffic"):
+        parts, whole = table(tmp_path / "parts", name), table(run.folder, name)
+        for column in whole.keys() - {"seconds"}:
+            np.testing.assert_array_equal(parts[column], whole[column])
+
+
+def test_a_place_of_a_dropped_update_is_filled() -> None:
+    """By hand: two clients take one and 2.5 seconds, every update is a round, and an older one is dropped."""
+    asked = rounds_of(FedBuff(1, max_staleness=0, concurrency=2), [1.0, 2.5], 6)
+    assert [each.ends for each in asked] == [1, 2, 3, 4, 5, 6]
+    assert {each.clients for each in asked} == {(0,)}
+    assert [each.dropped for each in asked] == [(), (), ((1, 0, 0.0),), (), (), ((1, 2, 2.5),)]
 
 
 def rounds_of(selection: Asynchronous, durations: list[float], rounds: int) -> list[Asked]:

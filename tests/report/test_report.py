@@ -724,6 +724,20 @@ def test_clients_of_asynchronous_rounds_begin_when_they_are_sent_a_model(tmp_pat
     assert {"download", "training", "upload", "waits"} <= boxes(draw("sim-timeline", [run]).axes[0]).keys()
 
 
+def test_updates_that_are_too_stale_are_marked_until_they_are_in(tmp_path: Path) -> None:
+    rounds = {"total": 9, "participation": 0.6, "selection": {"fedbuff": {"buffer": 2, "max_staleness": 0}}}
+    run = Run(simulate(tiny(clock=CLOCK, rounds=rounds), tmp_path).folder)
+    rows = run.columns("clients")
+    stale = (rows["status"] == "stale") & (rows["round"] > 0)
+    back = rows["sim_start"] + rows["sim_down"] + rows["sim_train"] + rows["sim_up"]
+    clients = np.unique(rows["client"]).tolist()
+    spans = zip(rows["sim_start"][stale], back[stale], rows["client"][stale], strict=True)
+    marked = boxes(draw("sim-timeline", [run]).axes[0])["late or lost"]
+    assert stale.any()
+    shown = {(round(b, 3), row) for _, b, row in marked}
+    assert {(round(b, 3), clients.index(c)) for _, b, c in spans} >= shown and shown
+
+
 def test_curves_over_rounds_take_another_axis(stored: dict[str, Run], tmp_path: Path) -> None:
     run = Run(simulate(tiny(clock={"speed": 10}), tmp_path).folder)
     [line] = draw("norm:clock", [run]).axes[0].lines
