@@ -14,12 +14,22 @@ from raysim.core.local_run import LocalRun, descend
 from raysim.core.method import Method
 from raysim.core.optim import OptimizerSpec
 from raysim.core.probe import Probe
-from raysim.core.samples import Samples
+from raysim.core.samples import Passes, Samples
 from raysim.core.server import DownlinkRule, ServerStep
 from raysim.lazy import Tensor
 
 # With it come the classes that a method written by a user names.
-__all__ = ["FORWARD", "ClientMethod", "ClientStack", "LocalRun", "Samples", "Upload", "exclusive_hooks", "overrides"]
+__all__ = [
+    "FORWARD",
+    "ClientMethod",
+    "ClientStack",
+    "LocalRun",
+    "Passes",
+    "Samples",
+    "Upload",
+    "exclusive_hooks",
+    "overrides",
+]
 
 FORWARD = 1 / 3  # of the work of a sample that goes forward and backward
 EXCLUSIVE = ("start", "step", "train", "personal")
@@ -81,9 +91,11 @@ class ClientMethod(Method):
         [N] it takes, and whether it leaves out a shorter last batch. None where there is no such pass."""
         return None
 
-    def more_work(self, samples: np.ndarray, epochs: int) -> np.ndarray | float:
-        """[K] passes of a sample besides those of the `epochs` of local training, of clients with so many `samples` [K]; one that
-        only goes forward is `FORWARD` of a pass. Simulated time counts them, and knows them before a client trains."""
+    def more_work(self, samples: np.ndarray, passes: Passes) -> np.ndarray | float:
+        """[K] passes of a sample besides those of the epochs of local training, of clients with so many `samples` [K]; one that
+        only goes forward is `FORWARD` of a pass. Simulated time counts them, and knows them before a client trains.
+
+        `passes.epoch(samples)` are those of an epoch of training, `passes.once(samples)` those of another pass in batches."""
         return 0.0
 
     def optimizer(self, spec: OptimizerSpec) -> OptimizerSpec:

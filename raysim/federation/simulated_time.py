@@ -8,6 +8,7 @@ import numpy as np
 
 from raysim.core.client import FORWARD
 from raysim.core.message import FLOAT
+from raysim.core.samples import Passes
 from raysim.core.selection import Asked
 from raysim.core.simulated import Seconds
 from raysim.federation import expected
@@ -104,8 +105,11 @@ def _sum(traffic: Mapping[str, np.ndarray], way: str) -> np.ndarray:
 
 def _work(run: RunParts, clients: Sequence[int]) -> np.ndarray:
     """[K] samples on which the clients train, each counted in every pass."""
-    epochs, samples = run.config.local.epochs, run.partition.sizes[list(clients)]
-    work: np.ndarray = epochs * samples + sum(method.more_work(samples, epochs) for method in run.config.client)
+    settings, samples = run.spec.settings, run.partition.sizes[list(clients)]
+    step = settings.batch_size * run.spec.stack.batches_per_step
+    passes = Passes(settings.epochs, settings.batch_size, settings.drop_last, step)
+    more = sum(method.more_work(samples, passes) for method in run.config.client)
+    work: np.ndarray = passes.epochs * passes.epoch(samples) + more
     return work
 
 

@@ -8,7 +8,7 @@ from typing import Literal
 import numpy as np
 
 from raysim.core.bounds import NonNegative, NonNegativeInt
-from raysim.core.client import ClientMethod, LocalRun
+from raysim.core.client import ClientMethod, LocalRun, Passes
 from raysim.core.layers import LayerMap
 from raysim.lazy import Tensor
 
@@ -50,8 +50,8 @@ class Ditto(ClientMethod):
     def trains_plainly(self) -> bool:
         return True
 
-    def more_work(self, samples: np.ndarray, epochs: int) -> np.ndarray:
-        return self.epochs * samples
+    def more_work(self, samples: np.ndarray, passes: Passes) -> np.ndarray:
+        return self.epochs * passes.once(samples)
 
     def train(self, run: LocalRun) -> None:
         state = run.state(self)

@@ -8,7 +8,7 @@ from typing import ClassVar, Literal
 import numpy as np
 
 from raysim.core.bounds import NonNegative, NonNegativeInt, PositiveInt, Share
-from raysim.core.client import ClientMethod, LocalRun
+from raysim.core.client import ClientMethod, LocalRun, Passes
 from raysim.core.layers import LayerMap
 from raysim.core.method import Needs
 from raysim.lazy import Tensor, torch
@@ -71,9 +71,9 @@ class FedALA(ClientMethod):
     def own_pass(self, samples: np.ndarray, drop_last: bool) -> tuple[np.ndarray, bool] | None:
         return self._count(samples), drop_last if self.drop_last is None else self.drop_last
 
-    def more_work(self, samples: np.ndarray, epochs: int) -> np.ndarray | float:
+    def more_work(self, samples: np.ndarray, passes: Passes) -> np.ndarray | float:
         """As once W has settled: how long its first optimisation takes, only training shows."""
-        return 0.0 if self.freeze else self.epochs * self._count(samples)
+        return 0.0 if self.freeze else self.epochs * passes.once(self._count(samples), self.drop_last)
 
     def new_state(self, layers: LayerMap) -> ALAState:
         return ALAState()

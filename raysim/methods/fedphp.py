@@ -8,7 +8,7 @@ from typing import ClassVar, Literal
 import numpy as np
 
 from raysim.core.bounds import NonNegative, Probability
-from raysim.core.client import FORWARD, ClientMethod, LocalRun, Upload
+from raysim.core.client import FORWARD, ClientMethod, LocalRun, Passes, Upload
 from raysim.core.layers import LayerMap
 from raysim.core.method import Needs
 from raysim.lazy import Tensor, torch
@@ -44,8 +44,8 @@ class FedPHP(ClientMethod):
     needs: ClassVar[Needs] = Needs(total_rounds=True, head="its latents")
     batched: ClassVar[bool] = True
 
-    def more_work(self, samples: np.ndarray, epochs: int) -> np.ndarray | float:
-        return FORWARD * epochs * samples if self.lam else 0.0
+    def more_work(self, samples: np.ndarray, passes: Passes) -> np.ndarray | float:
+        return FORWARD * passes.epochs * passes.epoch(samples) if self.lam else 0.0
 
     def new_state(self, layers: LayerMap) -> PrivateModel:
         return PrivateModel()

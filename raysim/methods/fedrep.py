@@ -8,7 +8,7 @@ from typing import ClassVar
 import numpy as np
 
 from raysim.core.bounds import NonNegativeInt
-from raysim.core.client import ClientMethod, LocalRun
+from raysim.core.client import ClientMethod, LocalRun, Passes
 from raysim.core.layers import LayerMap
 from raysim.core.method import Needs
 from raysim.lazy import nn
@@ -36,8 +36,8 @@ class FedRep(ClientMethod):
         of_head = {spec.stage == layers.stages - 1 for spec in layers.tensors[: layers.T]}
         return None if len(of_head) == 2 else "trains the head, then the body, and this model has frozen one of them."
 
-    def more_work(self, samples: np.ndarray, epochs: int) -> np.ndarray:
-        return self.head_epochs * samples
+    def more_work(self, samples: np.ndarray, passes: Passes) -> np.ndarray:
+        return self.head_epochs * passes.epoch(samples)
 
     def train(self, run: LocalRun) -> None:
         run.fit(self.head_epochs, only="head", purpose="head")

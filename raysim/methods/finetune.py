@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from raysim.core.bounds import NonNegativeInt
-from raysim.core.client import ClientMethod, LocalRun, overrides
+from raysim.core.client import ClientMethod, LocalRun, Passes, overrides
 from raysim.core.facts import RunFacts
 from raysim.methods.fedamp import FedAMP
 from raysim.methods.sgdm import SGDM
@@ -35,8 +35,8 @@ class FineTune(ClientMethod):
         other = next((method for method in facts.client if overrides(method, "train")), None)
         return f"trains all of the model in the usual way, and {other.name} in its own." if other else None
 
-    def more_work(self, samples: np.ndarray, epochs: int) -> np.ndarray:
-        return self.ft_epochs * samples
+    def more_work(self, samples: np.ndarray, passes: Passes) -> np.ndarray:
+        return self.ft_epochs * passes.epoch(samples)
 
     def start(self, run: LocalRun) -> None:
         run.receive()

@@ -8,7 +8,7 @@ from typing import ClassVar
 import numpy as np
 
 from raysim.core.bounds import NonNegative, Positive
-from raysim.core.client import FORWARD, ClientMethod, LocalRun
+from raysim.core.client import FORWARD, ClientMethod, LocalRun, Passes
 from raysim.core.method import Needs
 from raysim.lazy import F, Tensor, torch
 
@@ -31,8 +31,8 @@ class MOON(ClientMethod):
     needs: ClassVar[Needs] = Needs(previous="initial", global_model=True, head="its latents")
     batched: ClassVar[bool] = True
 
-    def more_work(self, samples: np.ndarray, epochs: int) -> np.ndarray | float:
-        return 2 * FORWARD * epochs * samples if self.mu else 0.0
+    def more_work(self, samples: np.ndarray, passes: Passes) -> np.ndarray | float:
+        return 2 * FORWARD * passes.epochs * passes.epoch(samples) if self.mu else 0.0
 
     def for_steps(self, run: LocalRun) -> dict[str, Tensor]:
         assert run.previous is not None

@@ -5,8 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
+import numpy as np
+
 from raysim.core.bounds import NonNegative
-from raysim.core.client import ClientMethod, LocalRun
+from raysim.core.client import ClientMethod, LocalRun, Passes
 from raysim.lazy import Tensor
 
 
@@ -26,6 +28,11 @@ class PerFedAvg(ClientMethod):
     beta: NonNegative | None = None
     """Step size of the meta-update (β); null: the round's learning rate."""
     batches_per_step: ClassVar[int] = 2
+
+    def more_work(self, samples: np.ndarray, passes: Passes) -> np.ndarray:
+        """A shorter last batch loses the odd one of its samples, but one that is alone is both halves."""
+        rest = passes.epoch(samples) % passes.step
+        return passes.epochs * np.where(rest > 0, 2 * np.maximum(1, rest // 2) - rest, 0)
 
     def step(self, run: LocalRun, x: Tensor, y: Tensor) -> None:
         half = max(1, len(y) // 2)

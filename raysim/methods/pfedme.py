@@ -9,7 +9,7 @@ from typing import Literal
 import numpy as np
 
 from raysim.core.bounds import NonNegative, PositiveInt
-from raysim.core.client import ClientMethod, LocalRun
+from raysim.core.client import ClientMethod, LocalRun, Passes
 from raysim.core.facts import RunFacts
 from raysim.core.layers import LayerMap
 from raysim.core.server import ServerStep
@@ -69,8 +69,8 @@ class pFedMe(ClientMethod):
     def server_steps(self) -> tuple[ServerStep, ...]:
         return (StepSize(self.beta),) if self.beta != 1 else ()
 
-    def more_work(self, samples: np.ndarray, epochs: int) -> np.ndarray:
-        return (self.inner_steps - 1) * epochs * samples
+    def more_work(self, samples: np.ndarray, passes: Passes) -> np.ndarray:
+        return (self.inner_steps - 1) * passes.epochs * passes.epoch(samples)
 
     def train(self, run: LocalRun) -> None:
         run.scratch["w"] = run.params.clone()

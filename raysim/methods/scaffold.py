@@ -7,7 +7,7 @@ from typing import ClassVar, Literal
 
 import numpy as np
 
-from raysim.core.client import ClientMethod, LocalRun, Upload
+from raysim.core.client import ClientMethod, LocalRun, Passes, Upload
 from raysim.core.cohort import Cohort
 from raysim.core.facts import RunFacts
 from raysim.core.layers import LayerMap
@@ -60,7 +60,7 @@ class SCAFFOLD(ClientMethod):
     def own_pass(self, samples: np.ndarray, drop_last: bool) -> tuple[np.ndarray, bool] | None:
         return (samples, False) if self.c_update == "option_1" else None
 
-    def more_work(self, samples: np.ndarray, epochs: int) -> np.ndarray | float:
+    def more_work(self, samples: np.ndarray, passes: Passes) -> np.ndarray | float:
         return samples if self.c_update == "option_1" else 0.0
 
     def new_state(self, layers: LayerMap) -> Control:

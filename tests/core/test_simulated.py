@@ -1,6 +1,7 @@
 """Simulated time, from a client's traits to the columns of a run."""
 
 import json
+from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from sabotage import Fails
 
 from raysim.config import ConfigError
 from raysim.core.hooks import HookError
+from raysim.core.local_run import LocalRun
 from raysim.core.selection import Asked, Selection
 from raysim.core.simulated import Column, Constant, HalfNormal, LogNormal, Pareto, Range, SimulatedClock, Trait, Zipf
 from raysim.federation import Federation
@@ -251,6 +253,35 @@ def test_passes_besides_the_epochs_count(client: Any, more: float | None, tmp_pa
         [took] = clients["sim_train"][(clients["round"] == 2) & (clients["client"] == traced.id)]
         passed = sum(map(len, traced.steps)) if more is None else (2 + more) * traced.samples
         assert took * 50 == pytest.approx(passed)
+
+
+@pytest.mark.parametrize(
+    ("client", "drop_last"),
+    [(None, True), ("perfedavg", False), ("perfedavg", True), ({"scaffold": "option_1"}, True), ("ditto", True),
+     ({"fedala": {"fraction": 0.5}}, True)],
+    ids=str,
+)  # fmt: skip
+def test_samples_that_no_batch_has_take_no_time(
+    client: Any, drop_last: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All gradients of the third round are counted as they are computed."""
+    seen, real = Counter[int](), LocalRun.gradient
+
+    def gradient(run: LocalRun, x: Any, y: Any, *args: Any, **kwargs: Any) -> Any:
+        if run.t == 2:
+            seen[run.client] += len(y)
+        return real(run, x, y, *args, **kwargs)
+
+    monkeypatch.setattr(LocalRun, "gradient", gradient)
+    local = {"epochs": 2, "batch_size": 7, "momentum": 0.0, "weight_decay": 0.0, "drop_last": drop_last}
+    changes = {"client": [client] if client else [], "local": local, "rounds": {"participation": 1.0}}
+    run = simulate(tiny(clock={"speed": 50}, model={"name": "mlp"}, **changes), tmp_path)
+    rows = table(tmp_path, "clients")
+    last = rows["round"] == 2
+    took = dict(zip(rows["client"][last].tolist(), (50 * rows["sim_train"][last]).tolist(), strict=True))
+    assert took == pytest.approx(dict(seen))
+    if client is None:
+        assert took == pytest.approx({c: 2 * (n - n % 7 if n >= 7 else n) for c, n in enumerate(run.partition.sizes)})
 
 
 @pytest.mark.parametrize(
