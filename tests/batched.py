@@ -75,7 +75,7 @@ def trained(
         optimizer["momentum"] = 0.0
     settings = LocalSettings(**{"epochs": 2, "batch_size": 8, **local}, optimizer=OptimizerSpec(**optimizer))
     torch.manual_seed(0)
-    unused = np.zeros((2, *inputs.shape), np.float32)
+    unused = np.zeros((2, *inputs.shape), np.float32 if inputs.vocab is None else np.int64)
     task = task or Classification()
     spec = HostSpec(
         model, builder(model), inputs, unused, task, {}, "unit", (), channels_last, settings, tuple(methods), (),

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
 
+from raysim.core.embedding import padding_detached
 from raysim.core.local_run import LocalRun, StepView
 from raysim.core.optim import Rows
 from raysim.core.outputs import Outputs, floats, latent_rows, mapped
+from raysim.core.tape import known
 from raysim.lazy import Tensor, nn, torch
 
 ForSteps = dict[str, dict[str, Tensor]]  # what methods have made for their steps, by method and name
@@ -34,12 +37,8 @@ class BatchedRun:
             spec.name: spec.view(values).clone(memory_format=torch.contiguous_format) for spec in self._others
         }
         self.flat.tapes = None  # a client that no other joins takes the ordinary step
-        # vmap forgets that the embedding of padding has no gradient.
-        self._padding = {
-            f"{name}.weight": module.padding_idx
-            for name, module in self.flat.model.named_modules()
-            if isinstance(module, nn.Embedding) and module.padding_idx is not None
-        }
+        model = self.flat.model  # looking at all that it calls takes a tenth of a small model's step
+        self._may_embed = any(isinstance(m, nn.Embedding) for m in model.modules()) or not known(model, self.task)
         self._optimizers = Rows([run.optimizer for run in runs], self._params, self._grad)
         self._received = _in_rows([run.received for run in runs])
         self._for_steps = self._made_for_steps()
@@ -87,16 +86,13 @@ class BatchedRun:
         leaves = {spec.name: spec.view(seen[0]).detach().requires_grad_() for spec in self._parameters}
         buffers = {name: buffer[rows] for name, buffer in self._buffers.items()}
         # PyTorch 2.14 has wrong gradients of max-pooling for one sample of one model under vmap.
-        forward = torch.func.vmap(self._forward) if len(batches) > 1 else self._alone
+        forward = self._together if len(batches) > 1 else self._alone
         z, outputs = forward(leaves | buffers, x)
         losses = objectives = self.task.losses_of_batches(outputs, y)
         if self.stack.penalties:
             objectives = torch.func.vmap(self._objective)(seen, x, y, z, losses)
         # Rows do not depend on each other: the gradient of the sum is that of each.
         grads = torch.autograd.grad(objectives.sum(), [*leaves.values()], materialize_grads=True)
-        for spec, grad in zip(self._parameters, grads, strict=True):
-            if spec.name in self._padding:
-                grad[:, self._padding[spec.name]] = 0
         torch.cat([spec.flat(g) for spec, g in zip(self._parameters, grads, strict=True)], 1, out=self._grad[rows])
         if self.stack.observers or self.stack.corrections or self.settings.grad_clip is not None:
             torch.func.vmap(self._correct)(seen)
@@ -109,6 +105,12 @@ class BatchedRun:
             for run, losses_of_run in zip(self.runs[rows], own.view(y.shape[:2]), strict=True):
                 if run.sample_losses is not None and len(run.losses) == 1:
                     run.sample_losses.append(losses_of_run)
+
+    def _together(self, tensors: dict[str, Tensor], x: Tensor) -> tuple[Tensor, Outputs]:
+        """Latents and outputs of several rows."""
+        with padding_detached() if self._may_embed else nullcontext():
+            made: tuple[Tensor, Outputs] = torch.func.vmap(self._forward)(tensors, x)
+        return made
 
     def _alone(self, tensors: dict[str, Tensor], x: Tensor) -> tuple[Tensor, Outputs]:
         """Latents and outputs of one row [1, ...]."""

@@ -17,6 +17,7 @@ from conftest import simulate, table, tiny
 from models.test_model_behaviour import INPUTS
 from sabotage import Fails
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from raysim.cli.explain import explain
 from raysim.config import ConfigError, check_unchanged
@@ -60,6 +61,42 @@ def test_a_setting(name: str) -> None:
 def test_a_model(model: str) -> None:
     setting: dict[str, Any] = {
         "model": model, "inputs": INPUTS[model], "sizes": [5, 3, 6], "rounds": 1, "epochs": 1, "batch_size": 3
+    }  # fmt: skip
+    assert_same(trained(1, **setting), trained(3, **setting))
+
+
+class Tokens(nn.Module):
+    """Token 0 is padding: its row has no gradient as an embedding, and one as weights of the head, where both are `tied`."""
+
+    def __init__(self, vocab: int, classes: int, tied: str):
+        super().__init__()
+        self.tied = tied
+        self.embedding = nn.Embedding(vocab, 5, padding_idx=0)
+        self.head = nn.Linear(5, vocab)
+        if tied == "head":
+            self.head.weight = self.embedding.weight
+        elif tied == "embedding":
+            self.embedding.weight = self.head.weight
+        self.classes = classes
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.tied == "function":
+            z = F.embedding(x, self.head.weight, padding_idx=-len(self.head.weight))
+        elif self.tied == "kernel":
+            z = torch.embedding(self.head.weight, x, 0)
+        else:
+            z = self.embedding(x)
+        scores: Tensor = self.head(z.tanh().mean(1))
+        return scores[:, : self.classes]
+
+
+@pytest.mark.parametrize("tied", ["head", "embedding", "function", "kernel", "not"])
+def test_padding_has_no_gradient_where_it_is_embedded_and_has_one_elsewhere(
+    tied: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(MODELS, "tokens", lambda inputs: Tokens(inputs.vocab, inputs.classes, tied))
+    setting: dict[str, Any] = {
+        "model": "tokens", "inputs": Inputs((6,), 4, vocab=7), "sizes": [9, 8, 12], "rounds": 1
     }  # fmt: skip
     assert_same(trained(1, **setting), trained(3, **setting))
 
