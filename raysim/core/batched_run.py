@@ -101,8 +101,8 @@ class BatchedRun:
             run.losses[-1].append((loss, y.shape[1]))
             run.steps += 1
         if self.runs[0].sample_losses is not None:
-            own = self.task.losses(mapped(lambda tensor: tensor.detach().flatten(0, 1), outputs), y.flatten(0, 1))
-            for run, losses_of_run in zip(self.runs[rows], own.view(y.shape[:2]), strict=True):
+            own = self.task.samples_of_batches(mapped(torch.Tensor.detach, outputs), y)
+            for run, losses_of_run in zip(self.runs[rows], own, strict=True):
                 if run.sample_losses is not None and len(run.losses) == 1:
                     run.sample_losses.append(losses_of_run)
 

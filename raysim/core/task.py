@@ -16,6 +16,7 @@ import numpy as np
 
 from raysim.core import score
 from raysim.core.hooks import check_samples, check_sums, unchanged
+from raysim.core.outputs import mapped
 from raysim.core.score import Metric, Score, Tally, scores_of
 from raysim.lazy import F, Tensor, torch
 from raysim.registry import REGISTRY, Table
@@ -77,12 +78,16 @@ class Task:
 
     def losses_of_batches(self, outputs: Tensor, y: Tensor) -> Tensor:
         """The mean loss [n] of each of n batches of one size: outputs [n, B, ...], y [n, B, ...]."""
-        if type(self).loss not in (Task.loss, Classification.loss):
-            own: Tensor = torch.func.vmap(self.loss)(outputs, y)
-            return own
-        losses = self.losses(outputs.flatten(0, 1), y.flatten(0, 1))  # a fifth of the launches that vmap makes of it
-        means: Tensor = losses.view(outputs.shape[:2]).mean(1)
-        return means
+        if _each_by_itself(self) and type(self).loss in (Task.loss, Classification.loss):
+            means: Tensor = self.samples_of_batches(outputs, y).mean(1)
+            return means
+        return _of_each(self.loss, outputs, y)
+
+    def samples_of_batches(self, outputs: Tensor, y: Tensor) -> Tensor:
+        """The losses [n, B] of the samples of n batches of one size."""
+        if _each_by_itself(self):  # a fifth of the launches that vmap makes of it
+            return self.losses(mapped(lambda part: part.flatten(0, 1), outputs), y.flatten(0, 1)).view(y.shape[:2])
+        return _of_each(self.losses, outputs, y)
 
     def total_loss(self, outputs: Tensor, y: Tensor) -> Tensor:
         """The summed loss (0-d) of a batch. Raises `HookError` where `losses` are not [B], or change what they are given."""
@@ -253,6 +258,19 @@ class NextToken(Task):
 
     def probabilities(self, outputs: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
         return outputs.flatten(0, -2).softmax(1), y.flatten()
+
+
+def _each_by_itself(task: Task) -> bool:
+    """Whether the loss of a sample is known not to depend on the others of its batch."""
+    return type(task).losses in (Classification.losses, MultiLabel.losses, Regression.losses, NextToken.losses)
+
+
+def _of_each(function: Callable[[Tensor, Tensor], Tensor], outputs: Tensor, y: Tensor) -> Tensor:
+    """[n, ...] what `function` makes of each of n batches."""
+    if len(y) == 1:
+        return function(mapped(lambda part: part[0], outputs), y[0])[None]
+    made: Tensor = torch.func.vmap(function)(outputs, y)
+    return made
 
 
 TASKS: Table[Task] = REGISTRY.table("task").fill(

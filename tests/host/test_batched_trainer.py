@@ -22,6 +22,7 @@ from torch.nn import functional as F
 from raysim.cli.explain import explain
 from raysim.config import ConfigError, check_unchanged
 from raysim.core.client import ClientMethod, LocalRun
+from raysim.core.task import Classification
 from raysim.engine.base import Call, HostLost
 from raysim.engine.local import LocalEngine
 from raysim.host.host import ClientHost
@@ -99,6 +100,28 @@ def test_padding_has_no_gradient_where_it_is_embedded_and_has_one_elsewhere(
         "model": "tokens", "inputs": Inputs((6,), 4, vocab=7), "sizes": [9, 8, 12], "rounds": 1
     }  # fmt: skip
     assert_same(trained(1, **setting), trained(3, **setting))
+
+
+@dataclass(frozen=True)
+class Balanced(Classification):
+    """Weighs a sample by how many of its batch have its class."""
+
+    def losses(self, outputs: Tensor, y: Tensor) -> Tensor:
+        weights = 1 / (y[:, None] == y).sum(1)
+        return F.cross_entropy(outputs, y, reduction="none") * weights / weights.sum() * len(y)
+
+
+def test_losses_of_a_task_see_the_batch_of_one_client() -> None:
+    assert_same(trained(1, task=Balanced()), trained(4, task=Balanced()))
+
+
+def test_losses_of_samples_see_the_batch_of_one_client() -> None:
+    stream = torch.Generator().manual_seed(0)
+    outputs, y = torch.randn(3, 8, 4, generator=stream), torch.randint(4, (3, 8), generator=stream)
+    found = Balanced().samples_of_batches(outputs, y)
+    torch.testing.assert_close(
+        found, torch.stack([Balanced().losses(*batch) for batch in zip(outputs, y, strict=True)])
+    )
 
 
 class SeveralHosts(LocalEngine):
