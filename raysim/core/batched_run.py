@@ -10,6 +10,7 @@ from raysim.core.embedding import padding_detached
 from raysim.core.local_run import LocalRun, StepView
 from raysim.core.optim import Rows
 from raysim.core.outputs import Outputs, floats, latent_rows, mapped
+from raysim.core.rng import Streams
 from raysim.core.tape import known
 from raysim.lazy import Tensor, nn, torch
 
@@ -55,7 +56,10 @@ class BatchedRun:
         return made
 
     def fit(self) -> None:
-        """Train all clients, each on its own batches in their order."""
+        """Train all clients, each on its own batches in their order. Raises `RuntimeError` where a step draws from a global
+        generator, as each client has its streams."""
+        device = self.values.device
+        streams, looked = Streams.now(device), False
         waiting = [self._batches(run) for run in self.runs]
         following = [next(batches, None) for batches in waiting]
         while any(following):
@@ -69,6 +73,10 @@ class BatchedRun:
                     self._step(slice(rows[0], rows[-1] + 1), [batch for i in rows if (batch := following[i])])
                     for i in rows:
                         following[i] = next(waiting[i], None)
+            if not looked:  # else all steps might be in vain
+                _check_undrawn(streams, device)
+                looked = True
+        _check_undrawn(streams, device)
         self.values[:, : self._params.shape[1]] = self._params
         for spec in self._others:
             spec.view(self.values).copy_(self._buffers[spec.name])
@@ -141,6 +149,11 @@ class BatchedRun:
         return StepView(
             run.round_info, run.flat, run.settings, run.stack, run.shared, received, params, grad, for_steps
         )  # fmt: skip
+
+
+def _check_undrawn(streams: Streams, device: torch.device) -> None:
+    if moved := streams.moved(device):
+        raise RuntimeError(f"a step draws from {moved}, of which each client has its own numbers")
 
 
 def _in_rows(tensors: Sequence[Tensor]) -> Tensor:

@@ -5,14 +5,15 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import is_dataclass
+from dataclasses import dataclass, is_dataclass
 from functools import partial
 from hashlib import blake2b
 from types import FunctionType
+from typing import Any
 
 import numpy as np
 
-from raysim.lazy import torch
+from raysim.lazy import Tensor, torch
 
 SERVER = -1  # the "client" of draws made by the server
 
@@ -88,6 +89,38 @@ def seed_globals(seed: int, device: torch.device | None = None) -> None:
     random.seed(seed)
     np.random.seed(seed & 0xFFFFFFFF)
     seed_layers(seed, device)
+
+
+@dataclass(frozen=True)
+class Streams:
+    """Where the global generators of Python, NumPy and torch are."""
+
+    python: tuple[Any, ...]
+    numpy: dict[str, Any]
+    tensors: tuple[Tensor, ...]  # of the CPU and, where it computes on one, of a GPU
+
+    @classmethod
+    def now(cls, device: torch.device) -> Streams:
+        states = [torch.get_rng_state(), *([torch.cuda.get_rng_state(device)] if device.type == "cuda" else [])]
+        return cls(random.getstate(), np.random.get_state(legacy=False), tuple(states))
+
+    def restore(self, device: torch.device) -> None:
+        """Put the generators back."""
+        random.setstate(self.python)
+        np.random.set_state(self.numpy)
+        torch.set_rng_state(self.tensors[0])
+        if device.type == "cuda":
+            torch.cuda.set_rng_state(self.tensors[1], device)
+
+    def moved(self, device: torch.device) -> str | None:
+        """The name of a generator that has been drawn from since; None if there is none."""
+        now = Streams.now(device)
+        if now.python != self.python:
+            return "random"
+        (key, i), (before, j) = (where["state"].values() for where in (now.numpy, self.numpy))
+        if i != j or not np.array_equal(key, before) or now.numpy["has_gauss"] != self.numpy["has_gauss"]:
+            return "np.random"
+        return None if all(map(torch.equal, now.tensors, self.tensors)) else "torch"
 
 
 @contextmanager

@@ -12,6 +12,7 @@ from raysim.core.client import overrides
 from raysim.core.failures import cause_of
 from raysim.core.flat import FlatModel, counters_of, finite
 from raysim.core.local_run import LocalRun
+from raysim.core.rng import Streams
 from raysim.host.download import Download
 from raysim.host.evaluator import Evaluator
 from raysim.host.messages import ClientResult, HostSpec
@@ -81,16 +82,17 @@ class BatchedTrainer(Trainer):
         started = self.spec.clock.now()
         sizes, flat = self.samples.partition.sizes, self.flat
         values = flat.value.new_empty(len(group), len(flat.value))
-        runs: dict[LocalRun, dict[str, np.ndarray]] = {}  # and what is traced of them
+        runs: dict[LocalRun, tuple[dict[str, np.ndarray], Streams]] = {}  # what is traced, and where its streams are
         for value, client in zip(values, sorted(group, key=lambda client: -int(sizes[client])), strict=True):
             run, trace = self._begin(download, client), dict[str, np.ndarray]()
             self._start(run, trace)
             value.copy_(flat.value)
-            runs[run] = trace
+            runs[run] = trace, Streams.now(flat.value.device)
         BatchedRun([*runs], values).fit()
         trained: dict[int, Trained] = {}
-        for value, (run, trace) in zip(values, runs.items(), strict=True):
+        for value, (run, (trace, streams)) in zip(values, runs.items(), strict=True):
             flat.value.copy_(value)
+            streams.restore(flat.value.device)  # steps draw nothing from them
             result, upload = self._measured(download, run, trace)
             self._send(download, run, upload, result, value)
             self._complete(download, run, upload, result, trace)

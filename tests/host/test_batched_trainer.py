@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import math
+import random
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
+import numpy as np
 import pytest
 import torch
 from batched import METHODS, assert_same, trained
@@ -21,7 +23,7 @@ from torch.nn import functional as F
 
 from raysim.cli.explain import explain
 from raysim.config import ConfigError, check_unchanged
-from raysim.core.client import ClientMethod, LocalRun
+from raysim.core.client import ClientMethod, LocalRun, Upload
 from raysim.core.task import Classification
 from raysim.engine.base import Call, HostLost
 from raysim.engine.local import LocalEngine
@@ -246,6 +248,54 @@ def drops(inputs: Inputs) -> nn.Module:
     return nn.Sequential(OrderedDict(flat=flat, head=nn.Linear(math.prod(inputs.shape), inputs.classes)))
 
 
+class Draws(nn.Module):
+    """Draws a number in each forward of training, of a generator that vmap does not see."""
+
+    def __init__(self, inputs: Inputs, draw: Callable[[], float]):
+        super().__init__()
+        self.draw, self.head = draw, nn.Linear(math.prod(inputs.shape), inputs.classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        scores: Tensor = self.head(x.flatten(1))
+        return scores * self.draw() if self.training else scores
+
+
+def draws_torch_alone() -> float:
+    """Torch's next number where no two clients step together, as vmap refuses it elsewhere."""
+    return float(torch.rand(()))
+
+
+@dataclass(frozen=True)
+class Blurs(ClientMethod):
+    """Sends numbers that it draws after training."""
+
+    batched: ClassVar[bool] = True
+
+    def finish(self, run: LocalRun, upload: Upload) -> None:
+        upload.value = upload.value + random.random() + np.random.rand() + torch.rand(len(upload.value))
+
+
+def test_draws_after_the_steps_are_each_clients_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(CLIENTS, "blurs", Blurs)
+    changes = {"client": ["blurs"], "rounds": {"total": 1, "participation": 1.0}}
+    models = [
+        simulate(tiny(**changes, engine={"local": {"batch_clients": k}}), tmp_path / str(k)).server.value
+        for k in (1, 4)
+    ]
+    torch.testing.assert_close(*models, rtol=0, atol=1e-5)
+
+
+def test_draws_of_torch_in_steps_of_one_client_each_are_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(MODELS, "draws", lambda inputs: Draws(inputs, draws_torch_alone))
+    changes = {"model": {"name": "draws"}, "local": {"batch_size": 1000}}  # no two have as many samples
+    together = simulate(tiny(**changes, engine={"local": {"batch_clients": 3}}), tmp_path / "together")
+    [line] = [line for line in table(tmp_path / "together", "events")["message"] if "one by one" in line]
+    assert "RuntimeError: a step draws from torch" in line
+    assert together.sha256() == simulate(tiny(**changes), tmp_path / "alone").sha256()
+
+
 @pytest.mark.parametrize(
     ("changes", "why"),
     [
@@ -254,6 +304,11 @@ def drops(inputs: Inputs) -> nn.Module:
         ({"weighting": ["ccn"]}, "LatentMean watches the batches of one client"),
         ({"local": {"accumulate": 2}}, "a step takes several passes (local.accumulate)"),
         ({"client": ["looks"]}, "RuntimeError: vmap: It looks like you're calling .item()"),
+        (
+            {"model": {"name": "draws"}},
+            "RuntimeError: a step draws from random, of which each client has its own numbers",
+        ),
+        ({"model": {"name": "draws_numpy"}}, "RuntimeError: a step draws from np.random"),
         ({"client": ["asks"]}, "AttributeError: 'StepView' object has no attribute 'client'"),
     ],
 )
@@ -263,6 +318,8 @@ def test_what_cannot_train_together_trains_one_by_one_and_says_so_once(
     for method in (Looks, Asks):
         monkeypatch.setitem(CLIENTS, method.__name__.lower(), method)
     monkeypatch.setitem(MODELS, "drops", drops)
+    monkeypatch.setitem(MODELS, "draws", lambda inputs: Draws(inputs, random.random))
+    monkeypatch.setitem(MODELS, "draws_numpy", lambda inputs: Draws(inputs, np.random.rand))
     together = simulate(tiny(**changes, engine={"local": {"batch_clients": 3}}), tmp_path / "together")
     told = [line for line in table(tmp_path / "together", "events")["message"] if "one by one" in line]
     assert len(told) == 1
