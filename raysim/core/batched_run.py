@@ -11,7 +11,6 @@ from raysim.core.local_run import LocalRun, StepView
 from raysim.core.optim import Rows
 from raysim.core.outputs import Outputs, floats, latent_rows, mapped
 from raysim.core.rng import Streams
-from raysim.core.tape import known
 from raysim.lazy import Tensor, nn, torch
 
 ForSteps = dict[str, dict[str, Tensor]]  # what methods have made for their steps, by method and name
@@ -38,6 +37,8 @@ class BatchedRun:
             spec.name: spec.view(values).clone(memory_format=torch.contiguous_format) for spec in self._others
         }
         self.flat.tapes = None  # a client that no other joins takes the ordinary step
+        from raysim.core.tape import known
+
         model = self.flat.model  # looking at all that it calls takes a tenth of a small model's step
         self._may_embed = any(isinstance(m, nn.Embedding) for m in model.modules()) or not known(model, self.task)
         self._optimizers = Rows([run.optimizer for run in runs], self._params, self._grad)
