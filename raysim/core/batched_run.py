@@ -96,10 +96,10 @@ class BatchedRun:
         buffers = {name: buffer[rows] for name, buffer in self._buffers.items()}
         # PyTorch 2.14 has wrong gradients of max-pooling for one sample of one model under vmap.
         forward = self._together if len(batches) > 1 else self._alone
-        z, outputs = forward(leaves | buffers, x)
+        *latents, outputs = forward(leaves | buffers, x)
         losses = objectives = self.task.losses_of_batches(outputs, y)
         if self.stack.penalties:
-            objectives = torch.func.vmap(self._objective)(seen, x, y, z, losses)
+            objectives = torch.func.vmap(self._objective)(seen, x, y, losses, *latents)
         # Rows do not depend on each other: the gradient of the sum is that of each.
         grads = torch.autograd.grad(objectives.sum(), [*leaves.values()], materialize_grads=True)
         torch.cat([spec.flat(g) for spec, g in zip(self._parameters, grads, strict=True)], 1, out=self._grad[rows])
@@ -115,28 +115,31 @@ class BatchedRun:
                 if run.sample_losses is not None and len(run.losses) == 1:
                     run.sample_losses.append(losses_of_run)
 
-    def _together(self, tensors: dict[str, Tensor], x: Tensor) -> tuple[Tensor, Outputs]:
-        """Latents and outputs of several rows."""
+    def _together(self, tensors: dict[str, Tensor], x: Tensor) -> tuple[Outputs, ...]:
+        """What `_forward` makes of several rows."""
         with padding_detached() if self._may_embed else nullcontext():
-            made: tuple[Tensor, Outputs] = torch.func.vmap(self._forward)(tensors, x)
+            made: tuple[Outputs, ...] = torch.func.vmap(self._forward)(tensors, x)
         return made
 
-    def _alone(self, tensors: dict[str, Tensor], x: Tensor) -> tuple[Tensor, Outputs]:
-        """Latents and outputs of one row [1, ...]."""
+    def _alone(self, tensors: dict[str, Tensor], x: Tensor) -> tuple[Outputs, ...]:
+        """What `_forward` makes of one row [1, ...]."""
         made = self._forward({name: tensor[0] for name, tensor in tensors.items()}, x[0])
-        latents, outputs = mapped(lambda tensor: tensor[None], made)
-        return latents, outputs
+        rows: tuple[Outputs, ...] = mapped(lambda tensor: tensor[None], made)
+        return rows
 
     # Under vmap: what one row does.
 
-    def _forward(self, tensors: dict[str, Tensor], x: Tensor) -> tuple[Tensor, Outputs]:
+    def _forward(self, tensors: dict[str, Tensor], x: Tensor) -> tuple[Outputs, ...]:
+        """Latents, if the model has a head, and outputs."""
         low = self.settings.low
         with torch.autocast(self.values.device.type, low, enabled=low is not None):
             z, outputs = self.flat.forward_of(tensors, x)
-        return (z, outputs) if low is None else floats((z, outputs))
+        made = (outputs,) if z is None else (z, outputs)
+        return made if low is None else floats(made)
 
-    def _objective(self, seen: Seen, x: Tensor, y: Tensor, z: Tensor, loss: Tensor) -> Tensor:
-        return self._view(seen).objective(x, y, latent_rows(z), loss)
+    def _objective(self, seen: Seen, x: Tensor, y: Tensor, loss: Tensor, *latents: Tensor) -> Tensor:
+        z = latent_rows(latents[0]) if latents else None
+        return self._view(seen).objective(x, y, z, loss)
 
     def _correct(self, seen: Seen) -> Tensor:
         view = self._view(seen)

@@ -96,7 +96,7 @@ class StepView:
         """What `method` has made for its steps; the same tensors on every call."""
         return self._for_steps[method.name]
 
-    def objective(self, x: Tensor, y: Tensor, z: Tensor, loss: Tensor) -> Tensor:
+    def objective(self, x: Tensor, y: Tensor, z: Tensor | None, loss: Tensor) -> Tensor:
         """The task's `loss` of a batch with all penalties."""
         objective = loss
         for penalty in self.stack.penalties:

@@ -104,6 +104,23 @@ def test_padding_has_no_gradient_where_it_is_embedded_and_has_one_elsewhere(
     assert_same(trained(1, **setting), trained(3, **setting))
 
 
+class Prototypes(nn.Module):
+    """Has no head: no layer makes its outputs."""
+
+    def __init__(self, features: int, classes: int):
+        super().__init__()
+        self.of_classes = nn.Parameter(torch.linspace(-1, 1, classes * features).view(classes, features))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return -torch.cdist(x.flatten(1), self.of_classes)
+
+
+@pytest.mark.parametrize("method", ["fedavg", "fedprox"])
+def test_a_model_without_a_head(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(MODELS, "prototypes", lambda inputs: Prototypes(math.prod(inputs.shape), inputs.classes))
+    assert_same(trained(1, METHODS[method], model="prototypes"), trained(4, METHODS[method], model="prototypes"))
+
+
 @dataclass(frozen=True)
 class Balanced(Classification):
     """Weighs a sample by how many of its batch have its class."""
