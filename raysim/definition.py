@@ -17,6 +17,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, fields, is_dataclass
 from functools import lru_cache, partial
+from numbers import Number
 from pathlib import Path
 from types import FunctionType, MethodType
 from typing import Any
@@ -63,63 +64,100 @@ def read_now(entry: object) -> None:
 
 def _parts(entry: Any) -> list[Any]:
     """The classes and functions, but for raysim's, that an entry is made of, as they were written."""
-    entry = inspect.unwrap(entry)
-    if isinstance(entry, FunctionType | type):
-        return [] if f"{entry.__module__}.".startswith("raysim.") else [entry]
-    if isinstance(entry, MethodType):
-        return _parts(entry.__func__)
-    if isinstance(entry, partial):
-        inner: list[Any] = [entry.func, *entry.args, *entry.keywords.values()]
-    else:
-        inner = [getattr(entry, field.name) for field in fields(entry)] if is_dataclass(entry) else []
-        inner.insert(0, type(entry))
-    return [part for one in inner if callable(one) for part in _parts(one)]
+    return [part for part, _ in _walk(entry, []) if part]
 
 
 def values_of(entry: Any) -> list[str]:
-    """Numbers and texts with which an entry was made and which its source does not have, as of an object of torchmetrics or a
-    function that another one returns: NAME = VALUE. They may change while the entry is used, so they are asked for before."""
-    found = _given(inspect.unwrap(entry))
-    return [*dict.fromkeys(f"{name} = {_shown(value)}" for name, value in found if _is_plain(value))]
+    """Numbers, texts and names of functions with which an entry was made and which its source does not have, as of an object of
+    torchmetrics, or of a class or function that another function returns: NAME = VALUE. They may change while the entry is
+    used, so they are asked for before."""
+    return [*dict.fromkeys(value for _, values in _walk(entry, []) for value in values)]
 
 
-def _given(entry: Any) -> Iterator[tuple[str, Any]]:
-    if isinstance(entry, type):
+def _walk(entry: Any, seen: list[Any], captured: bool = False) -> Iterator[tuple[Any, list[str]]]:
+    """What an entry is made of: classes and functions, None for other objects and for raysim's, each with the values that it
+    holds. Of what is `captured` the name is a value, too, which says enough of what others have written."""
+    entry = inspect.unwrap(entry)
+    if any(entry is one for one in seen):  # a function may close over itself
         return
-    if isinstance(entry, FunctionType):
-        if "<" in entry.__qualname__:  # else its statement has all
-            for name, cell in zip(entry.__code__.co_freevars, entry.__closure__ or (), strict=True):
-                with suppress(ValueError):  # it is still empty
-                    yield name, cell.cell_contents
-            parameters = inspect.signature(entry).parameters.values()
-            yield from ((one.name, one.default) for one in parameters if one.default is not one.empty)
-        return
-    if isinstance(entry, MethodType):
-        yield from _given(entry.__self__)
-        return
-    maker: Any = type(entry)
-    inner = True
-    if isinstance(entry, partial):
-        held = {"func": entry.func, **{str(i): arg for i, arg in enumerate(entry.args)}, **entry.keywords}
-        maker = entry.func
-    elif is_dataclass(entry):
-        held = {field.name: getattr(entry, field.name) for field in fields(entry)}
+    seen.append(entry)
+    written = isinstance(entry, FunctionType | type)
+    maker = entry if written else entry.func if isinstance(entry, partial) else type(entry)
+    own = f"{getattr(maker, '__module__', '')}.".startswith("raysim.")
+    held = [*_held(entry)]
+    lines = [f"{name} = {shown}" for name, one in held if name and (shown := _shown(one, captured or written))]
+    is_part = written and not own and not (captured and _is_installed(entry))
+    yield entry if is_part else None, [] if own else lines
+    captures = written or not (isinstance(entry, partial | MethodType) or is_dataclass(entry))
+    for name, one in held:
+        if callable(one) or is_dataclass(one) or not name:
+            yield from _walk(one, seen, captured or (captures and one is not maker))
+
+
+def _held(entry: Any) -> Iterator[tuple[str, Any]]:
+    """What an entry holds, without a name what says nothing as a value."""
+    if isinstance(entry, FunctionType | type):
+        yield from _captured(entry) if "<" in entry.__qualname__ else ()  # else its statement has all
+    elif isinstance(entry, MethodType):
+        yield from (("", entry.__func__), ("", entry.__self__))
+    elif isinstance(entry, partial):
+        yield from {"func": entry.func, **{str(i): arg for i, arg in enumerate(entry.args)}, **entry.keywords}.items()
     else:
-        held, inner = {name: value for name, value in getattr(entry, "__dict__", {}).items() if name[0] != "_"}, False
-    if not f"{getattr(maker, '__module__', '')}.".startswith("raysim."):
-        yield from held.items()
-    for one in held.values():
-        if inner and callable(one):
-            yield from _given(inspect.unwrap(one))
+        yield "", type(entry)
+        if is_dataclass(entry):
+            yield from ((field.name, getattr(entry, field.name)) for field in fields(entry))
+        else:
+            yield from ((name, one) for name, one in getattr(entry, "__dict__", {}).items() if name[0] != "_")
+
+
+def _captured(made: Any) -> Iterator[tuple[str, Any]]:
+    """What a function or class that another function has made may have from there."""
+    if isinstance(made, FunctionType):
+        for name, cell in zip(made.__code__.co_freevars, made.__closure__ or (), strict=True):
+            with suppress(ValueError):  # it is still empty
+                yield name if name != "__class__" else "", cell.cell_contents
+        parameters = inspect.signature(made).parameters.values()
+        yield from ((one.name, one.default) for one in parameters if one.default is not one.empty)
+        return
+    yield from (("", base) for base in made.__bases__)
+    for name, one in vars(made).items():
+        functions = (one.fget, one.fset) if isinstance(one, property) else (getattr(one, "func", one),)
+        for function in map(inspect.unwrap, functions):
+            if not isinstance(function, FunctionType) or not function.__qualname__.startswith(f"{made.__qualname__}."):
+                yield from [(name, one)] * (name[0] != "_")
+            elif function.__code__.co_filename != "<string>":  # else `dataclass` has made it
+                yield from _captured(function)
+
+
+def _is_installed(entry: Any) -> bool:
+    """Whether others have written it."""
+    module = getattr(entry, "__module__", None) or "builtins"
+    return module.partition(".")[0] in sys.stdlib_module_names or bool(INSTALLED & {*Path(_file(module) or "").parts})
 
 
 def _is_plain(value: object) -> bool:
     if type(value) in (tuple, list):
         return all(map(_is_plain, value))  # type: ignore[call-overload]
-    return value is None or type(value) in (bool, int, float, complex, str, bytes)
+    if type(value) is dict:
+        return all(map(_is_plain, value.items()))
+    return value is None or isinstance(value, Number | str | bytes)
 
 
-def _shown(value: object) -> str:
+def _called(value: Any) -> str:
+    """The name of a function, or of an object's class, with the package that is installed, whatever module in it has it."""
+    name = getattr(value, "__qualname__" if isinstance(value, FunctionType | type) else "__name__", None)
+    if name is None:
+        name, value = type(value).__qualname__, type(value)
+    package = (getattr(value, "__module__", None) or "").partition(".")[0]
+    return f"{package}.{name}" if package and _is_installed(value) else name
+
+
+def _shown(value: Any, named: bool) -> str | None:
+    """A value as a line has it; of a function, if it is to be `named`, its name."""
+    if callable(value):
+        return _called(value) if named else None
+    if not _is_plain(value):
+        return None
     shown = repr(value)
     return shown if len(shown) <= SHOWN else f"a {type(value).__name__} {hashlib.sha256(shown.encode()).hexdigest()}"
 

@@ -6,15 +6,22 @@ import hashlib
 import json
 import os
 import re
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import kernel
+import numpy as np
 import pytest
+import torch
 import yaml
 from command import Python, python
+from torch import nn
 
 import raysim
+from raysim.config import ConfigError
+from raysim.definition import definition_of, values_of
 from raysim.registry import KINDS, REGISTRY
 
 HELPERS = """
@@ -262,6 +269,90 @@ def test_objects(tmp_path: Path) -> None:
     stopped = python("objects.py", folder=tmp_path)
     assert "the model 'model' (objects.py) has changed since the run began" in stopped.err
     assert "-(lambda inputs: Net(inputs, width=4))" in stopped.err
+
+
+def halved(x: torch.Tensor) -> torch.Tensor:
+    return x / 2
+
+
+@dataclass(frozen=True)
+class Rates:
+    mu: float
+
+
+def made(mu: Any, *, least: Any = None, act: Any = None, base: type = nn.Module) -> type[Any]:
+    """A class that has what it was made with in each of the places that there are."""
+
+    class Net(base):  # type: ignore[misc]
+        rate = mu
+
+        def __init__(self, width: Any = least) -> None:
+            super().__init__()
+
+        @property
+        def factor(self) -> Any:
+            return mu
+
+        @staticmethod
+        def forward(x: torch.Tensor) -> torch.Tensor:
+            return x if act is None else act(x)
+
+    return Net
+
+
+class Deep(nn.Module):
+    depth = 3
+
+
+@pytest.mark.parametrize(
+    ("now", "line"),
+    [
+        (made(0.5), "mu = 0.5"),
+        (made(np.int64(2)), f"mu = {np.int64(2)!r}"),
+        (made({"a": [1, 2]}), "mu = {'a': [1, 2]}"),
+        (made(Rates(2.0)), "mu = 2.0"),
+        (made(0.0, least=3), "width = 3"),
+        (made(0.0, act=torch.relu), "act = torch.relu"),
+        (made(0.0, act=torch.sin), "act = torch.sin"),
+        (made(0.0, act=nn.LeakyReLU(0.25)), "negative_slope = 0.25"),
+        (made(0.0, act=partial(torch.clamp, min=2)), "min = 2"),
+        (made(0.0, act=halved), "act = halved"),
+        (made(0.0, act=halved), "    return x / 2"),
+        (made(0.0, base=Deep), "    depth = 3"),
+    ],
+)
+def test_what_a_class_was_made_with_defines_it(now: type[Any], line: str) -> None:
+    """As its statement is the same, whatever function made it with what."""
+    texts = []
+    for entry in (made(0.0), now, now):
+        definition = definition_of(entry, True, values_of(entry))
+        assert definition and definition.text
+        texts.append(definition.text)
+    was, text, again = texts
+    added, removed = ({*text.splitlines()} - {*was.splitlines()}, {*was.splitlines()} - {*text.splitlines()})
+    assert text == again and (line in added or f"# given: {line}" in added)
+    assert {line for line in removed if not line.startswith("# given: ")} == set()
+    assert len(text) < 3000  # torch's sources are not in it
+
+
+def pull(mu: float) -> None:
+    @raysim.method("client", "pull")
+    @dataclass(frozen=True)
+    class Pull(raysim.ClientMethod):
+        def correct_grad(self, run: raysim.LocalRun) -> None:
+            run.grad.mul_(mu)
+
+
+def test_a_class_that_a_function_makes(tmp_path: Path) -> None:
+    from conftest import tiny
+
+    pull(1.0)
+    run = raysim.run(tiny(client=["pull"]), out=tmp_path / "run")
+    pull(2.0)
+    with pytest.raises(ConfigError, match=r"(?s)'pull' .*has changed.*-# given: mu = 1.0.*\+# given: mu = 2.0"):
+        raysim.resume(run, rounds__total=5)
+    pull(1.0)
+    assert raysim.resume(run, rounds__total=5)["rounds"].num_rows == 5
 
 
 def test_a_notebook(tmp_path: Path) -> None:
