@@ -14,6 +14,7 @@ from raysim.api.lines import aligned, bytes_, header, lasting, unused
 from raysim.config import Config
 from raysim.core.cohort import AskedCohort
 from raysim.core.message import FLOAT
+from raysim.core.modes import modes_of_a_run
 from raysim.core.server import Downlink, RoundScratch
 from raysim.data import Partition
 from raysim.engine.dispatcher import TrainedCohort
@@ -35,6 +36,11 @@ from raysim.machine import free_memory
 def preview(config: Config, address: str | None = None) -> str:
     """A few lines. The data are read and the model is built, but no client trains. Raises what `build` raises, and
     `PlacementError` where this machine has no room for an actor."""
+    with modes_of_a_run(config.engine.threads):
+        return _preview(config, address)
+
+
+def _preview(config: Config, address: str | None) -> str:
     data, partition = checked_data(config)
     run = build(config, _no_engine, data, partition)
     sizes, layers = partition.sizes, run.server.layers
@@ -66,7 +72,6 @@ def _time(run: RunParts, hosts: int, partition: Partition) -> str:
     """How long a round's steps would take here: those of a client are timed, on one of its batches."""
     local = run.config.local
     steps = local.epochs * np.maximum(1, np.ceil(partition.sizes / local.batch_size))
-    torch.set_num_threads(run.config.engine.threads)
     host = ClientHost(replace(run.spec, keep_freed_memory=False), run.data, partition)
     x, y = host.samples.rows(partition.train[int(partition.sizes.argmax())][: local.batch_size])
     if host.device.type == "cuda":

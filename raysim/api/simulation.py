@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 import weakref
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager, nullcontext, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
@@ -14,6 +14,7 @@ from raysim.api.interrupts import Interrupts
 from raysim.api.launch import launcher
 from raysim.config import Config, ConfigError, check_unchanged, recall
 from raysim.core.event import Event
+from raysim.core.modes import modes_of_a_run
 from raysim.engine.base import MachineFailure
 from raysim.engine.ray.placement import Resources
 from raysim.federation.code import check_code
@@ -117,7 +118,7 @@ class Simulation(Iterator[RoundResult]):
             raise Stopped(how_to_continue(self.folder))
         self.start()
         signals = nullcontext(self._interrupts) if self._interrupts else Interrupts(signal.SIGINT, patient=True)
-        with self._stopped_on_error(), signals as interrupts:
+        with self._stopped_on_error(), signals as interrupts, self._modes():
             summary = self._federation.step()
             if summary is None:
                 self.result = self._federation.finish() | {"folder": self.folder}
@@ -136,7 +137,7 @@ class Simulation(Iterator[RoundResult]):
         if not self._finalizer.alive:
             raise RuntimeError(f"this simulation was stopped. {how_to_continue(self.folder)}")
         recall(self.config)
-        with self._stopped_on_error():
+        with self._stopped_on_error(), self._modes():
             launch = self._open.enter_context(launcher(self.config, self._address, self._resources))
             if self._interrupts is not None:
                 self._interrupts.install()  # again: Ray has put its own handler of SIGTERM in place
@@ -162,12 +163,17 @@ class Simulation(Iterator[RoundResult]):
     def save(self) -> None:
         """Write a checkpoint now, beside those of every `rounds.checkpoint_every` rounds."""
         if self._federation is not None:
-            self._federation.checkpoint()
+            with self._modes():
+                self._federation.checkpoint()
 
     def stop(self) -> None:
         """Stop all that was started. The run can be resumed from its last checkpoint; `save` first to lose no round."""
         self._federation = None
         self._finalizer()
+
+    def _modes(self) -> AbstractContextManager[None]:
+        """PyTorch as a run needs it in this process, if it computes here: on Ray nothing of it is imported."""
+        return nullcontext() if self.config.engine.ray else modes_of_a_run(self.config.engine.threads)
 
     @contextmanager
     def _stopped_on_error(self) -> Iterator[None]:

@@ -14,6 +14,7 @@ from raysim.core.flat import FlatModel, stages_in
 from raysim.core.hooks import HookError
 from raysim.core.layers import LayerMap
 from raysim.core.message import Message, Transform
+from raysim.core.modes import modes_of_a_run
 from raysim.core.outputs import Outputs, leaves
 from raysim.core.rng import preserved, seed_globals
 from raysim.core.score import Metric
@@ -142,8 +143,8 @@ def trial_result(spec: HostSpec, data: Dataset, partition: Partition, server: Se
     here = replace(spec, settings=settings, device="cpu", batch_clients=1, tape="never", keep_freed_memory=False)
     holders = np.flatnonzero(partition.sizes)
     shared = {name: to_numpy(tensor) for name, tensor in server.shared.items()}
-    status, threads = "", torch.get_num_threads()
-    try:
+    status = ""
+    with modes_of_a_run(spec.threads):
         host = ClientHost(here, data, partition)
         for client in holders[partition.sizes[holders].argsort(kind="stable")][:TRIES].tolist():
             request = TrainRequest(round_info(server), (client,), state_index={client: 0})
@@ -152,8 +153,6 @@ def trial_result(spec: HostSpec, data: Dataset, partition: Partition, server: Se
             if result.status == "ok":
                 return result
             status = status or result.status
-    finally:
-        torch.set_num_threads(threads)
     raise RoundFailed(f"clock: clients train for a trial, which shows how much they send, and none came back: {status}")
 
 

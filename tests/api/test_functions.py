@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import gc
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ import torch
 from conftest import simulate, table, tiny
 
 import raysim
+from raysim.api.preview import preview
 from raysim.config import ConfigError, load, to_dict
 from raysim.config.shipped import find
 from raysim.core.client import ClientMethod, LocalRun, Upload
@@ -173,6 +175,53 @@ def test_a_callback_sees_each_round_and_its_error_leaves_a_run_that_goes_on(tmp_
     assert [round.accuracy for round in seen] == [
         None if np.isnan(score) else score for score in table(tmp_path / "whole", "rounds")["accuracy"]
     ]
+
+
+@pytest.fixture
+def as_before() -> Iterator[None]:
+    yield
+    torch.set_num_threads(1)
+    torch.set_default_dtype(torch.float32)
+    torch.set_grad_enabled(True)
+
+
+def modes() -> tuple[object, ...]:
+    return (
+        torch.get_num_threads(), torch.is_grad_enabled(), torch.is_inference_mode_enabled(), torch.get_default_dtype(),
+        torch.is_autocast_enabled("cpu"),
+    )  # fmt: skip
+
+
+CALLERS: dict[str, Callable[[], Any]] = {
+    "inference": torch.inference_mode,
+    "autocast": lambda: torch.autocast("cpu", torch.bfloat16),
+    "set": lambda: nullcontext((torch.set_grad_enabled(False), torch.set_default_dtype(torch.float64))),
+}
+
+
+@pytest.mark.parametrize("caller", CALLERS)
+def test_a_run_computes_whatever_the_modes_of_its_caller(tmp_path: Path, caller: str, as_before: None) -> None:
+    """And leaves them: in its rounds, between them and after it."""
+    config = tiny(rounds={"total": 2})
+    expected = raysim.run(config, out=tmp_path / "plain").result["sha256"]
+    seen = []
+    with CALLERS[caller]():
+        torch.set_num_threads(2)
+        before = modes()
+        preview(config)
+        seen.append(modes())
+        run = raysim.run(config, out=tmp_path / "run", on_round=lambda _: seen.append(modes()))
+        seen.append(modes())
+    assert run.result["sha256"] == expected and seen == [before] * 4
+
+
+def test_what_a_caller_sets_between_rounds_is_not_what_a_run_computes_with(tmp_path: Path, as_before: None) -> None:
+    def sets(_: raysim.RoundResult) -> None:
+        torch.set_grad_enabled(False)
+        torch.set_num_threads(3)
+
+    raysim.run(tiny(), out=tmp_path / "run", on_round=sets)
+    assert modes()[:2] == (3, False)
 
 
 def test_a_run_is_played_by_one_at_a_time(tmp_path: Path) -> None:
