@@ -102,13 +102,26 @@ def full_disk(folder: Path) -> str | None:
     )
 
 
+def host_and_port(address: str) -> tuple[str, int] | None:
+    """Of HOST:PORT; None of another address, as `auto`, which is no place."""
+    host, _, port = address.removeprefix("ray://").rpartition(":")
+    known = host and port.isascii() and port.isdecimal() and int(port) < 1 << 16
+    return (host.strip("[]"), int(port)) if known else None
+
+
+def not_joined(address: str) -> str | None:
+    """Why Ray can join nothing at `address`, whatever runs there, as a clause with the way out; None where it may."""
+    if address in ("auto", "local") or address.startswith("ray://") or host_and_port(address):
+        return None
+    return f"{address} is no address of a Ray cluster; write HOST:PORT, such as 10.0.0.1:6379"
+
+
 def answers(address: str) -> bool:
     """Whether something listens at HOST:PORT; words such as `auto` are no places and pass."""
-    host, _, port = address.removeprefix("ray://").rpartition(":")
-    if not host or not port.isdecimal():
+    if (place := host_and_port(address)) is None:
         return True
     try:
-        socket.create_connection((host.strip("[]"), int(port)), timeout=3).close()
+        socket.create_connection(place, timeout=3).close()
     except OSError:
         return False
     return True

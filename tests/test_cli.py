@@ -27,7 +27,9 @@ from raysim import machine
 from raysim.analysis import MEASURES
 from raysim.api.errors import faults_of
 from raysim.api.folder import new_folder
+from raysim.api.launch import check_address
 from raysim.api.lines import aligned, bytes_, percent
+from raysim.api.preview import preview
 from raysim.cli import complete, doctor
 from raysim.cli.app import app
 from raysim.config import (
@@ -47,6 +49,7 @@ from raysim.config import (
 from raysim.config.shipped import find
 from raysim.core.availability import AVAILABILITIES
 from raysim.core.simulated import TRAITS
+from raysim.engine.ray.cluster import cluster
 from raysim.methods import SELECTIONS
 from raysim.report.figures import FIGURES
 from raysim.report.runs import Run
@@ -527,6 +530,36 @@ def test_doctor_examines_this_machine(monkeypatch: pytest.MonkeyPatch, tmp_path:
     assert "96.0 % full, and Ray stores nothing more" in str(doctor._disk().problem)
     monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:1")
     assert "nothing answers at 127.0.0.1:1" in str(doctor._ray().problem)
+
+
+@pytest.mark.parametrize("address", ["garbage", "garbage:", ":6379", "head:port", "head:99999", "tcp://head"])
+def test_what_is_no_address_of_a_cluster_is_refused(address: str, tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before anything is started, and with the form that an address has."""
+    refused = f"{address} is no address of a Ray cluster; write HOST:PORT, such as "
+    for given, place in ((address, "--address"), (None, "RAY_ADDRESS")):
+        monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:1" if given else address)
+        for ask in (lambda: check_address(given), lambda: preview(load(tiny, [("engine", "ray")]), given)):  # noqa: B023
+            with pytest.raises(ConfigError, match=f"^{re.escape(f'{place}: {refused}')}"):
+                ask()
+    finding = doctor._ray()
+    assert "found" not in finding.text and str(finding.problem).startswith(f"RAY_ADDRESS: {refused}")
+    with pytest.raises(ConnectionError, match="Invalid address"), cluster("garbage"):
+        pass
+
+
+@pytest.mark.parametrize("address", ["auto", "local", "ray://head"])
+def test_doctor_does_not_find_a_cluster_that_it_has_not_tried(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RAY_ADDRESS", address)
+    check_address(None)
+    finding = doctor._ray()
+    assert "found" not in finding.text and address in finding.text and finding.problem is None
+
+
+def test_doctor_finds_what_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        address = f"127.0.0.1:{server.getsockname()[1]}"
+        monkeypatch.setenv("RAY_ADDRESS", address)
+        assert doctor._ray() == doctor.Finding("ray", f"cluster found at {address}")
 
 
 @pytest.mark.parametrize(("limit", "quota"), [("max 100000", None), ("50000 100000", 0.5), ("400000 100000", 4.0)])

@@ -10,14 +10,25 @@ from typing import Any
 
 from raysim.config import ENGINES, Config, ConfigError, name_in
 from raysim.engine.ray.placement import Resources
-from raysim.machine import answers
+from raysim.machine import answers, not_joined
+
+
+def check_form(address: str | None) -> None:
+    """Raises `ConfigError` where `address` or, without one, RAY_ADDRESS is none that Ray knows."""
+    if (joined := address or os.environ.get("RAY_ADDRESS")) and (fault := not_joined(joined)):
+        raise ConfigError(f"{_given_as(address)}: {fault}.")
 
 
 def check_address(address: str | None) -> None:
-    """Raises `ConfigError` where no cluster answers at `address` or, without one, at RAY_ADDRESS."""
+    """Raises `ConfigError` as `check_form` does, and where no cluster answers there."""
+    check_form(address)
     joined = address or os.environ.get("RAY_ADDRESS", "")
     if not answers(joined):  # Ray would try for many minutes, deaf to Ctrl-C
-        raise ConfigError(f"{'--address' if address else 'RAY_ADDRESS'}: no Ray cluster answers at {joined}.")
+        raise ConfigError(f"{_given_as(address)}: no Ray cluster answers at {joined}.")
+
+
+def _given_as(address: str | None) -> str:
+    return "--address" if address else "RAY_ADDRESS"
 
 
 def check_joined(configs: Sequence[Config], address: str | None) -> None:

@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from raysim.api.launch import check_form
 from raysim.api.lines import aligned, bytes_, header, lasting, unused
 from raysim.config import Config
 from raysim.core.cohort import AskedCohort
@@ -137,6 +138,7 @@ def _hosts(run: RunParts, training: int, address: str | None) -> tuple[int, str]
         return 1, "this process"
     from raysim.engine.ray.cluster import cluster_address
 
+    check_form(address)
     if joined := address or cluster_address():
         return 0, f"actors of the cluster at {joined}, as many as it carries"
     memory = free_memory()

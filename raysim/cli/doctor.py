@@ -14,7 +14,7 @@ from pathlib import Path
 
 import typer
 
-from raysim.machine import answers, cpu_quota, full_disk, memory_bytes
+from raysim.machine import answers, cpu_quota, full_disk, host_and_port, memory_bytes, not_joined
 
 PACKAGES = ("raysim", "ray", "torch", "torchvision", "numpy", "pyarrow", "safetensors", "pydantic")
 GIB = 2**30
@@ -143,13 +143,19 @@ def _gpus() -> Iterator[Finding]:
 
 def _ray() -> Finding:
     address = os.environ.get("RAY_ADDRESS")
-    if address and not answers(address):
+    problem = None
+    if address and (fault := not_joined(address)):
+        problem = f"RAY_ADDRESS: {fault}, or unset it."
+    elif address and not answers(address):
         problem = f"nothing answers at {address}. Start the cluster, or unset RAY_ADDRESS."
+    if problem:
         return Finding("ray", f"RAY_ADDRESS is {address}", problem)
     try:
         from raysim.engine.ray.cluster import cluster_address
     except ImportError as error:
         return Finding("ray", "cannot be imported", f"ray cannot be imported ({error}). Install ray[default] again.")
+    if address and not host_and_port(address):
+        return Finding("ray", f"RAY_ADDRESS is {address}, which was not tried; Ray looks for it when a run starts")
     found = cluster_address()
     local = "no cluster found; each run starts a local one and stops it"
     return Finding("ray", f"cluster found at {found}" if found else local)

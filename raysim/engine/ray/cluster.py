@@ -67,7 +67,7 @@ def _joined(address: str) -> Iterator[None]:
 def _join(address: str) -> None:
     try:
         ray.init(address=address, **QUIET)
-    except (ConnectionError, AuthenticationError) as error:
+    except (ConnectionError, AuthenticationError, ValueError) as error:  # the last one of a port that Ray does not take
         raise ConnectionError(
             f"{error}. If the cluster asks for a token, set RAY_AUTH_MODE=token, and RAY_AUTH_TOKEN where "
             "~/.ray/auth_token is not the cluster's"
