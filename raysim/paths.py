@@ -1,14 +1,34 @@
-"""Names that become paths, and their order; paths in commands. Code that makes a path of a name it has not chosen itself
-makes it here."""
+"""Names that become paths, and their order; paths that stay where they are, and paths in commands. Code that makes a path of a
+name it has not chosen itself makes it here."""
 
 from __future__ import annotations
 
 import hashlib
 import re
 import shlex
+from contextlib import suppress
 from pathlib import Path, PurePosixPath
+from typing import cast
 
 LONGEST = 255  # bytes in the name of a file, on every file system that we know of
+
+
+class Anchored:
+    """An attribute that is a path. What it was set to counts from the working folder of that moment: once that is another, a
+    relative path is an absolute one."""
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self._name = f"_{name}_"
+
+    def __set__(self, holder: object, path: str | Path) -> None:
+        setattr(holder, self._name, (Path(path), Path(path).absolute()))
+
+    def __get__(self, holder: object, owner: type) -> Path:
+        given, absolute = getattr(holder, self._name)
+        with suppress(OSError):  # the working folder is gone
+            if given.absolute() == absolute:
+                return cast(Path, given)
+        return cast(Path, absolute)
 
 
 class UnsafeName(ValueError):

@@ -18,6 +18,7 @@ from unittest.mock import Mock
 
 import numpy as np
 import pytest
+import ray
 import torch
 import yaml
 from command import Command, held
@@ -386,7 +387,7 @@ def test_resume_names_a_damaged_table(tiny: Path) -> None:
     part.write_bytes(part.read_bytes()[:50])
     result = raysim("resume", "run")
     assert result.exit_code == 1
-    assert result.stderr.startswith(f"raysim: {part} is damaged: ")
+    assert result.stderr.startswith(f"raysim: {part.absolute()} is damaged: ")
 
 
 def test_a_run_belongs_to_one_process(tiny: Path, gate: Path) -> None:
@@ -543,6 +544,8 @@ def test_what_is_no_address_of_a_cluster_is_refused(address: str, tiny: Path, mo
                 ask()
     finding = doctor._ray()
     assert "found" not in finding.text and str(finding.problem).startswith(f"RAY_ADDRESS: {refused}")
+    monkeypatch.setattr(ray, "is_initialized", lambda: False)  # of another test's cluster
+    monkeypatch.setattr(ray, "init", Mock(side_effect=ValueError("Invalid address")))
     with pytest.raises(ConnectionError, match="Invalid address"), cluster("garbage"):
         pass
 

@@ -22,6 +22,7 @@ from raysim.federation.extend import rewrite
 from raysim.federation.failures import RoundFailed
 from raysim.federation.lock import finished_result, how_to_continue, run_lock, without_effect
 from raysim.lazy import nn
+from raysim.paths import Anchored
 from raysim.store.atomic import remove, replacing
 from raysim.store.manifest import FAILED
 from raysim.store.tables import OPEN
@@ -73,6 +74,8 @@ class Simulation(Iterator[RoundResult]):
 
     Where the driver's process dies, rounds after the last checkpoint run again, and are returned again: `number` says which.
     """
+
+    folder = Anchored()
 
     def __init__(
         self, config: Config, folder: Path, *, resume: bool = False, address: str | None = None,

@@ -21,7 +21,8 @@ def run_lock(folder: Path) -> Iterator[None]:
     """Hold the run in `folder`, which is made if need be, and removed where nothing was written. Raises
     `ConfigError` where another process holds it, and `Foreign`."""
     folder.mkdir(parents=True, exist_ok=True)
-    path = folder / ".lock"
+    here = folder.absolute()  # the working folder may be another at the end
+    path = here / ".lock"
     with os.fdopen(open_to_append(path), "a") as lock:
         try:
             take(lock.fileno())
@@ -32,10 +33,10 @@ def run_lock(folder: Path) -> Iterator[None]:
         try:
             yield
         finally:
-            if folder.is_dir() and list(folder.iterdir()) == [path]:  # a launch that failed leaves nothing behind
+            if here.is_dir() and list(here.iterdir()) == [path]:  # a launch that failed leaves nothing behind
                 path.unlink()
                 with suppress(OSError):  # another process may have begun there just now
-                    folder.rmdir()
+                    here.rmdir()
             with suppress(OSError):  # a file system without locks
                 release(lock.fileno())
 

@@ -70,14 +70,15 @@ class Federation:
             warn_of_changes(self.folder, alike)
         self.spec, self.aggregator, self.cohort_size = self.run.spec, self.run.aggregator, self.run.cohort_size
         self.server, self.engine = self.run.server, self.run.engine
-        self.tracer = Tracer(self.run, self.folder)
-        self.saved = RunCheckpoints(self.run, self.folder)
+        here = self.folder.absolute()  # a script may change its working folder
+        self.tracer = Tracer(self.run, here)
+        self.saved = RunCheckpoints(self.run, here)
         self.t, wall = (
             self.saved.restore() if resume else (0, 0.0)
         )  # the next round, and the seconds that the run took before it
-        if not resume or not (self.folder / "manifest.json").exists():  # stopped while it was being described
-            describe(self.run, self.folder, alike)
-        self.writer = Writer(self.run, self.folder, self.t)
+        if not resume or not (here / "manifest.json").exists():  # stopped while it was being described
+            describe(self.run, here, alike)
+        self.writer = Writer(self.run, here, self.t)
         if differing is not None:
             self.writer.add_events(self.t, [Event("run", differing)])
         self.scoreboard = self.writer.scoreboard(self.t)

@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 from pydantic import Field
 from typing_extensions import TypedDict
 
-from raysim.paths import UnsafeName
+from raysim.paths import Anchored, UnsafeName
 from raysim.report import NoData, NoTable, ReportError
 from raysim.store import tables
 from raysim.store.atomic import write_json
@@ -95,8 +95,10 @@ class RunFolder:
     A table is read once, when it is first used. Raises `ReportError` where the folder is not that of a run.
     """
 
+    folder = Anchored()
+
     def __init__(self, folder: str | Path):
-        self.folder = Path(folder)
+        self.folder = folder
         path = self.folder / "config.yaml"
         try:
             # As JSON it has texts for keys, and neither objects nor anything that holds itself.

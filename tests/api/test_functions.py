@@ -23,6 +23,7 @@ from raysim.core.client import ClientMethod, LocalRun, Upload
 from raysim.federation import sample
 from raysim.methods import CLIENTS
 from raysim.methods.fedlws import FedLWS
+from raysim.report import ReportError
 
 FOUR = {"rounds": {"total": 4, "participation": 0.4, "evaluate_every": 2, "checkpoint_every": 1}}
 
@@ -222,6 +223,35 @@ def test_what_a_caller_sets_between_rounds_is_not_what_a_run_computes_with(tmp_p
 
     raysim.run(tiny(), out=tmp_path / "run", on_round=sets)
     assert modes()[:2] == (3, False)
+
+
+def test_a_script_may_change_its_working_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A relative folder is that of the moment in which it was given, and is shown as it was."""
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    monkeypatch.chdir(tmp_path)
+    stream = raysim.stream(tiny(), out="run")
+    assert "runs/other" in repr(raysim.run(tiny(), out="runs/other")) and str(tmp_path) not in repr(stream.folder.name)
+    monkeypatch.chdir(elsewhere)
+    next(stream)
+    monkeypatch.chdir(tmp_path)
+    list(stream)
+    run, dropped = raysim.load("run"), raysim.stream(tiny(), out="dropped")
+    next(dropped)
+    dropped.save()
+    dropped.stop()
+    assert str(tmp_path) not in repr(run) + run._repr_html_()
+    with pytest.raises(ReportError, match=r"^dropped: has no final model yet; `raysim resume dropped` finishes"):
+        raysim.load("dropped").model()
+    with pytest.raises(ConfigError, match=r"^out: dropped is not empty.*`raysim resume dropped`"):
+        raysim.run(tiny(), out="dropped")
+    monkeypatch.chdir(elsewhere)
+    assert run["rounds"].num_rows == tiny().rounds.total and run.model() and not [*elsewhere.iterdir()]
+    longer = raysim.resume(run, rounds__total=tiny().rounds.total + 1)
+    assert longer["rounds"].num_rows == tiny().rounds.total + 1
+    assert not [*elsewhere.iterdir()]
+    texts = [path for path in (tmp_path / "run").rglob("*") if path.suffix in (".json", ".yaml")]
+    assert texts and not [path for path in texts if str(tmp_path) in path.read_text()]
 
 
 def test_a_run_is_played_by_one_at_a_time(tmp_path: Path) -> None:
