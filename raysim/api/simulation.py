@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import warnings
 import weakref
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
@@ -120,15 +121,20 @@ class Simulation(Iterator[RoundResult]):
             self._asked_to_stop = False
             raise Stopped(how_to_continue(self.folder))
         self.start()
+        complaints: list[str] = []
         signals = nullcontext(self._interrupts) if self._interrupts else Interrupts(signal.SIGINT, patient=True)
         with self._stopped_on_error(), signals as interrupts, self._modes():
             summary = self._federation.step()
             if summary is None:
-                self.result = self._federation.finish() | {"folder": self.folder}
+                result = self._federation.finish()
+                complaints = result.pop("complaints")
+                self.result = result | {"folder": self.folder}
             elif interrupts.received is not None:
                 self._federation.checkpoint()
         if summary is None:
             self.stop()
+            for complaint in complaints:
+                warnings.warn(complaint, stacklevel=2)
             raise StopIteration
         self._asked_to_stop = interrupts.received is not None
         return RoundResult.of(summary)

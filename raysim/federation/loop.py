@@ -130,7 +130,7 @@ class Federation:
         return self.t
 
     def finish(self) -> dict[str, Any]:
-        """Write the final model and say how the run went."""
+        """Write the final model and say how the run went. `complaints` are of sinks that have failed since the last round."""
         try:
             digest = self.sha256()
         except StateLost:
@@ -152,7 +152,7 @@ class Federation:
         """Stop the engine; what was recorded is written."""
         try:
             self.write_down()
-            self.writer.close()
+            self.writer.close(self.t)
         finally:
             self.engine.close()
 

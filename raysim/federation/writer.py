@@ -98,8 +98,7 @@ class Writer:
         """The simulated clock before round t."""
         if not t or not self.run.config.clock.runs:
             return 0.0
-        clock = read(self.folder, "rounds")["sim_clock"][t - 1].as_py()
-        return float(clock or 0.0)
+        return float(read(self.folder, "rounds")["sim_clock"][t - 1].as_py() or 0.0)
 
     def add_events(self, t: int, events: Sequence[Event]) -> None:
         """Record the events of round t."""
@@ -130,9 +129,8 @@ class Writer:
         add("clients", round=t, **rows)
         add("layers", round=t, **layer_rows(done, done.notes, run.server.layers))
         for note in done.notes:
-            if "peer" in note.axes and not run.config.record.pairs:
-                continue
-            add("notes", round=t, **note_rows(note, note.clients or cohort.clients, run.server.layers))
+            if "peer" not in note.axes or run.config.record.pairs:
+                add("notes", round=t, **note_rows(note, note.clients or cohort.clients, run.server.layers))
         if done.personal:
             add("personal", round=t, **personal_rows(done.personal))
         spans, began = done.dispatcher.spans, finished.clock - finished.wall
@@ -166,20 +164,19 @@ class Writer:
         best, saved = board.best[0], about_tensors(self.folder / BEST).get("round", "")
         if saved.isdecimal() and (int(saved) == best or int(saved) >= t):
             return []
-        missing = (
-            f"the model of round {best + 1}, the best so far, was not saved; that of the next better round will be"
-        )
-        return [Event("run", f"record.keep_best: {missing}")]
+        missing = f"the model of round {best + 1}, the best so far, was not saved"
+        return [Event("run", f"record.keep_best: {missing}; that of the next better round will be")]
 
     def _write_model(self, name: str, about: Mapping[str, str] | None = None) -> None:
         write_tensors(self.folder / name, self.run.server.layers.state_dict(self.run.server.value), about)
 
     def finish(self, sha256: str, wall: float, rounds_done: int, board: Scoreboard) -> dict[str, Any]:
         """Write the final model and say how the run, of so many seconds and rounds, went."""
-        self.recorder.close()
+        self.recorder.flush()
         check_complete(self.folder, rounds_done)
+        complaints = self.close(rounds_done, finished=True)
+        self.recorder.close()
         rounds, task = read(self.folder, "rounds"), self.run.spec.task
-        self.sinks.close(finished=True)
         self._write_model("model.safetensors")
         result = run_summary(rounds, task, self.run.evaluates) | {
             "personal": personal_summary(rounds, task, self.run.evaluates),
@@ -194,12 +191,15 @@ class Writer:
             "seconds": wall,
         }
         write_json(self.folder / "result.json", result)
-        return result | {"folder": str(self.folder)}
+        return result | {"folder": str(self.folder), "complaints": complaints}
 
-    def close(self) -> None:
-        """Write what was recorded."""
+    def close(self, rounds_done: int, finished: bool = False) -> list[str]:
+        """Write what was recorded. Returns what no round can show any more: of sinks that failed in the last one, or now."""
         self.recorder.flush()
-        self.sinks.close(finished=False)
+        complaints = self.sinks.close(finished)
+        self.add_events(max(0, rounds_done - 1), [Event("run", complaint) for complaint in complaints])
+        self.recorder.flush()
+        return complaints
 
     @staticmethod
     def _round_row(finished: Finished, traffic: Mapping[str, np.ndarray]) -> Rows:

@@ -212,10 +212,12 @@ class Sinks:
         for kind, writer in list(self._open.items()):
             self._try(kind, partial(writer.write, t + 1, known))
 
-    def close(self, finished: bool) -> None:
+    def close(self, finished: bool) -> list[str]:
+        """End all of them. Returns what has failed since the last call of `complaints`."""
         for kind, writer in list(self._open.items()):
             self._try(kind, partial(writer.close, finished))
         self._open.clear()
+        return self.complaints()
 
     def complaints(self) -> list[str]:
         """What has failed since the last call."""

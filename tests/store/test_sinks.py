@@ -13,6 +13,7 @@ from typing import Any, ClassVar
 import pytest
 from conftest import simulate, table, tiny
 
+import raysim
 from raysim.config import Config, ConfigError, to_dict
 from raysim.engine.base import StateLost
 from raysim.federation import Federation, Round, RunParts, run_round
@@ -144,6 +145,33 @@ def test_a_sink_changes_no_bit_and_its_failure_ends_no_run(tmp_path: Path) -> No
     assert failures == ["Broken failed and receives no more of this run: the disk is full"]
     assert len(table(tmp_path / "run", "rounds")["round"]) == 5
     assert digest == simulate(with_sinks("tensorboard"), tmp_path / "with").sha256()
+
+
+@pytest.mark.parametrize("fails", ["write", "close"])
+def test_a_sink_that_fails_at_the_end_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fails: str) -> None:
+    """No round is left whose messages could say so."""
+
+    class Full:
+        def write(self, step: int, values: object) -> None:
+            if fails == "write" and step == 2:
+                raise OSError("the disk is full")
+
+        def close(self, finished: bool) -> None:
+            raise OSError("the disk is full")
+
+    monkeypatch.setattr(TensorBoard, "open", lambda *_: Full())
+    config = tiny(rounds={"total": 2, "participation": 0.4}, record={"sinks": ["tensorboard"]}, engine="local")
+    with pytest.warns(UserWarning, match="TensorBoard failed and receives no more of this run: the disk is full"):
+        run = raysim.run(config, out=tmp_path / "finished", progress=False)
+    assert run.state == "finished"
+    complaint = {"round": 1, "message": "TensorBoard failed and receives no more of this run: the disk is full"}
+    assert [{name: row[name] for name in complaint} for row in run["events"].to_pylist()] == [complaint]
+    with raysim.stream(config, out=tmp_path / "stopped") as stopped:
+        next(stopped)
+        if fails == "write":
+            next(stopped)
+    said = [row["message"] for row in raysim.load(tmp_path / "stopped")["events"].to_pylist()]
+    assert said == [complaint["message"]]
 
 
 def test_of_a_row_the_numbers_are_sent(tmp_path: Path) -> None:
