@@ -315,6 +315,15 @@ def _check_record(config: Config) -> Found:
                 yield "record.traces", f"there is no round {t}; rounds are 1 to {config.rounds.total}."
 
 
+def _check_sinks(config: Config) -> Found:
+    names = [name_in(REGISTRY.table("sink"), sink) for sink in config.record.sinks]
+    for i, (name, sink) in enumerate(zip(names, config.record.sinks, strict=True)):
+        if name in names[:i]:
+            yield f"record.sinks.{i}", f"'{name}' is listed twice; a run can have it once."
+        if sink.of_ray and not config.engine.ray:
+            yield f"record.sinks.{i}", f"{name} is of a Ray cluster, which this engine does not have. Set engine: ray."
+
+
 def _check_instruments(config: Config) -> Found:
     known, facts = REGISTRY.table("instrument"), facts_of(config)
     names = [name_in(known, instrument) for instrument in config.record.instruments]
@@ -380,6 +389,7 @@ _CHECKS = (
         _check_together,
         _check_download,
         _check_selection,
+        _check_sinks,
     ),
     *(_check_order, _check_proxy, _check_evaluation, _check_record, _check_instruments, _check_tape, _check_methods),
 )

@@ -33,8 +33,9 @@ def session(
     problem = needs_gpu(config.local.precision, config.engine.cuda_graphs)
     if problem and not joined and not torch.cuda.device_count():
         raise ConfigError(problem)
+    metrics = any(sink.of_ray for sink in config.record.sinks)
     with cluster(
-        address, None if resources else settings.state_bytes, settings.dashboard
+        address, None if resources else settings.state_bytes, settings.dashboard, metrics
     ):  # who shares a cluster has asked for its size
         references = stored(partitioned)
         del partitioned  # the object store has it now

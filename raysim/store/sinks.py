@@ -38,6 +38,8 @@ class Sink:
     """An entry of `record.sinks`. The extra of raysim that installs its package has the same name."""
 
     package: ClassVar[str]
+    of_ray: ClassVar[bool] = False
+    """Whether its numbers are metrics of a Ray cluster, which has to publish them."""
 
     @property
     def missing(self) -> str | None:
@@ -82,6 +84,7 @@ class RayMetrics(Sink):
     """Gauges of Ray, `raysim_accuracy{run="..."}` and so on, which Prometheus collects from a cluster's nodes."""
 
     package: ClassVar[str] = "ray"
+    of_ray: ClassVar[bool] = True
 
     def open(self, folder: Path, name: str, settings: Mapping[str, Any], start: int) -> Writer:
         return _Gauges(name)

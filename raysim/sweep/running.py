@@ -46,7 +46,10 @@ def run_all(
 
             check_address(address)
             object_store = max(engine.state_bytes or 0 for engine in on_ray)  # one for all
-            joined = stack.enter_context(cluster(address, object_store or None, any(e.dashboard for e in on_ray)))
+            metrics = any(sink.of_ray for point in left for sink in point.config.record.sinks)
+            joined = stack.enter_context(
+                cluster(address, object_store or None, any(e.dashboard for e in on_ray), metrics)
+            )
         most = min(len(left), at_once or carried([point.config for point in left])) if left else 0
         if most > 1:
             print(f"{most} at a time\n", flush=True)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
+import os
 import re
 import time
 import urllib.request
-from dataclasses import dataclass
+from contextlib import nullcontext
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -14,7 +16,7 @@ import pytest
 from conftest import simulate, table, tiny
 
 import raysim
-from raysim.config import Config, ConfigError, to_dict
+from raysim.config import Config, ConfigError, LocalEngineConfig, to_dict
 from raysim.engine.base import StateLost
 from raysim.federation import Federation, Round, RunParts, run_round
 from raysim.store.sinks import Sink, Sinks, TensorBoard, Wandb
@@ -198,10 +200,46 @@ def test_a_missing_package_is_named_before_anything_starts(tmp_path: Path, monke
         with_sinks("tensorbord")
 
 
+def test_sinks_that_would_do_nothing_are_refused() -> None:
+    with pytest.raises(ConfigError, match=r"record\.sinks\.1: 'mlflow' is listed twice"):
+        with_sinks({"mlflow": {"uri": "http://a"}}, {"mlflow": {"uri": "http://b"}})
+    with pytest.raises(ConfigError, match=r"record\.sinks\.0: ray_metrics is of a Ray cluster.*Set engine: ray"):
+        with_sinks("ray_metrics")
+
+
+def test_ray_metrics_have_a_cluster_that_publishes_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that a run starts does; one that was started without is refused."""
+    import ray
+
+    from raysim.engine.ray.cluster import cluster
+    from raysim.engine.ray.private import METRICS, private
+    from raysim.federation import remote
+
+    monkeypatch.delenv(METRICS, raising=False)
+    published = {}
+    for asked in (False, True):
+        with private(asked):
+            published[asked] = os.environ[METRICS]
+    assert published == {False: "0", True: "1"}
+    assert METRICS not in os.environ
+    asked_for: list[bool] = []
+    monkeypatch.setattr(remote, "cluster", lambda *args: asked_for.append(args[3]) or nullcontext())
+    monkeypatch.setattr(remote, "stored", lambda data: data)
+    for sinks in (["ray_metrics"], ["tensorboard"]):
+        with remote.session(with_sinks(*sinks, engine="ray")):
+            pass
+    assert asked_for == [True, False]
+    monkeypatch.setattr(ray, "is_initialized", lambda: True)
+    monkeypatch.setenv(METRICS, "0")
+    with pytest.raises(ConfigError, match=METRICS), cluster("somewhere:6379", metrics=True):
+        pass
+
+
 def test_prometheus_finds_the_numbers_of_a_run(tmp_path: Path, cluster: Any) -> None:
     import ray
 
-    simulate(with_sinks("ray_metrics"), tmp_path)  # this process is connected to the cluster, as a driver is
+    config = replace(with_sinks("ray_metrics", engine="ray"), engine=LocalEngineConfig())
+    simulate(config, tmp_path)  # this process is connected to the cluster, as a driver is
     numbers = {name: values[5] for name, values in recorded(tmp_path).items() if 5 in values}
     numbers |= {"round": 5, "clients_per_second": numbers["clients_ok"] / numbers["seconds"]}
     names = ("round", "accuracy", "loss", "train_loss", "bytes_up", "clients_ok", "clients_per_second")

@@ -16,7 +16,7 @@ from ray.exceptions import AuthenticationError
 from raysim import machine
 from raysim.clock import CLOCK
 from raysim.engine.ray.placement import Node, Resources
-from raysim.engine.ray.private import TOKEN, admitted, forking, persistent_cluster, private, without_helpers
+from raysim.engine.ray.private import METRICS, TOKEN, admitted, forking, persistent_cluster, private, without_helpers
 from raysim.errors import ConfigError
 
 # Of Ray's own processes, and of each worker; fewer end in an abort, or in a hang that nothing can end.
@@ -26,10 +26,12 @@ QUIET: dict[str, Any] = {"log_to_driver": False, "logging_level": "ERROR"}
 
 
 @contextmanager
-def cluster(address: str | None = None, object_store: int | None = None, dashboard: bool = False) -> Iterator[str]:
+def cluster(
+    address: str | None = None, object_store: int | None = None, dashboard: bool = False, metrics: bool = False
+) -> Iterator[str]:  # fmt: skip
     """Join the cluster at `address` or RAY_ADDRESS, or the one that `raysim up` keeps, or start one on this machine, with
-    an `object_store` of so many bytes and perhaps Ray's `dashboard`, and stop it at the end. Inside another `cluster`, that
-    one serves. Yields where other processes join it: those that this one starts, if the cluster is its own."""
+    an `object_store` of so many bytes and perhaps Ray's `dashboard` and `metrics`, and stop it at the end. Inside another
+    `cluster`, that one serves. Yields where other processes join it: those that this one starts, if the cluster is its own."""
     joined = address or cluster_address()
     with ExitStack() as stack:
         if not ray.is_initialized():
@@ -38,14 +40,19 @@ def cluster(address: str | None = None, object_store: int | None = None, dashboa
                     f"engine.ray.state_bytes: the cluster at {joined} has its own object store; leave it out, or, if "
                     "`raysim up` started it, `raysim down` first"
                 )
-            stack.enter_context(_joined(joined) if joined else own_cluster(object_store, dashboard))
+            stack.enter_context(_joined(joined) if joined else own_cluster(object_store, dashboard, metrics))
+        if metrics and os.environ.get(METRICS) == "0":  # as `admitted` has said of it, here or in the process above
+            raise ConfigError(
+                "record.sinks: ray_metrics: the cluster that serves this run was started without metrics. Start it with "
+                f"{METRICS}=1 in the environment (after `raysim down`, if `raysim up` did), or let the run start one"
+            )
         yield joined or ray.get_runtime_context().gcs_address
 
 
 @contextmanager
-def own_cluster(object_store: int | None = None, dashboard: bool = False) -> Iterator[Path]:
+def own_cluster(object_store: int | None = None, dashboard: bool = False, metrics: bool = False) -> Iterator[Path]:
     """Start a private cluster, and stop it at the end; yields its folder."""
-    with private() as folder, forking(folder):
+    with private(metrics) as folder, forking(folder):
         try:  # from here on: Ctrl-C may come while Ray starts
             _start(folder, object_store, dashboard)
             yield folder
@@ -56,7 +63,7 @@ def own_cluster(object_store: int | None = None, dashboard: bool = False) -> Ite
 @contextmanager
 def _joined(address: str) -> Iterator[None]:
     found = persistent_cluster()
-    with admitted(found.folder) if found and found.address == address else nullcontext():
+    with admitted(found.folder, found.metrics) if found and found.address == address else nullcontext():
         _join(address)
         try:
             yield

@@ -20,7 +20,15 @@ from ray.core.generated import node_manager_pb2
 from ray.core.generated.node_manager_pb2_grpc import NodeManagerServiceStub
 
 from raysim.engine.ray.cluster import own_cluster
-from raysim.engine.ray.private import PREFIX, PRELOADED, RECORD, PersistentCluster, parent, persistent_cluster
+from raysim.engine.ray.private import (
+    PREFIX,
+    PRELOADED,
+    RECORD,
+    PersistentCluster,
+    metrics_wanted,
+    parent,
+    persistent_cluster,
+)
 from raysim.errors import ConfigError
 from raysim.machine import cpus
 from raysim.store.lock import alone
@@ -76,7 +84,7 @@ def keep(dashboard: bool) -> None:
     os.environ[MOST_IDLE] = str(processes)
     with own_cluster(dashboard=dashboard) as folder:
         signal.signal(signal.SIGTERM, lambda *_: asked.set())  # in the place of Ray's
-        PersistentCluster(folder, ray.get_runtime_context().gcs_address, os.getpid()).write()
+        PersistentCluster(folder, ray.get_runtime_context().gcs_address, os.getpid(), metrics_wanted()).write()
         node = ray._private.worker._global_node
         assert node is not None
         _start_workers(processes - cpus())  # Ray itself has started one a CPU

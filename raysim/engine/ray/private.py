@@ -54,11 +54,12 @@ class PersistentCluster:
     folder: Path
     address: str
     keeper: int  # the process that ends it
+    metrics: bool = False  # whether it publishes them
 
     def write(self) -> None:
         """Let `persistent_cluster` find it."""
         with replacing(self.folder / RECORD) as path:
-            path.write_text(json.dumps([_HERE, self.address, self.keeper]), encoding="utf-8")
+            path.write_text(json.dumps([_HERE, self.address, self.keeper, self.metrics]), encoding="utf-8")
 
 
 def persistent_cluster() -> PersistentCluster | None:
@@ -66,17 +67,22 @@ def persistent_cluster() -> PersistentCluster | None:
     removed."""
     for folder in owned(parent(), PREFIX):
         with suppress(OSError, ValueError):  # no record; or gone meanwhile
-            here, address, keeper = json.loads((folder / RECORD).read_text(encoding="utf-8"))
+            here, address, keeper, *metrics = json.loads((folder / RECORD).read_text(encoding="utf-8"))
             if here == _HERE and answers(address):
-                return PersistentCluster(folder, address, keeper)
+                return PersistentCluster(folder, address, keeper, metrics == [True])
     return None
 
 
+def metrics_wanted() -> bool:
+    """Whether the environment asks for the metrics of a private cluster."""
+    return os.environ.get(METRICS, "").lower() in ("1", "true")
+
+
 @contextmanager
-def private() -> Iterator[Path]:
+def private(metrics: bool = False) -> Iterator[Path]:
     """Let Ray start a cluster that listens only on the loopback interface, asks for a token, and publishes no
-    metrics (unless `METRICS` in the environment asks for them). Yields where its files go: a folder that only this user
-    can open, and that is removed at the end. The token lies there, too."""
+    metrics (unless `metrics`, or `METRICS` in the environment, asks for them). Yields where its files go: a folder that
+    only this user can open, and that is removed at the end. The token lies there, too."""
     owned(parent(), PREFIX)  # removes what others have left
     with (
         tempfile.TemporaryDirectory(prefix=PREFIX, dir=parent(), ignore_cleanup_errors=True) as name,
@@ -85,22 +91,21 @@ def private() -> Iterator[Path]:
         token = folder / TOKEN_FILE
         token.touch(0o600)
         token.write_text(secrets.token_hex(32), encoding="utf-8")
-        with admitted(folder):
+        with admitted(folder, metrics or metrics_wanted()):
             yield folder
 
 
 @contextmanager
-def admitted(folder: Path) -> Iterator[None]:
+def admitted(folder: Path, metrics: bool) -> Iterator[None]:
     """Ray in this process, and in those that it starts, belongs to the private cluster of this folder: it finds the token
-    there, and no node but this one."""
+    there, and no node but this one. `metrics`: whether the cluster publishes them."""
     settings: dict[str, str | None] = {
         "RAY_AUTH_MODE": "token",
         TOKEN: str(folder / TOKEN_FILE),
         "RAY_AUTH_TOKEN": None,  # would be taken before the path
         "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # which is to say: no node but this one, at 127.0.0.1
     }
-    if METRICS not in os.environ:
-        settings |= NO_METRICS
+    settings |= {METRICS: "1"} if metrics else NO_METRICS
     if cpus() <= PRELOADED:
         settings["RAY_preload_python_modules"] = ",".join(PRELOAD)
     before = {name: os.environ.get(name) for name in settings}
