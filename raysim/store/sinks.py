@@ -10,6 +10,7 @@ under the round's number, counted from 1. A resumed run continues the same run o
 
 from __future__ import annotations
 
+import hashlib
 import re
 import secrets
 import time
@@ -133,7 +134,8 @@ class MLflow(Sink):
                 client.log_batch(run, params=params[first : first + 100])
             return run
 
-        return _MLflowRun(client, _remembered(folder / "mlflow.id", create))
+        place = f"{client.tracking_uri}\n{self.experiment}"
+        return _MLflowRun(client, _remembered(folder / "mlflow.id", place, create))
 
 
 class _MLflowRun:
@@ -166,7 +168,7 @@ class Wandb(Sink):
         return _WandbRun(
             wandb.init(
                 project=self.project, name=name, mode=self.mode, dir=str(folder), config=dict(settings), resume="allow",
-                id=_remembered(folder / "wandb.id", lambda: secrets.token_hex(4)),
+                id=_remembered(folder / "wandb.id", self.project, lambda: secrets.token_hex(4)),
                 settings=wandb.Settings(silent=True, console="off"),
             )
         )  # fmt: skip
@@ -236,13 +238,17 @@ class Sinks:
             return None
 
 
-def _remembered(path: Path, make: Callable[[], str]) -> str:
-    """The sink's identifier of this run. It is made once and stored in a file, so that a resumed run has the same."""
-    if not path.is_file():
-        identifier = make()
-        with replacing(path) as temporary:
-            temporary.write_text(identifier, encoding="utf-8")
-    return path.read_text(encoding="utf-8")
+def _remembered(path: Path, place: str, make: Callable[[], str]) -> str:
+    """The sink's identifier of this run at `place`. It is made once and stored in a file, so that a resumed run has the same,
+    but at another place, which does not know it. Of the place a hash is stored: an address may hold a password."""
+    here = hashlib.sha256(place.encode()).hexdigest()
+    known = path.read_text(encoding="utf-8").split() if path.is_file() else []
+    if known and here in (known[1:] or [here]):  # raysim 0.1 stored no place
+        return known[0]
+    identifier = make()
+    with replacing(path) as temporary:
+        temporary.write_text(f"{identifier}\n{here}\n", encoding="utf-8")
+    return identifier
 
 
 def _flat(value: Any, path: str = "") -> dict[str, Any]:

@@ -5,11 +5,13 @@ from __future__ import annotations
 import math
 import os
 import re
+import sys
 import time
 import urllib.request
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import pytest
@@ -19,7 +21,7 @@ import raysim
 from raysim.config import Config, ConfigError, LocalEngineConfig, to_dict
 from raysim.engine.base import StateLost
 from raysim.federation import Federation, Round, RunParts, run_round
-from raysim.store.sinks import Sink, Sinks, TensorBoard, Wandb
+from raysim.store.sinks import MLflow, Sink, Sinks, TensorBoard, Wandb
 
 ROUNDS = {"total": 5, "participation": 0.4, "evaluate_every": 2, "checkpoint_every": 2}
 
@@ -114,11 +116,48 @@ def test_wandb_gets_every_round_offline(tmp_path: Path, monkeypatch: pytest.Monk
     )
     simulate(with_sinks({"wandb": {"mode": "offline", "project": "tests"}}), tmp_path / "run")
     (events,) = (tmp_path / "run" / "wandb").glob("offline-run-*/*.wandb")
-    identity = (tmp_path / "run" / "wandb.id").read_text()
+    identity = (tmp_path / "run" / "wandb.id").read_text().split()[0]
     assert events.name == f"run-{identity}.wandb"
     assert b"model_gamma" in events.read_bytes()
     for name, values in recorded(tmp_path / "run").items():
         assert {step: data[name] for step, data in logged if name in data} == pytest.approx(values)
+
+
+def test_a_run_has_one_identifier_a_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another server, experiment or project does not know that of the first."""
+    opened: list[tuple[str, str]] = []
+
+    class Client:
+        def __init__(self, tracking_uri: str):
+            self.tracking_uri = tracking_uri
+
+        def get_experiment_by_name(self, name: str) -> Any:
+            return SimpleNamespace(experiment_id=name)
+
+        def create_run(self, experiment: str, run_name: str) -> Any:
+            return SimpleNamespace(info=SimpleNamespace(run_id=f"{experiment}@{self.tracking_uri}"))
+
+        def log_batch(self, run: str, **_: Any) -> None: ...
+
+        def update_run(self, run: str, status: str) -> None:
+            opened.append((self.tracking_uri, run))
+
+    monkeypatch.setitem(sys.modules, "mlflow", SimpleNamespace(MlflowClient=Client))
+    monkeypatch.setitem(sys.modules, "mlflow.entities", SimpleNamespace(Param=tuple))
+    (tmp_path / "mlflow.id").write_text("before")  # as raysim 0.1 did
+    for server, experiment in (("a", "x"), ("b", "x"), ("b", "x"), ("b", "y")):
+        MLflow(server, experiment).open(tmp_path, "run", {}, 0)
+        if server == "a":
+            (tmp_path / "mlflow.id").unlink()
+            MLflow(server, experiment).open(tmp_path, "run", {}, 0)
+    assert opened == [("a", "before"), ("a", "x@a"), ("b", "x@b"), ("b", "x@b"), ("b", "y@b")]
+
+    ids: list[str] = []
+    wandb = SimpleNamespace(init=lambda id, **_: ids.append(id), Settings=lambda **_: None)
+    monkeypatch.setitem(sys.modules, "wandb", wandb)
+    for project in ("one", "one", "other"):
+        Wandb(project).open(tmp_path, "run", {}, 0)
+    assert ids[0] == ids[1] != ids[2]
 
 
 def test_a_sink_changes_no_bit_and_its_failure_ends_no_run(tmp_path: Path) -> None:
