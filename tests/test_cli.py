@@ -778,6 +778,26 @@ def test_a_new_method_passes_its_test(tmp_path: Path, monkeypatch: pytest.Monkey
     assert raysim("new", "method", "lambda").exit_code == 2
 
 
+@pytest.mark.parametrize(
+    ("name", "why"),
+    [
+        ("None", "no word of Python's"), ("none", "no word of Python's"), ("true", "no word of Python's"),
+        ("on", "YAML reads on as true"), ("Null", "YAML reads null as none"),
+        ("random", "hide the module random of Python"), ("dataclasses", "hide the module dataclasses of Python"),
+        ("torch", "hide the module torch at "), ("pytest", "hide the module pytest at "), ("raysim", "hide the module raysim at "),
+        ("config", "import another Config"), ("client_method", "import another ClientMethod"),
+    ],
+)  # fmt: skip
+def test_a_name_with_which_its_files_cannot_work_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, why: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    refused = raysim("new", "method", name)
+    assert refused.exit_code == 2
+    assert why in refused.stderr.replace("\n", " ")
+    assert not [*tmp_path.iterdir()]
+
+
 def test_a_new_method_of_a_checkout_is_in_the_catalogue(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("raysim", "configs", "pyproject.toml"):
         copy = shutil.copytree if (ROOT / name).is_dir() else shutil.copy

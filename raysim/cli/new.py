@@ -5,9 +5,12 @@ from __future__ import annotations
 import keyword
 import re
 import shlex
+import sys
 from collections.abc import Mapping
+from contextlib import suppress
 from enum import StrEnum
 from importlib.resources import files
+from importlib.util import find_spec
 from pathlib import Path
 from string import Template
 from typing import Annotated
@@ -54,6 +57,8 @@ def method(
         key, title = names(name)
         if any(key in getattr(methods, table) for table in TABLES.values()):
             raise ConfigError(f"raysim new method: there is a method {key} already. Choose another name.")
+        if not is_checkout(Path()) and (module := shadowed(key)):
+            raise ConfigError(f"raysim new method: {key}.py would hide the module {key} {module}. Choose another name.")
         words = {"name": key, "title": title, "role": role, "option": OPTIONS[role], "table": TABLES[role]}
         print(in_checkout(words) if is_checkout(Path()) else outside(words))
 
@@ -120,11 +125,28 @@ def names(name: str) -> tuple[str, str]:
     Raises `ConfigError` for what cannot name both.
     """
     from raysim.config import ConfigError
+    from raysim.store.documents import parse_yaml
 
-    if not re.fullmatch(r"[A-Za-z][A-Za-z0-9_]*", name) or keyword.iskeyword(name.lower()):
+    key, title = name.lower(), name if name != name.lower() else "".join(map(str.capitalize, name.split("_")))
+    if not re.fullmatch(r"[A-Za-z][A-Za-z0-9_]*", name) or keyword.iskeyword(key) or keyword.iskeyword(title):
         raise ConfigError(f"raysim new method {name}: must be letters, digits and _, and no word of Python's.")
-    title = name if name != name.lower() else "".join(part.capitalize() for part in name.split("_"))
-    return name.lower(), title
+    if (read := parse_yaml(key)) != key:
+        raise ConfigError(f"raysim new method {name}: YAML reads {key} as {str(read).lower()}. Choose another name.")
+    texts = [(TEMPLATES / f"{template}.txt").read_text("utf-8") for template in (*Role, "test")]
+    if re.search(rf"^(?:from|import) .*\b{title}\b", "\n".join(texts), re.MULTILINE):
+        raise ConfigError(f"raysim new method {name}: its files import another {title}. Choose another name.")
+    return key, title
+
+
+def shadowed(name: str) -> str | None:
+    """Where the module is, in words, that a file of this name here would hide; None where there is none."""
+    if name in sys.stdlib_module_names:
+        return "of Python"
+    with suppress(ValueError):  # a module that was not imported from anywhere
+        found = find_spec(name)
+        if found and found.origin and Path(found.origin).resolve() != Path(f"{name}.py").resolve():
+            return f"at {found.origin}"
+    return None
 
 
 def filled(template: str, words: Mapping[str, str]) -> str:
