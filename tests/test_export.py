@@ -20,9 +20,10 @@ from typer.testing import CliRunner, Result
 
 import raysim
 from raysim.cli.app import app
-from raysim.config import to_dict
-from raysim.config.build import _exponents
+from raysim.config import Config, to_dict
+from raysim.config.build import _exponents, build, canonical
 from raysim.config.json_schema import json_schema
+from raysim.config.messages import Faults
 from raysim.registry import REGISTRY
 from raysim.report import ReportError
 from raysim.store.documents import parse_yaml
@@ -184,6 +185,19 @@ def test_the_schema_takes_what_raysim_reads_and_refuses_what_it_does_not(
     read = {name: raw for name, raw in shipped.items() if "cluster/" not in name}
     read |= {"the whole": to_dict(tiny(client=[{"fedprox": {"mu": 0.1}}], server=["fedlws"]))}
     read |= {"short": {"client": "fedprox", "server": [{"fedlws": None}], "weighting": [{"feddisco": {"a": 0.1}}]}}
+    forms = [
+        {"data": "digits"}, {"data": {"name": "digits", "partition": {"iid_equal": 4}, "augment": "horizontal_flip"}},
+        {"data": {"name": {"synthetic": {"samples": 9}}, "partition": "natural"}}, {"model": "mlp"}, {"model": {"name": "mlp"}},
+        {"clock": {"speed": 75}}, {"clock": {"up": {"lognormal": {"median": 1.5}}}}, {"clock": {"speed": {"constant": 3}}},
+        {"server": ["fedlws", {"fedlws": 0.1}]}, {"record": {"sinks": "tensorboard"}}, {"engine": {"ray": None}},
+        {"local": {"lr_schedule": "cosine"}}, {"rounds": {"selection": "oort"}},
+    ]  # fmt: skip
+    for raw in forms:  # which the loader takes
+        faults = Faults("")
+        build(Config, canonical(Config, raw), "", faults)
+        with subtests.test(takes=raw):
+            assert [line for line in faults.lines if "is missing" not in line] == []
+    read |= {str(raw): raw for raw in forms}
     for name, raw in read.items():
         with subtests.test(reads=name):
             assert [f"{error.json_path}: {error.message}" for error in valid.iter_errors(_exponents(raw))] == []
@@ -191,6 +205,8 @@ def test_the_schema_takes_what_raysim_reads_and_refuses_what_it_does_not(
         {"rounds": {"totl": 3}}, {"rounds": {"total": "3"}}, {"rounds": {"total": 0}}, {"seeds": 1}, {"client": ["fedprx"]},
         {"local": {"optimizer": "sgdd"}}, {"client": [{"pfedme": {"beta": -1.0}}]}, {"client": [{"fedprox": {}, "moon": {}}]},
         {"data": {"name": "digit"}}, {"engine": {"ray": {"fan_in": 1}}}, {"name": "a b"},
+        {"clock": {"speed": True}}, {"clock": {"speed": "75"}}, {"clock": {"speed": -1}}, {"model": 3}, {"data": "digit"},
+        {"rounds": "3"},
     ]  # fmt: skip
     for raw in wrong:
         with subtests.test(refuses=raw):

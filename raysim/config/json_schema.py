@@ -33,7 +33,9 @@ def _schema(annotation: Any) -> dict[str, Any]:
         one = _schema(entry)
         return {"anyOf": [{"type": "array", "items": one}, *one["anyOf"]]}  # one may stand without its brackets
     if is_section(annotation):
-        return _section(annotation)
+        section = _section(annotation)
+        name = section["properties"].get("name")
+        return {"anyOf": [section, {**name, "type": "string"}]} if name else section  # a text is its name
     return TypeAdapter(annotation).json_schema()
 
 
@@ -46,15 +48,22 @@ def _entry(catalogue: Catalogue) -> dict[str, Any]:
         "additionalProperties": False,
         "properties": options,
     }
-    return {"anyOf": [{"enum": [*options]}, named]}
+    number = [_first(catalogue.entries[catalogue.number])] if catalogue.number else []
+    return {"anyOf": [{"enum": [*options]}, named, *number]}
 
 
 def _options(cls: type) -> dict[str, Any]:
     """The fields of an entry, nothing, or only the value of the first one."""
     section = _section(cls)
-    first = [*section["properties"].values()][:1]
+    first = [_first(cls)] if section["properties"] else []
     about = " ".join((cls.__doc__ or "").partition("\n\n")[0].split())
     return {"description": about, "anyOf": [section, {"type": "null"}, *first]}
+
+
+def _first(cls: type) -> dict[str, Any]:
+    """The value of the first field, which may stand for the whole."""
+    value: dict[str, Any] = next(iter(_section(cls)["properties"].values()))
+    return value
 
 
 def _section(cls: type) -> dict[str, Any]:
