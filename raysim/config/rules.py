@@ -46,7 +46,7 @@ def _check_min_clients(config: Config) -> Found:
         yield "rounds.min_clients", f"is {least}, but a round draws {cohort} clients."
     selection = config.rounds.selection
     if selection.asynchronous and least > 1 and selection.closes(0.0) < math.inf:
-        way = "Set it to 1, or let the number of updates end the round: leave out the period."
+        way = "Set it to 1, or leave out the period."
         yield "rounds.min_clients", f"is {least}, but with {selection.name} a period may end with one update. {way}"
 
 
@@ -375,24 +375,10 @@ def facts_of(config: Config) -> RunFacts:
 
 
 _CHECKS = (
-    *(
-        _check_cohort,
-        _check_min_clients,
-        _check_until,
-        _check_data,
-        _check_written,
-        _check_task,
-        _check_model,
-        _check_model_settings,
-        _check_optimizer,
-        _check_twice,
-        _check_together,
-        _check_download,
-        _check_selection,
-        _check_sinks,
-    ),
-    *(_check_order, _check_proxy, _check_evaluation, _check_record, _check_instruments, _check_tape, _check_methods),
-)
+    _check_cohort, _check_min_clients, _check_until, _check_data, _check_written, _check_task, _check_model,
+    _check_model_settings, _check_optimizer, _check_twice, _check_together, _check_download, _check_selection, _check_order,
+    _check_proxy, _check_evaluation, _check_record, _check_sinks, _check_instruments, _check_tape, _check_methods,
+)  # fmt: skip
 
 
 def check(config: Config, faults: Faults | None = None) -> None:
